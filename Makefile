@@ -1,0 +1,56 @@
+# Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fast sim bench format lock clean distclean
+SHELL := /bin/sh
+PY := .venv/bin/python
+SEEDS ?= 100
+# Spark finds the Java that `make setup` found.
+RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
+
+help:  ## what can be typed here
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup:  ## .venv with the locked packages, and Java; does nothing when nothing changed
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
+
+demo: setup  ## a whole pipeline on this machine: load, rescale, kill, release, and a comparison of every record
+	@$(RUN) .venv/bin/penstock demo
+
+test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
+	@echo "test: fast tests, two at a time"
+	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e" </dev/null
+	@echo "test: tests with Spark and with processes, one after another"
+	@$(RUN) $(PY) -m pytest -q -m "spark or e2e" </dev/null
+
+check: setup  ## format, lint, types, and the project's own rules
+	@echo "check: ruff format"
+	@$(PY) -m ruff format --check --quiet . || { echo "check: type 'make format'"; exit 1; }
+	@echo "check: ruff"
+	@$(PY) -m ruff check --quiet .
+	@echo "check: mypy"
+	@$(PY) -m mypy --no-error-summary
+	@echo "check: tidy"
+	@$(PY) -m pytest -q --no-header tests/test_tidy.py </dev/null
+
+fast: setup  ## the tests that need neither Spark nor processes
+	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e" </dev/null
+
+sim: setup  ## simulations only, SEEDS=100 of them
+	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null
+
+bench: setup  ## every bench/*.py: one claim each, a table and JSON
+	@set -e; for file in bench/*.py; do echo "bench: $$file"; $(RUN) $(PY) "$$file" </dev/null; done
+
+format: setup  ## rewrite the code as ruff likes it
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix --quiet .
+
+lock: setup  ## write the lock files again, after a change of dependencies
+	@sh scripts/lock.sh
+
+clean:  ## remove caches and build output; keeps .venv and the data in .penstock
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist spark-warehouse *.egg-info
+	@find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove .venv
+	@rm -rf .venv

@@ -1,0 +1,29 @@
+"""Penstock: a service management platform for stream processing on Spark."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.streams.computation import Computation, Context, Record, Timer, Value
+    from penstock.streams.pipeline import Pipeline
+
+__version__ = "0.1.0"
+__all__ = ["Computation", "Context", "Pipeline", "Record", "Timer", "Value"]
+
+_HOMES = {
+    "Computation": "penstock.streams.computation",
+    "Context": "penstock.streams.computation",
+    "Pipeline": "penstock.streams.pipeline",
+    "Record": "penstock.streams.computation",
+    "Timer": "penstock.streams.computation",
+    "Value": "penstock.streams.computation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # When first used: the control plane imports `penstock` too, and needs neither Arrow nor a SQL parser.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

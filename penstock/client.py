@@ -1,0 +1,148 @@
+"""The Python client: what the CLI, containers and programs use to talk to a control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from penstock.core.errors import OutcomeUnknown, StoreUnavailable
+from penstock.tasks.messages import Heartbeat, HeartbeatReply
+from penstock.web.problems import from_problem
+
+
+class Client:
+    """A control plane at a URL, as the holder of one token."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=f"{self._url}/api/v1",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    # What runs.
+
+    def status(self) -> dict[str, Any]:
+        """Everything the live table shows."""
+        return self._json("GET", "/status")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs, shortly."""
+        return self._json("GET", "/jobs")["jobs"]
+
+    def job(self, name: str) -> dict[str, Any]:
+        """One job: layers, provenance, running config, plan."""
+        return self._json("GET", f"/jobs/{_part(name)}")
+
+    def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What submitting would change."""
+        return self._json("POST", "/pipelines/plan", json={"compiled": compiled})["changes"]
+
+    def submit_pipeline(self, compiled: Mapping[str, Any], *, why: str, key: str) -> dict[str, Any]:
+        """Make it what runs. Repeating with the same key does nothing more."""
+        body = {"compiled": compiled, "why": why}
+        return self._json("POST", "/pipelines", json=body, headers={"Idempotency-Key": key})
+
+    def patch_layer(
+        self,
+        job: str,
+        layer: str,
+        changes: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+    ) -> int:
+        """Set dotted paths in one layer (None removes); with `expected_version` only if nobody wrote since."""
+        headers = {"Idempotency-Key": key}
+        if expected_version is not None:
+            headers["If-Match"] = f'"{expected_version}"'
+        body = {"changes": changes, "why": why}
+        path = f"/jobs/{_part(job)}/layers/{_part(layer)}"
+        return int(self._json("PATCH", path, json=body, headers=headers)["version"])
+
+    def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+        """What was decided and why, oldest first."""
+        params = {"since": since, "limit": limit} | ({"subject": subject} if subject else {})
+        return self._json("GET", "/journal", params=params)["entries"]
+
+    # Streams and packages.
+
+    def categories(self) -> list[dict[str, Any]]:
+        """All categories of the bus."""
+        return self._json("GET", "/categories")["categories"]
+
+    def category(self, name: str) -> dict[str, Any]:
+        """One category's spec, birth, end offsets and watermark."""
+        return self._json("GET", f"/categories/{_part(name)}")
+
+    def create_category(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Create it, or nothing if it is there with the same spec."""
+        return self._json("POST", "/categories", json=dict(spec))
+
+    def put_package(self, hash_: str, data: bytes) -> None:
+        """Upload code by its content's hash."""
+        self._json("PUT", f"/packages/{_part(hash_)}", content=data)
+
+    def package(self, hash_: str) -> bytes:
+        """Download code."""
+        return self._request("GET", f"/packages/{_part(hash_)}").content
+
+    # Containers.
+
+    def register(self, container: str, incarnation: str, folder_id: str) -> None:
+        """Announce a new incarnation of a container."""
+        body = {"incarnation": incarnation, "folder_id": folder_id}
+        self._json("POST", f"/containers/{_part(container)}/register", json=body)
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """One heartbeat."""
+        path = f"/containers/{_part(heartbeat.container)}/beat"
+        return HeartbeatReply.from_json(self._json("POST", path, json=heartbeat.to_json()))
+
+    def task_list(self, since: int | None) -> dict[str, Any]:
+        """The task list: all of it, or what changed since a version."""
+        return self._json("GET", "/tasks", params={} if since is None else {"since": since})
+
+    def container_log(self, container: str, *, lines: int) -> str:
+        """The end of a container's log."""
+        return str(self._json("GET", f"/containers/{_part(container)}/log", params={"lines": lines})["text"])
+
+    def _json(self, method: str, path: str, **kwargs: Any) -> Any:
+        return self._request(method, path, **kwargs).json()
+
+    def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **kwargs)
+        except httpx.ConnectError as error:
+            raise StoreUnavailable(
+                f"no control plane answers at {self._url}",
+                why=str(error) or "the connection was refused",
+                fix="start one with `penstock up`, or name another with --url or PENSTOCK_URL",
+            ) from error
+        except httpx.HTTPError as error:
+            raise OutcomeUnknown(
+                f"the control plane at {self._url} did not answer in time",
+                why=f"{type(error).__name__}: {error}",
+                fix="try again with the same idempotency key: what was done is not done twice",
+            ) from error
+        if response.is_success:
+            return response
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = {"title": f"the server answered {response.status_code}", "detail": response.text[:500]}
+        raise from_problem(problem if isinstance(problem, dict) else {}, response.status_code)
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")

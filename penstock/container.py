@@ -1,0 +1,282 @@
+"""A container put together: the warden's process, and the engine's process with its Task Manager and Spark session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from penstock.client import Client
+from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.loop import Loop, SystemClock, sleep_ms
+from penstock.streams.package_shelf import UnpackedPackages
+from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
+from penstock.tasks.runner import RunState, RunStatus
+from penstock.tasks.specs import TaskSpec
+from penstock.tasks.task_manager import TaskManager
+from penstock.tasks.task_service import TaskList
+from penstock.tasks.warden import Warden
+
+if TYPE_CHECKING:
+    from penstock.streams.engine.spark_tasks import SparkTasks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """What a container is told when it starts."""
+
+    name: str
+    folder: Path
+    url: str
+    token_file: Path
+    bus: str
+    rows: str
+    profile: str = "fast"
+    cores: int = 2
+
+    def arguments(self) -> list[str]:
+        """The same settings as command line arguments."""
+        found = []
+        for key, value in asdict(self).items():
+            found += [f"--{key.replace('_', '-')}", str(value)]
+        return found
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder for this process alone; the lock dies with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EnvironmentProblem(
+                f"another process already runs {what} in {folder}",
+                why="it holds the folder's lock: two would undo each other's work",
+                fix="stop the other one, or name another folder with --folder",
+            ) from error
+        yield
+
+
+def folder_id(folder: Path) -> str:
+    """A name for this folder that survives restarts: proof that a container is the one that was here before."""
+    path = folder / "folder_id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8))
+    return path.read_text().strip()
+
+
+class _Link:
+    """The Shard Manager over HTTP, as the warden needs it."""
+
+    def __init__(self, client: Client, identity: str) -> None:
+        self._client, self._identity = client, identity
+
+    def register(self, container: str, incarnation: str) -> None:
+        self._client.register(container, incarnation, self._identity)
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        return self._client.beat(heartbeat)
+
+
+def run_warden(settings: ContainerSettings) -> None:
+    """The warden's process: returns after SIGTERM or SIGINT, with nothing left running."""
+    profile = PROFILES[settings.profile]
+    with folder_lock(settings.folder, f"container {settings.name}"):
+        client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=profile.deadline_ms / 4000)
+        warden = Warden(
+            container=settings.name,
+            folder=settings.folder,
+            engine_command=[sys.executable, "-m", "penstock.cli.main", "engine", *settings.arguments()],
+            link=_Link(client, folder_id(settings.folder)),
+            profile=profile,
+            clock=SystemClock(),
+            new_incarnation=lambda: secrets.token_hex(6),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: warden.stop())
+        warden.run()
+
+
+class SparkRunner:
+    """Spark queries as the Task Manager's runner."""
+
+    def __init__(self, tasks: SparkTasks) -> None:
+        self._tasks = tasks
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
+        """Begin a run of a task."""
+        from penstock.streams.engine.spark_tasks import Assignment
+
+        self._tasks.start(
+            Assignment(
+                task_id=spec.task_id,
+                job=spec.job,
+                job_birth=spec.birth,
+                generation=spec.generation,
+                shard_epoch=shard_epoch,
+                partitions=spec.partitions,
+                config=spec.config,
+            )
+        )
+
+    def stop(self, task_id: str) -> None:
+        """Ask a run to end."""
+        self._tasks.stop(task_id)
+
+    def kill(self, task_id: str) -> None:
+        """End a run whatever it takes."""
+        self._tasks.kill(task_id)
+
+    def poll(self) -> tuple[RunStatus, ...]:
+        """Every run not yet forgotten."""
+        return tuple(
+            RunStatus(task_id=view.task_id, state=RunState(view.state), error=view.error, metrics=view.metrics)
+            for view in self._tasks.poll()
+        )
+
+    def forget(self, task_id: str) -> None:
+        """Drop a final run."""
+        self._tasks.forget(task_id)
+
+
+class Engine:
+    """The engine's process: a Task Manager between the warden's pipe and a Spark session."""
+
+    def __init__(self, settings: ContainerSettings, incarnation: str) -> None:
+        self._settings, self._incarnation = settings, incarnation
+        self._profile, self._clock = PROFILES[settings.profile], SystemClock()
+        self._client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5)
+        self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._lists: queue.Queue[tuple[TaskList, bool]] = queue.Queue()
+        self._list_version: int | None = None  # of the newest list that the service gave
+        self._has_list = False
+        self._cache = settings.folder / "tasks.json"
+        self._manager: TaskManager | None = None
+        self._stopping = False
+        # Spark and user code may print; the protocol must not be mixed with that.
+        self._wire = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def run(self) -> int:
+        """Work until the warden says stop, or is gone."""
+        threading.Thread(target=self._listen, name="warden", daemon=True).start()
+        threading.Thread(target=self._start_spark, name="spark", daemon=True).start()
+        fetch = Loop("task list", self._fetch_list, every_ms=1_000).start()
+        while True:
+            self._round(fetch)
+            if self._stopping and (self._manager is None or self._manager.all_stopped):
+                self._say()
+                return 0
+            sleep_ms(self._profile.sign_of_life_ms // 2)
+
+    def _round(self, fetch: Loop) -> None:
+        now_ms = self._clock.boot_ms()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if message.get("stop"):
+                self._stopping = True
+                if self._manager is not None:
+                    self._manager.stop_all()
+            elif self._manager is not None and "reply" in message:
+                reply = HeartbeatReply.from_json(message["reply"])
+                self._manager.on_reply(reply, now_ms)
+                if reply.list_version > (self._list_version or 0):
+                    fetch.poke()
+        if self._manager is not None:
+            while not self._lists.empty():
+                news, cached = self._lists.get()
+                if self._manager.on_task_list(news, now_ms, cached=cached):
+                    self._keep_list(self._manager.task_list)
+                else:
+                    self._list_version = None  # it does not fit: fetch the whole list
+            self._manager.tick(now_ms)
+        self._say()
+
+    def _say(self) -> None:
+        report: dict[str, Any] = {"engine_ready": self._manager is not None}
+        if self._manager is not None:
+            said = self._manager.report()
+            report |= {
+                "acked": [asdict(entry) for entry in said.acked],
+                "assignment_version": said.assignment_version,
+                "list_version": said.list_version,
+                "tasks": [asdict(task) for task in said.tasks],
+            }
+        try:
+            self._wire.write(json.dumps({"at_ms": self._clock.boot_ms(), "report": report}) + "\n")
+        except BrokenPipeError:
+            self._die("the warden is gone")
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._inbox.put(json.loads(line))
+        self._die("the warden's pipe closed")
+
+    def _start_spark(self) -> None:
+        # Spark's processes inherit this thread's priority: the thread that gives signs of life stays above them.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        try:
+            from penstock.streams.engine.session import build_session, checkpoint_folder, warm_up
+            from penstock.streams.engine.spark_tasks import SparkTasks
+
+            spark = build_session(f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch")
+            warm_up(spark)
+            packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)
+            tasks = SparkTasks(
+                spark,
+                bus=self._settings.bus,
+                rows=self._settings.rows,
+                package_folder=packages.folder_of,
+                checkpoints=checkpoint_folder(self._settings.folder / "scratch"),
+                die=self._die,
+            )
+            self._manager = TaskManager(SparkRunner(tasks))
+            log.info("spark is ready", container=self._settings.name)
+        except PenstockError as error:
+            self._die(str(error))
+
+    def _fetch_list(self) -> None:
+        since = self._list_version
+        try:
+            news = TaskList.from_json(self._client.task_list(since))
+        except PenstockError as error:
+            log.warning("no task list", error=error.what)
+            if not self._has_list:
+                self._has_list = True  # once: go on with what was known, until the service answers
+                self._use_cached_list()
+            return
+        if since is None or news.version != since:
+            self._list_version, self._has_list = news.version, True
+            self._lists.put((news, False))
+
+    def _use_cached_list(self) -> None:
+        try:
+            self._lists.put((TaskList.from_json(json.loads(self._cache.read_text())), True))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            log.info("no usable task list on disk either")
+
+    def _keep_list(self, whole: TaskList | None) -> None:
+        if whole is not None:
+            temporary = self._cache.with_suffix(".new")
+            temporary.write_text(json.dumps(whole.to_json()))
+            temporary.replace(self._cache)
+
+    def _die(self, reason: str) -> None:
+        log.error("engine exits", container=self._settings.name, reason=reason)
+        os._exit(70)

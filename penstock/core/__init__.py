@@ -1,0 +1,1 @@
+"""The kernel: no policy, no Spark."""

@@ -1,0 +1,1 @@
+"""What runs: layered configs, the job store, the State Syncer (Turbine III)."""

@@ -1,0 +1,132 @@
+"""How the layers of a job's expected config become one config: the top wins (Turbine III-A, Algorithm 1).
+
+Pure: layers are data, so a new component gets a layer of its own without a change of the merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One level of the expected config: larger precedences win, only `writers` (roles) may write it."""
+
+    name: str
+    precedence: int
+    writers: frozenset[str]
+    replaces_plan: bool = False  # a change of it does not wait for the open plan
+
+
+DEFAULT_LAYERS: tuple[Layer, ...] = (
+    Layer(name="base", precedence=0, writers=frozenset({"admin"})),
+    Layer(name="provisioner", precedence=10, writers=frozenset({"developer", "admin"})),
+    Layer(name="scaler", precedence=20, writers=frozenset({"scaler", "admin"})),
+    Layer(name="oncall", precedence=30, writers=frozenset({"oncall", "admin"}), replaces_plan=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One layer of one job as written: its partial config, and who wrote it when and why."""
+
+    layer: str
+    precedence: int
+    body: Mapping[str, Any]
+    version: int = 0  # the job's expected version that this write made
+    actor: str = ""
+    reason: str = ""
+    at_ms: Millis = 0
+
+
+def merge_json(bottom: Mapping[str, Any], top: Mapping[str, Any], *, path: str = "") -> dict[str, Any]:
+    """Lay `top` over `bottom`, recursively. A map over a value or the reverse is refused; null fits both."""
+    merged = dict(bottom)
+    for key, value in top.items():
+        below, here = merged.get(key), f"{path}.{key}" if path else key
+        if below is None or value is None:
+            merged[key] = value
+        elif isinstance(value, Mapping) != isinstance(below, Mapping):
+            raise ConfigError(
+                f"the layers do not fit together at `{here}`",
+                why=f"one layer has {_kind(below)} there, a higher one has {_kind(value)}",
+                fix=f"write `{here}` in the form the lower layer has, or change the lower layer first",
+            )
+        else:
+            merged[key] = merge_json(below, value, path=here) if isinstance(value, Mapping) else value
+    return merged
+
+
+def merge_layers(layers: Iterable[LayerRow]) -> dict[str, Any]:
+    """Fold the layers, lowest first, whatever order they come in."""
+    return reduce(merge_json, (row.body for row in _ordered(layers)), {})
+
+
+def provenance(layers: Iterable[LayerRow]) -> dict[str, str]:
+    """Which layer decides each path of the merge. A path that is absent has its default."""
+    rows = _ordered(layers)
+    paths = {path for path, _ in leaves(merge_layers(rows))}
+    decided: dict[str, str] = {}
+    for row in rows:
+        decided |= {path: row.layer for path, _ in leaves(row.body) if path in paths}
+    return decided
+
+
+def leaves(body: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted path with its value; maps are descended into, lists are values."""
+    for key, value in body.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, here)
+        else:
+            yield here, value
+
+
+def patch_body(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Set each dotted path to its value; None removes the path, and the maps this leaves empty."""
+    patched = dict(body)
+    for path, value in changes.items():
+        patched = _patched(patched, path.split("."), value, path)
+    return patched
+
+
+def _patched(body: Mapping[str, Any], parts: list[str], value: Any, path: str) -> dict[str, Any]:
+    head, rest = parts[0], parts[1:]
+    if not head:
+        raise ConfigError(
+            f"`{path}` is not a path", why="a part of it is empty", fix="write it as `field.field`"
+        )
+    result = dict(body)
+    if not rest:
+        changed = value
+    else:
+        below = result.get(head) or {}
+        if not isinstance(below, Mapping):
+            raise ConfigError(
+                f"`{path}` cannot be set",
+                why=f"`{head}` is {_kind(below)} in this layer, not a map",
+                fix="set the whole",
+            )
+        # An emptied map goes too: a layer should only say what it overrides.
+        changed = _patched(below, rest, value, path) or None
+    if changed is None:
+        result.pop(head, None)
+    else:
+        result[head] = changed
+    return result
+
+
+def _ordered(layers: Iterable[LayerRow]) -> list[LayerRow]:
+    return sorted(layers, key=lambda row: (row.precedence, row.layer))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a map"
+    return "a list" if isinstance(value, list | tuple) else "a plain value"

@@ -1,0 +1,120 @@
+"""What a submitted pipeline means for its jobs: reading the compiled form, and the changes it would make.
+
+Pure: `JobService` reads and writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.jobs.config import NAME_PATTERN, JobConfig
+from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
+
+PARTS = frozenset({"pipeline", "package", "jobs", "graph"})
+# Fields that an interval's state belongs to: another value is another state.
+STATE_FIELDS = ("kind", "lineage", "partitions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPipeline:
+    """A pipeline as `penstock submit` posts it: the provisioner layer of each of its jobs, and its graph."""
+
+    name: str
+    package: Mapping[str, Any]
+    graph: Mapping[str, Any]
+    jobs: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange:
+    """What a submit would do to one job."""
+
+    job: str
+    change: str  # new | unchanged | simple | complex | removed
+    changed: tuple[Change, ...]
+    restarts: tuple[str, ...]  # tasks that run now and would be stopped
+    tasks_after: int
+    state_kept: bool
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
+    """Check the outer form; the configs themselves are validated when they are merged."""
+    pipeline, jobs = compiled.get("pipeline"), compiled.get("jobs")
+    if unknown := sorted(set(compiled) - PARTS):
+        raise _refusal(f"there is no such part: {', '.join(unknown)}")
+    if not isinstance(pipeline, str) or not re.fullmatch(NAME_PATTERN, pipeline):
+        raise _refusal(f"`pipeline` is {pipeline!r}, which is not a name")
+    if not isinstance(jobs, list) or not jobs:
+        raise _refusal("`jobs` is not a list with at least one job")
+    package, graph = compiled.get("package"), compiled.get("graph", {})
+    if not isinstance(package, Mapping) or not isinstance(graph, Mapping):
+        raise _refusal("`package` or `graph` is not a map")
+    bodies: dict[str, Mapping[str, Any]] = {}
+    for number, body in enumerate(jobs):
+        name = body.get("name") if isinstance(body, Mapping) else None
+        if not isinstance(name, str) or not name.startswith(f"{pipeline}.") or name in bodies:
+            raise _refusal(f"jobs[{number}] has no name of its own that begins with {pipeline + '.'!r}")
+        body = {"pipeline": pipeline, "package": dict(package), **body}
+        if body["pipeline"] != pipeline:
+            raise _refusal(f"job {name!r} says that it belongs to pipeline {body['pipeline']!r}")
+        bodies[name] = body
+    return CompiledPipeline(name=pipeline, package=package, graph=graph, jobs=bodies)
+
+
+def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:
+    """What happens to a job when `expected` becomes its expected config."""
+    sync = plan_sync(expected, running)
+    target, tasks_after = expected.to_json(), expected.task_count if expected.state == "running" else 0
+    kept = running is None or all(running.config.get(name) == target[name] for name in STATE_FIELDS)
+    changed: tuple[Change, ...] = ()
+    restarts: tuple[str, ...] = ()
+    if running is None:
+        kind = "new"
+    elif isinstance(sync, InSync):
+        kind = "unchanged"
+    else:
+        kind, changed = "simple" if isinstance(sync, SimpleSync) else "complex", sync.changed
+        if isinstance(sync, ComplexSync) or sync.restarts:
+            restarts = _tasks(job, running)
+    return JobChange(
+        job=job,
+        change=kind,
+        changed=changed,
+        restarts=restarts,
+        tasks_after=tasks_after,
+        state_kept=kept,
+        reason=sync.reason,
+    )
+
+
+def plan_removal(job: str, running: RunningView | None) -> JobChange:
+    """What happens to a job that the pipeline no longer has: it stops, and keeps its state."""
+    return JobChange(
+        job=job,
+        change="removed",
+        changed=(),
+        restarts=() if running is None else _tasks(job, running),
+        tasks_after=0,
+        state_kept=True,
+        reason="the pipeline no longer has it: it is stopped",
+    )
+
+
+def _tasks(job: str, running: RunningView) -> tuple[str, ...]:
+    return (
+        tuple(f"{job}/{index}" for index in sorted(set(running.mapping))) if is_active(running.config) else ()
+    )
+
+
+def _refusal(why: str) -> ConfigError:
+    return ConfigError(
+        "the compiled pipeline is not valid", why=why, fix="compile it again with this version's client"
+    )

@@ -1,0 +1,208 @@
+"""What runs, the open plans, the quarantined jobs: tables and reads. Only `plan_store` writes them.
+
+The version of a running row comes from one counter, so "everything since version v" never skips a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.core.clock import Millis
+from penstock.core.sql_store import METADATA, Database, current_value
+from penstock.jobs.sync_plan import PlanStep, RunningView
+
+TASKS_COUNTER = "tasks"
+
+RUNNING = sa.Table(
+    "running",
+    METADATA,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("birth", sa.String, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False, index=True),
+    sa.Column("restart_version", sa.BigInteger, nullable=False),
+    sa.Column("expected_version", sa.BigInteger, nullable=False),
+    sa.Column("config", sa.JSON, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("mapping", sa.JSON, nullable=False),
+    sa.Column("hold_generation", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("updated_ms", sa.BigInteger, nullable=False),
+)
+PLANS = sa.Table(
+    "plans",
+    METADATA,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("id", sa.BigInteger, nullable=False),
+    sa.Column("birth", sa.String, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("target", sa.JSON(none_as_null=True)),
+    sa.Column("mapping", sa.JSON, nullable=False),
+    sa.Column("expected_version", sa.BigInteger, nullable=False),
+    sa.Column("running_version", sa.BigInteger, nullable=False),
+    sa.Column("step", sa.String, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("error", sa.String, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("abandoned", sa.JSON, nullable=False),
+    sa.Column("held_ms", sa.BigInteger),
+    sa.Column("started_ms", sa.BigInteger, nullable=False),
+    sa.Column("updated_ms", sa.BigInteger, nullable=False),
+)
+QUARANTINE = sa.Table(
+    "quarantine",
+    METADATA,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("expected_version", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("since_ms", sa.BigInteger, nullable=False),
+)
+RETIREMENTS = sa.Table(
+    "retirements",
+    METADATA,
+    sa.Column("id", sa.BigInteger, primary_key=True),
+    sa.Column("job", sa.String, nullable=False, index=True),
+    sa.Column("birth", sa.String, nullable=False),
+    sa.Column("config", sa.JSON, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningRow:
+    """What runs of one job: the whole config, the mapping partition -> task index, and its generation."""
+
+    job: str
+    birth: str
+    version: int  # grows with every change of the row: what readers page by
+    restart_version: int  # grows only with changes that tasks must restart for
+    expected_version: int  # the newest expected version this row is in sync with
+    config: Mapping[str, Any]
+    generation: int
+    mapping: tuple[int, ...]
+    hold_generation: int  # no tasks of a generation <= this one; 0: no hold
+    state: str  # running | stopped | removed
+    updated_ms: Millis
+
+    @property
+    def is_held(self) -> bool:
+        return self.hold_generation >= self.generation
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the Task Service may give out tasks of this row."""
+        return self.state == "running" and not self.is_held
+
+    def view(self) -> RunningView:
+        return RunningView(config=self.config, generation=self.generation, mapping=self.mapping)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningSnapshot:
+    """Rows that changed since a version, and the version they were read at."""
+
+    version: int
+    rows: tuple[RunningRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """An open plan: the whole target, and the step that is to be done next."""
+
+    job: str
+    id: int
+    birth: str
+    generation: int  # what the target will run under; never used twice
+    target: Mapping[str, Any] | None  # None: the job is removed
+    mapping: tuple[int, ...]
+    expected_version: int
+    running_version: (
+        int  # of the running row this plan stands on (0: none); after the hold, the hold's version
+    )
+    step: PlanStep
+    attempts: int
+    error: str
+    reason: str
+    abandoned: tuple[Mapping[str, Any], ...]  # targets of replaced plans, which may have been prepared
+    held_ms: Millis | None
+    started_ms: Millis
+    updated_ms: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineRow:
+    """A job whose plan was given up. A newer expected version lifts it."""
+
+    job: str
+    expected_version: int
+    reason: str
+    since_ms: Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retirement:
+    """A config whose producers must go, as far as what runs now does not have them."""
+
+    id: int
+    job: str
+    birth: str
+    config: Mapping[str, Any]
+
+
+class RunningStore:
+    """Reads of what runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def snapshot(self, *, since: int = 0) -> RunningSnapshot:
+        """Rows with a version above `since`, removed ones included, and the version of the whole list."""
+        with self._database.transaction() as connection:
+            query = sa.select(RUNNING).where(RUNNING.c.version > since).order_by(RUNNING.c.version)
+            rows = tuple(running_row(row) for row in connection.execute(query))
+            return RunningSnapshot(version=current_value(connection, TASKS_COUNTER), rows=rows)
+
+    def row(self, job: str) -> RunningRow | None:
+        """What runs of one job, None if it never started."""
+        with self._database.transaction() as connection:
+            return read_running(connection, [job]).get(job)
+
+
+def read_running(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, RunningRow]:
+    """The running rows of these jobs."""
+    query = sa.select(RUNNING).where(RUNNING.c.job.in_(jobs))
+    return {row.job: running_row(row) for row in connection.execute(query)}
+
+
+def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, PlanRow]:
+    """The open plans of these jobs."""
+    query = sa.select(PLANS).where(PLANS.c.job.in_(jobs))
+    return {row.job: plan_row(row) for row in connection.execute(query)}
+
+
+def read_quarantine(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, QuarantineRow]:
+    """The quarantined ones of these jobs."""
+    rows = connection.execute(sa.select(QUARANTINE).where(QUARANTINE.c.job.in_(jobs)))
+    return {row.job: QuarantineRow(**row._mapping) for row in rows}
+
+
+def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[Retirement, ...]]:
+    """What these jobs still have to retire, oldest first."""
+    query = sa.select(RETIREMENTS).where(RETIREMENTS.c.job.in_(jobs)).order_by(RETIREMENTS.c.id)
+    found: dict[str, tuple[Retirement, ...]] = {}
+    for row in connection.execute(query):
+        found[row.job] = (*found.get(row.job, ()), Retirement(**row._mapping))
+    return found
+
+
+def running_row(row: sa.Row[Any]) -> RunningRow:
+    """A row of the table, typed."""
+    return RunningRow(**{**row._mapping, "mapping": tuple(row.mapping)})
+
+
+def plan_row(row: sa.Row[Any]) -> PlanRow:
+    """A row of the table, typed."""
+    typed = {"mapping": tuple(row.mapping), "abandoned": tuple(row.abandoned), "step": PlanStep(row.step)}
+    return PlanRow(**{**row._mapping, **typed})

@@ -1,0 +1,161 @@
+"""What it takes to make a job run as expected: nothing, a simple change, or a plan (Turbine III-B).
+
+Pure: compares values and answers with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.jobs.config import SYNC_OF, JobConfig, Sync
+from penstock.jobs.layers import LayerRow
+
+Json = Mapping[str, Any]
+
+
+class PlanStep(StrEnum):
+    """Where an open plan stands: the step that is to be done next."""
+
+    PREPARE = "prepare"
+    HOLD = "hold"
+    CONFIRM = "confirm"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One path whose value differs."""
+
+    path: str
+    old: Any
+    new: Any
+    sync: Sync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningView:
+    """What runs, as a plan needs to see it."""
+
+    config: Json
+    generation: int
+    mapping: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSync:
+    """Nothing to do."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleSync:
+    """Copy the config over; tasks restart in place, or not at all."""
+
+    target: Json
+    changed: tuple[Change, ...]
+    restarts: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComplexSync:
+    """A plan is needed: the old tasks must be gone before the new ones start."""
+
+    target: Json | None  # None: the job is removed
+    mapping: tuple[int, ...]
+    changed: tuple[Change, ...]
+    reason: str
+
+
+def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync | SimpleSync | ComplexSync:
+    """Compare what should run with what runs. No `expected`: removed; no `running`: never started."""
+    if expected is None:
+        if running is None:
+            return InSync(reason="removed, and nothing runs")
+        return ComplexSync(target=None, mapping=running.mapping, changed=(), reason="the job is removed")
+    target = expected.to_json()
+    if running is None:
+        if expected.state == "stopped":
+            return InSync(reason="stopped, and never started")
+        mapping = map_partitions(expected.partitions, expected.task_count)
+        return ComplexSync(target=target, mapping=mapping, changed=(), reason="first start")
+    changed = diff_configs(running.config, target)
+    if not changed:
+        return InSync(reason="runs as expected")
+    reason = f"{', '.join(change.path for change in changed)} changed"
+    if any(change.sync is Sync.COMPLEX for change in changed):
+        return ComplexSync(
+            target=target, mapping=plan_mapping(target, running), changed=changed, reason=reason
+        )
+    restarts = any(change.sync is Sync.RESTART for change in changed)
+    return SimpleSync(target=target, changed=changed, restarts=restarts, reason=reason)
+
+
+def map_partitions(partitions: int, task_count: int) -> tuple[int, ...]:
+    """Partition -> task index: contiguous runs whose sizes differ by at most one."""
+    assert 1 <= task_count <= partitions, "a task without a partition would have nothing to do"
+    return tuple(partition * task_count // partitions for partition in range(partitions))
+
+
+def plan_mapping(target: Json, running: RunningView | None) -> tuple[int, ...]:
+    """The mapping of the target: the present one while neither partitions nor task count change."""
+    if running is not None and all(
+        target[key] == running.config.get(key) for key in ("partitions", "task_count")
+    ):
+        return running.mapping
+    return map_partitions(target["partitions"], target["task_count"])
+
+
+def is_active(config: Json | None) -> bool:
+    """Whether tasks of this config are to run."""
+    return config is not None and config["state"] == "running"
+
+
+def steps_of(target: Json | None, *, has_old: bool) -> tuple[PlanStep, ...]:
+    """The steps of a plan. What will not run needs no preparation; what never ran need not be stopped."""
+    before = (PlanStep.PREPARE,) if is_active(target) else ()
+    stop = (PlanStep.HOLD, PlanStep.CONFIRM) if has_old else ()
+    return (*before, *stop, PlanStep.COMMIT)
+
+
+def step_after(step: PlanStep, target: Json | None, *, has_old: bool) -> PlanStep:
+    """Requires: `step` is not the last."""
+    steps = steps_of(target, has_old=has_old)
+    return steps[steps.index(step) + 1]
+
+
+def why_replace(
+    plan_target: Json | None, plan_version: int, expected: JobConfig | None, urgent: Iterable[LayerRow]
+) -> str | None:
+    """Why an open plan gives way to the newest expected config between two steps; None: that config waits."""
+    if (None if expected is None else expected.to_json()) == plan_target:
+        return None
+    if expected is None:
+        return "the job is removed"
+    if expected.state == "stopped" and is_active(plan_target):
+        return "the job is to stop"
+    for row in urgent:
+        if row.version > plan_version:
+            return f"{row.actor} changed the {row.layer} layer"
+    return None
+
+
+def diff_configs(old: Json, new: Json) -> tuple[Change, ...]:
+    """Every dotted path that differs, with what the change costs; lists are compared whole."""
+    return tuple(
+        Change(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
+        for field in sorted({*old, *new})
+        for path, before, after in _differences(field, old.get(field), new.get(field))
+    )
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
+    elif old != new:
+        yield path, old, new

@@ -1,0 +1,1 @@
+"""How much it gets: metrics and the auto scaler (Turbine V)."""

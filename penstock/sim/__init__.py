@@ -1,0 +1,1 @@
+"""Simulation of the real control plane in virtual time."""

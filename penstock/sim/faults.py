@@ -1,0 +1,305 @@
+"""What goes wrong, and when? Faults of stores, data plane, processes and links, drawn from the seed.
+
+Every fault ends by itself; `heal` ends all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.clock import Millis
+from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
+from penstock.sim.network import Weather
+from penstock.sim.simulation import Process, ProcessCrashed, Simulation
+
+if TYPE_CHECKING:
+    from penstock.sim.scenario import World
+
+
+@dataclass(slots=True)
+class StoreFaults:
+    """`Database(fault=...)`: refuses at begin, lies after the commit, or kills whoever is in the transaction.
+
+    Only code that runs inside a simulated process is hit: checkers read undisturbed.
+    """
+
+    sim: Simulation
+    refused: float = 0.0
+    timed_out: float = 0.0
+    crashed: float = 0.0
+    down_until_ms: Millis = 0
+    met: Counter[str] = field(default_factory=Counter)
+    commits: int = 0  # grows with every transaction that committed: tells checkers when to look again
+    victim: Callable[[Process], bool] = lambda process: True
+
+    def __call__(self, point: str) -> None:
+        """Called by the database at "begin", "commit" and "committed"."""
+        if point == "committed":
+            self.commits += 1
+        process, rng = self.sim.current, self.sim.rng
+        if process is None:
+            return
+        if point == "begin" and (self.sim.now_ms < self.down_until_ms or self._strikes(self.refused)):
+            self.met["store refused"] += 1
+            raise StoreUnavailable("the simulated store is down")
+        if self.crashed and self.victim(process) and rng.random() < self.crashed:
+            self.met[f"crash at {point}"] += 1
+            raise ProcessCrashed
+        if point == "committed" and self._strikes(self.timed_out):
+            self.met["store timed out after writing"] += 1
+            raise OutcomeUnknown("the simulated store wrote, but did not answer")
+
+    def _strikes(self, share: float) -> bool:
+        return share > 0 and self.sim.rng.random() < share
+
+    def heal(self) -> None:
+        """A store that works."""
+        self.refused = self.timed_out = self.crashed = 0.0
+        self.down_until_ms = 0
+
+
+@dataclass(slots=True)
+class DataPlaneFaults:
+    """Errors of `prepare`, `fence` and `retire`: before the effect, or after it (done, but timed out)."""
+
+    sim: Simulation
+    refused: float = 0.0
+    timed_out: float = 0.0
+    poison: set[str] = field(default_factory=set)  # jobs whose prepare never succeeds
+    met: Counter[str] = field(default_factory=Counter)
+    on_timeout: Callable[[], None] = lambda: None  # whoever asked hangs for a while
+
+    def __call__(self, call: str, job: str) -> None:
+        """Called by the model at each call's start ("prepare") and end ("prepared")."""
+        if call == "prepare" and job in self.poison:
+            self.met["poison prepare"] += 1
+            raise IntervalError(f"{job} is poison")
+        is_end = call in ("prepared", "fenced")
+        share = self.timed_out if is_end else self.refused
+        if share > 0 and self.sim.rng.random() < share:
+            self.met[f"data plane: {call}"] += 1
+            what = f"simulated failure: {call} of {job}"
+            if is_end:
+                self.on_timeout()
+                raise OutcomeUnknown(what)
+            # Some failures are the environment's, some count against the plan.
+            raise self.sim.rng.choice((StoreUnavailable, IntervalError))(what)
+
+    def heal(self) -> None:
+        """A data plane that works; poison stays poison."""
+        self.refused = self.timed_out = 0.0
+
+
+@dataclass(slots=True)
+class FaultSchedule:
+    """Strikes at random moments with one of the kinds the seed allows."""
+
+    world: World
+    met: Counter[str] = field(default_factory=Counter)
+    is_over: bool = False
+
+    def begin(self) -> None:
+        """Set the standing faults and arm the first stroke."""
+        world, on, rng = self.world, set(self.world.options.faults), self.world.sim.rng
+        if "store errors" in on:
+            world.store_faults.refused = rng.choice((0.002, 0.01, 0.05))
+        if "written but timed out" in on:
+            world.store_faults.timed_out = rng.choice((0.002, 0.01, 0.05))
+        if "data plane errors" in on:
+            world.data_plane_faults.refused = rng.choice((0.1, 0.3))
+        if "data plane timeouts" in on:
+            world.data_plane_faults.timed_out = rng.choice((0.1, 0.3))
+        names = [f"p.j{number}" for number in range(world.options.jobs)]
+        for name in rng.sample(names, world.options.poison_jobs):
+            at_ms = rng.randrange(world.options.safety_ms)
+            world.sim.after(at_ms, f"{name} turns to poison", partial(self._poison, name))
+        world.data_plane_faults.on_timeout = self._hang
+        if "slow stops" in on:
+            world.pace.hang, world.pace.stop_ms = 0.2, 4_000
+        self._arm()
+
+    def heal(self) -> None:
+        """End every fault now. Dead processes are brought back by their supervisors."""
+        self.is_over = True
+        world = self.world
+        world.sim.note("heal")
+        world.network.heal()
+        world.store_faults.heal()
+        world.data_plane_faults.heal()
+        world.pace.hang, world.pace.start_fails = 0.0, 0.0
+        for process in world.processes():
+            process.resume()
+        world.control.start()
+        for container in world.containers:
+            container.start()
+
+    def _poison(self, name: str) -> None:
+        self.world.data_plane_faults.poison.add(name)
+
+    def _hang(self) -> None:
+        life = self.world.control.active
+        if life is not None:
+            life.hangs_until_ms = self.world.sim.now_ms + self.world.sim.rng.randrange(100, 20_000)
+
+    def _arm(self) -> None:
+        rng, mean_ms = self.world.sim.rng, self.world.options.fault_every_ms
+        self.world.sim.after(1 + int(rng.expovariate(1 / mean_ms)), "fault", self._strike)
+
+    def _strike(self) -> None:
+        if self.is_over:
+            return
+        strokes = [kind for kind in self.world.options.faults if kind in _STROKES]
+        if strokes:
+            kind = self.world.sim.rng.choice(strokes)
+            self.met[kind] += 1
+            self.world.sim.note(f"fault: {kind}")
+            _STROKES[kind](self.world, self)
+        self._arm()
+
+    def pause(self, *processes: Process | None) -> None:
+        """Pause together; go on together, after a time around the profile's deadlines."""
+        sim, profile = self.world.sim, self.world.profile
+        # Short ones must do no harm at all; the long ones make zombies.
+        for_ms = sim.rng.choice((profile.heartbeat_ms, profile.deadline_ms, 2 * profile.failover_ms))
+        for_ms = sim.rng.randrange(for_ms // 2, for_ms + 1)
+        alive = [process for process in processes if process is not None and process.is_alive]
+        for process in alive:
+            process.pause()
+
+        def resume() -> None:
+            # An engine may be ahead of its warden by an event or the other way round.
+            for process in sim.rng.sample(alive, len(alive)):
+                process.resume()
+
+        sim.after(for_ms, "pause ends", resume)
+
+
+Stroke = Callable[["World", FaultSchedule], None]
+
+
+def _crash_control(world: World, _schedule: FaultSchedule) -> None:
+    world.control.crash()
+
+
+def _crash_in_a_transaction(world: World, _schedule: FaultSchedule) -> None:
+    def over() -> None:
+        world.store_faults.crashed = 0.0
+
+    # Soon, at whichever point of whichever transaction comes: this is the crash "between any two lines".
+    world.store_faults.crashed = world.sim.rng.choice((0.02, 0.1, 0.3))
+    world.sim.after(world.sim.rng.randrange(1_000, 10_000), "transactions are safe again", over)
+
+
+def _pause_control(world: World, schedule: FaultSchedule) -> None:
+    schedule.pause(world.control.process)
+
+
+def _zombie_control(world: World, _schedule: FaultSchedule) -> None:
+    world.control.become_zombie(for_ms=world.sim.rng.randrange(1_000, 2 * world.profile.failover_ms))
+
+
+def _crash_container(world: World, _schedule: FaultSchedule) -> None:
+    world.sim.rng.choice(world.containers).crash()
+
+
+def _lose_container(world: World, _schedule: FaultSchedule) -> None:
+    # At least two stay, or there is nowhere to fail over to.
+    there = [container for container in world.containers if not container.is_lost]
+    if len(there) > 2:
+        world.sim.rng.choice(there).crash(for_good=True)
+
+
+def _crash_warden(world: World, _schedule: FaultSchedule) -> None:
+    world.sim.rng.choice(world.containers).crash_warden()
+
+
+def _crash_engine(world: World, _schedule: FaultSchedule) -> None:
+    world.sim.rng.choice(world.containers).crash_engine()
+
+
+def _pause_engine(world: World, schedule: FaultSchedule) -> None:
+    schedule.pause(world.sim.rng.choice(world.containers).engine)
+
+
+def _pause_warden(world: World, schedule: FaultSchedule) -> None:
+    schedule.pause(world.sim.rng.choice(world.containers).warden)
+
+
+def _pause_container(world: World, schedule: FaultSchedule) -> None:
+    container = world.sim.rng.choice(world.containers)
+    schedule.pause(container.warden, container.engine)
+
+
+def _cut(world: World, *links: tuple[str, str]) -> None:
+    for link in links:
+        world.network.cut(*link)
+
+    def mend() -> None:
+        for link in links:
+            world.network.mend(*link)
+
+    world.sim.after(world.sim.rng.randrange(1_000, 3 * world.profile.failover_ms), "links return", mend)
+
+
+def _cut_links(world: World, _schedule: FaultSchedule) -> None:
+    rng = world.sim.rng
+    count = rng.choice((1, 1, 1, 2, len(world.containers)))
+    for container in rng.sample(world.containers, min(count, len(world.containers))):
+        _cut(world, (container.name, "control"), ("control", container.name))
+
+
+def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
+    name = world.sim.rng.choice(world.containers).name
+    _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
+
+
+def _bad_weather(world: World, schedule: FaultSchedule) -> None:
+    rng, profile = world.sim.rng, world.profile
+    world.network.weather = Weather(
+        loss=rng.choice((0.0, 0.05, 0.3)),
+        doubled=rng.choice((0.0, 0.1, 0.5)),
+        late=rng.choice((0.0, 0.1, 0.5)),
+        late_ms=rng.choice((profile.heartbeat_ms, profile.deadline_ms, 2 * profile.failover_ms)),
+        delay_ms=rng.choice((5, 50, 500)),
+    )
+
+    def clear() -> None:
+        if not schedule.is_over:
+            world.network.weather = Weather()
+
+    world.sim.after(rng.randrange(1_000, 3 * profile.failover_ms), "weather clears", clear)
+
+
+def _store_down(world: World, _schedule: FaultSchedule) -> None:
+    for_ms = world.sim.rng.randrange(500, world.sim.rng.choice((2_000, 2 * world.profile.failover_ms)))
+    world.store_faults.down_until_ms = world.sim.now_ms + for_ms
+
+
+def _crash_task(world: World, _schedule: FaultSchedule) -> None:
+    runs = sorted(world.population.runs)
+    if runs:
+        world.population.runs[world.sim.rng.choice(runs)].crash()
+
+
+_STROKES: dict[str, Stroke] = {
+    "control crash": _crash_control,
+    "control crash in a transaction": _crash_in_a_transaction,
+    "control pause": _pause_control,
+    "control zombie": _zombie_control,
+    "container crash": _crash_container,
+    "container loss": _lose_container,
+    "warden crash": _crash_warden,
+    "engine crash": _crash_engine,
+    "engine pause": _pause_engine,
+    "warden pause": _pause_warden,
+    "container pause": _pause_container,
+    "link cut": _cut_links,
+    "link cut one way": _cut_one_way,
+    "bad weather": _bad_weather,
+    "store down": _store_down,
+    "task crash": _crash_task,
+}

@@ -1,0 +1,225 @@
+"""Is it still right? The safety invariants, checked after every event against the checkers' own memory.
+
+Each looks only when something it depends on was written, so that a check after every event stays cheap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
+from penstock.jobs.config import SYNC_OF, Sync, validate_config
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.layers import LayerRow
+from penstock.jobs.running_store import RunningRow
+from penstock.sim.runner import Run
+from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.shard_store import ShardRow
+
+if TYPE_CHECKING:
+    from penstock.sim.scenario import World
+
+COMPLEX = tuple(name for name, sync in SYNC_OF.items() if sync is Sync.COMPLEX)
+
+
+@dataclass(slots=True)
+class ShardChecker:
+    """I1: one owner per shard, every change under a larger epoch. I6: who beats is not failed over."""
+
+    world: World
+    _shards: dict[int, ShardRow] = field(default_factory=dict)
+    _states: dict[tuple[str, str], ContainerRow] = field(default_factory=dict)
+    _arrived_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
+    failovers: int = 0
+
+    def on_arrival(self, container: str, incarnation: str) -> None:
+        """A beat reached the active Shard Manager."""
+        self._arrived_ms[container, incarnation] = self.world.sim.now_ms
+
+    def check(self) -> None:
+        """After every event."""
+        if "shards" not in self.world.written:
+            return
+        self.world.written.discard("shards")
+        rows = self.world.shard_store.shards()
+        self.world.sim.demand("I1 epochs only grow", self._epochs(rows))
+        for container in self.world.shard_store.containers():
+            before = self._states.get((container.name, container.incarnation))
+            self._states[container.name, container.incarnation] = container
+            was_there = before is not None and before.state is not ContainerState.GONE
+            if before is not None and was_there and container.state is ContainerState.GONE:
+                self.failovers += 1
+                self.world.sim.demand("I6 only the silent fail over", self._failover(container, before))
+
+    def _epochs(self, rows: tuple[ShardRow, ...]) -> str | None:
+        epochs = Counter(row.epoch for row in rows)
+        twice = [epoch for epoch, count in epochs.items() if count > 1]
+        if twice:
+            return f"epoch {twice[0]} was given to two shards"
+        for row in rows:
+            old, self._shards[row.shard] = self._shards.get(row.shard), row
+            if old is not None and old != row and row.epoch <= old.epoch:
+                return f"shard {row.shard} changed from {old} to {row}"
+        return None
+
+    def _failover(self, now: ContainerRow, before: ContainerRow) -> str | None:
+        world = self.world
+        if now.known_dead:
+            container = world.container(now.name)
+            is_alive = container.incarnation == now.incarnation and container.engine is not None
+            return f"{now.name} was declared dead and lives" if is_alive else None
+        if before.state is ContainerState.WITHHELD:
+            return None  # unanswered on purpose for a full interval
+        arrived_ms = self._arrived_ms.get((now.name, now.incarnation))
+        if arrived_ms is None:
+            return None
+        silence_ms = world.sim.now_ms - arrived_ms
+        if silence_ms < 0.98 * world.profile.failover_ms:
+            return f"{now.name} was failed over {silence_ms} ms after its last beat arrived"
+        return None
+
+
+@dataclass(slots=True)
+class EffectChecker:
+    """I2: no commit under an older token. I3: no overlap of two owners, unless somebody was paused."""
+
+    world: World
+    excused_ms: Millis = 0  # overlap while a pause made it unavoidable
+    excused: Counter[str] = field(default_factory=Counter)
+    _tokens: dict[tuple[str, int], int] = field(default_factory=dict)
+    _fenced: dict[tuple[str, int], int] = field(default_factory=dict)  # the last token a fence gave
+    _holders: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """After every event."""
+        sim, effects = self.world.sim, self.world.data_plane.unseen
+        if not effects:
+            return
+        for effect in effects:
+            newest = self._tokens.get(effect.interval, 0)
+            if effect.kind == "commit":
+                late = f"{effect.run} committed {effect.interval} under token {effect.token}, {newest} is out"
+                sim.demand("I2 old tokens are void", late if effect.token < newest else None)
+                continue
+            grown = f"token {effect.token} of {effect.interval} follows {newest}"
+            sim.demand("I2 tokens grow", grown if effect.token <= newest else None)
+            self._tokens[effect.interval] = effect.token
+            if effect.kind == "fence":
+                self._fenced[effect.interval] = effect.token
+            else:
+                sim.demand("I3 one instance at a time", self._overlap(effect.interval, effect.run))
+        effects.clear()
+
+    def _overlap(self, interval: tuple[str, int], run_id: str) -> str | None:
+        run = self.world.population.runs.get(run_id)
+        holders = [other for other in self._holders.get(interval, ()) if other.is_live and other.id != run_id]
+        self._holders[interval] = [*holders, *([run] if run is not None else [])]
+        for other in holders:
+            excuse = self._excuse(other, interval)
+            if excuse is None:
+                return f"{run_id} takes {interval} while {other.id} lives on {other.container}"
+            self.excused[excuse] += 1
+        return None
+
+    def _excuse(self, other: Run, interval: tuple[str, int]) -> str | None:
+        if other.tokens[interval[1]] < self._fenced.get(interval, 0):
+            return "fenced by its plan"
+        warden = self.world.container(other.container).warden
+        since_ms = self.world.sim.now_ms - 2 * self.world.profile.failover_ms
+        for process in (other.process, warden):
+            if process is not None and (process.is_paused or process.resumed_ms > since_ms):
+                return "paused"
+        return None
+
+
+@dataclass(slots=True)
+class ConfigChecker:
+    """I9, I10: what runs is some expected config, entire; generations grow with every complex change."""
+
+    world: World
+    _store: JobStore
+    _versions: dict[str, int] = field(default_factory=dict)
+    _allowed: dict[str, set[str]] = field(default_factory=dict)  # job birth -> merged configs it ever had
+    _running: dict[str, RunningRow] = field(default_factory=dict)
+    _served: dict[tuple[str, int], str] = field(default_factory=dict)  # (job, running version) -> config
+    _seen_version: int = 0
+
+    def check(self) -> None:
+        """After every event."""
+        written = self.world.written
+        if "layers" in written:
+            written.discard("layers")
+            self._read_expected()
+        if "running" in written:
+            written.discard("running")
+            snapshot = self._store.running.snapshot(since=self._seen_version)
+            self._seen_version = snapshot.version
+            for row in snapshot.rows:
+                self.world.sim.demand("I10 running is old or new, entire", self._row(row))
+                self._running[row.job] = row
+                self._served[row.job, row.version] = canonical(row.config)
+
+    def on_start(self, run: Run) -> None:
+        """A task begins: it must have been given what was committed, entire."""
+        spec = run.spec
+        served = self._served.get((spec.job, spec.running_version))
+        wrong = f"{run.id} runs a config that was never running version {spec.running_version}"
+        self.world.sim.demand("I10 tasks get what runs", None if served == canonical(spec.config) else wrong)
+
+    def _read_expected(self) -> None:
+        changed = [
+            job.name for job in self._store.overview() if job.expected_version != self._versions.get(job.name)
+        ]
+        for name, record in self._store.load(changed).items():
+            self._versions[name] = record.job.expected_version
+            try:
+                merged = validate_config(name, fold(record.layers)).to_json()
+            except PenstockError as error:
+                self.world.sim.demand("I9 every version is valid", f"{name}: {error}")
+                return
+            self.world.sim.demand("I9 every version is valid", None)
+            self._allowed.setdefault(record.job.birth, set()).add(canonical(merged))
+
+    def _row(self, row: RunningRow) -> str | None:
+        old = self._running.get(row.job)
+        if row.state != "removed" and canonical(row.config) not in self._allowed.get(row.birth, ()):
+            return f"{row.job} runs a config that no version of its layers ever gave"
+        if row.state == "running" and len(row.mapping) != row.config["partitions"]:
+            return f"{row.job} maps {len(row.mapping)} of {row.config['partitions']} partitions"
+        if row.state == "running" and sorted(set(row.mapping)) != list(range(row.config["task_count"])):
+            return f"{row.job} maps partitions to {sorted(set(row.mapping))}, not to its tasks"
+        if old is None:
+            return None
+        if row.generation < old.generation:
+            return f"{row.job} went from generation {old.generation} to {row.generation}"
+        same = row.birth == old.birth and row.mapping == old.mapping
+        same = same and all(row.config.get(name) == old.config.get(name) for name in COMPLEX)
+        if not same and row.generation == old.generation:
+            return f"{row.job} changed its mapping or a complex field inside generation {row.generation}"
+        return None
+
+
+def fold(layers: tuple[LayerRow, ...]) -> dict[str, Any]:
+    """The checkers' own merge: lowest first, maps merge, everything else is replaced."""
+    merged: dict[str, Any] = {}
+    for row in sorted(layers, key=lambda row: row.precedence):
+        _lay(merged, row.body)
+    return merged
+
+
+def _lay(bottom: dict[str, Any], top: Mapping[str, Any]) -> None:
+    for key, value in top.items():
+        if isinstance(value, Mapping) and isinstance(bottom.get(key), dict):
+            _lay(bottom[key], value)
+        else:
+            bottom[key] = json.loads(json.dumps(value))
+
+
+def canonical(config: Mapping[str, Any]) -> str:
+    """A config as text that is equal for equal configs."""
+    return json.dumps(config, sort_keys=True)

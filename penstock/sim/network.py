@@ -1,0 +1,67 @@
+"""What does a message meet on its way? Delay, loss, doubling, overtaking, links cut one way or both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from penstock.core.clock import Millis
+from penstock.sim.simulation import Action, Simulation
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network behaves at the moment. The default is a good day."""
+
+    loss: float = 0.0
+    doubled: float = 0.0
+    late: float = 0.0  # the share of messages that take up to `late_ms`: these get overtaken
+    late_ms: Millis = 0
+    delay_ms: Millis = 5
+
+
+@dataclass(slots=True)
+class Network:
+    """Carries messages between named places. A late message is delivered as it is: nobody recalls it."""
+
+    sim: Simulation
+    weather: Weather = field(default_factory=Weather)
+    met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
+    _cut: set[tuple[str, str]] = field(default_factory=set)
+
+    def cut(self, source: str, target: str) -> None:
+        """Lose everything sent from `source` to `target` from now on. The other direction is another link."""
+        self._cut.add((source, target))
+        self.sim.note(f"link {source} -> {target} is cut")
+
+    def mend(self, source: str, target: str) -> None:
+        """Undo `cut`."""
+        self._cut.discard((source, target))
+        self.sim.note(f"link {source} -> {target} is mended")
+
+    def heal(self) -> None:
+        """A good day from now on. What is already under way still arrives late."""
+        self._cut.clear()
+        self.weather = Weather()
+        self.sim.note("network heals")
+
+    def send(self, source: str, target: str, label: str, deliver: Action) -> None:
+        """Carry one message. `deliver` runs never, once or twice, now or later."""
+        self.met["sent"] += 1
+        if (source, target) in self._cut:
+            self.met["cut off"] += 1
+            return
+        rng, weather = self.sim.rng, self.weather
+        if rng.random() < weather.loss:
+            self.met["lost"] += 1
+            return
+        copies = 1
+        if rng.random() < weather.doubled:
+            self.met["doubled"] += 1
+            copies = 2
+        for _ in range(copies):
+            delay_ms = 1 + rng.randrange(weather.delay_ms)
+            if rng.random() < weather.late:
+                self.met["late"] += 1
+                delay_ms += rng.randrange(weather.late_ms)
+            self.sim.after(delay_ms, label, deliver)

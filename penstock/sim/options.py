@@ -1,0 +1,79 @@
+"""Which world does a seed describe? Size, profile, and which faults exist in it at all (swarm testing)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from penstock.core.clock import Millis
+
+# A kind is on in some of the seeds only: a fault that is always on hides what its absence lets happen.
+FAULT_KINDS = (
+    "control crash",
+    "control crash in a transaction",
+    "control pause",
+    "control zombie",
+    "container crash",
+    "container loss",
+    "warden crash",
+    "engine crash",
+    "engine pause",
+    "warden pause",
+    "container pause",
+    "link cut",
+    "link cut one way",
+    "bad weather",
+    "store down",
+    "store errors",
+    "written but timed out",
+    "data plane errors",
+    "data plane timeouts",
+    "task crash",
+    "slow stops",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything a run is made from, besides the dice."""
+
+    seed: int
+    profile: str
+    containers: int
+    shard_count: int
+    jobs: int
+    faults: tuple[str, ...]
+    fault_every_ms: Millis
+    write_every_ms: Millis
+    poison_jobs: int
+    safety_ms: Millis
+
+    def describe(self) -> str:
+        """One line, printed before the run."""
+        return (
+            f"seed {self.seed}: {self.profile} profile, {self.containers} containers, "
+            f"{self.shard_count} shards, "
+            f"{self.jobs} jobs ({self.poison_jobs} poison), a fault each {self.fault_every_ms / 1000:.0f} s, "
+            f"a write each {self.write_every_ms / 1000:.0f} s; faults: {', '.join(self.faults) or 'none'}"
+        )
+
+
+def draw_options(seed: int) -> Options:
+    """The world of a seed."""
+    # A stream of its own: a change in the options' draw must not shift the events of every seed.
+    rng = Random(f"options {seed}")
+    profile = rng.choice(("paper", "fast"))
+    share = rng.choice((0.15, 0.4, 0.6, 0.9))
+    scale = 4 if profile == "paper" else 1
+    return Options(
+        seed=seed,
+        profile=profile,
+        containers=rng.randint(3, 8),
+        shard_count=rng.choice((8, 16, 24)),
+        jobs=rng.randint(4, 10),
+        faults=tuple(kind for kind in FAULT_KINDS if rng.random() < share),
+        fault_every_ms=rng.choice((4_000, 8_000, 15_000)) * scale,
+        write_every_ms=rng.choice((5_000, 10_000, 20_000)) * scale,
+        poison_jobs=rng.choice((0, 0, 0, 1, 2)),
+        safety_ms=300_000 * scale,
+    )

@@ -1,0 +1,203 @@
+"""What does a simulated task do? It acquires its intervals at start and commits until it ends.
+
+Starts and stops take time, a stop may hang until the kill, and until the end of a run its commits go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.core.clock import Millis
+from penstock.core.errors import Fenced, PenstockError
+from penstock.jobs.births import interval_birth
+from penstock.sim.data_plane import ModelDataPlane
+from penstock.sim.simulation import Action, Process
+from penstock.tasks.runner import FINAL, RunState, RunStatus
+from penstock.tasks.specs import TaskSpec
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one task in one engine."""
+
+    id: str
+    container: str
+    spec: TaskSpec
+    shard_epoch: int
+    process: Process
+    started_ms: Millis
+    state: RunState = RunState.STARTING
+    error: str = ""
+    tokens: dict[int, int] = field(default_factory=dict)  # partition -> token, once acquired
+    is_ending: bool = False
+    crash: Action = lambda: None  # a fault: the run ends by itself
+
+    @property
+    def is_live(self) -> bool:
+        """Something of it is alive."""
+        return self.state not in FINAL
+
+    def intervals(self) -> tuple[tuple[str, int], ...]:
+        """What it has acquired."""
+        return tuple((self.spec.birth, partition) for partition in self.tokens)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long things take in a container, and how often they go wrong."""
+
+    start_ms: Millis = 1_500
+    stop_ms: Millis = 800
+    kill_ms: Millis = 200
+    commit_ms: Millis = 2_000
+    hang: float = 0.0  # the share of stops that hang until the kill
+    start_fails: float = 0.0
+
+
+@dataclass(slots=True)
+class Population:
+    """Every run alive anywhere, dead containers' runs excluded: what the invariants look at."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    by_task: dict[str, dict[str, Run]] = field(default_factory=dict)
+    started: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    on_start: Callable[[Run], None] = lambda run: None
+
+    def add(self, run: Run) -> None:
+        """A run begins."""
+        self.on_start(run)
+        self.started += 1
+        self.runs[run.id] = run
+        self.by_task.setdefault(run.spec.task_id, {})[run.id] = run
+
+    def remove(self, run: Run) -> None:
+        """Nothing of this run is alive any more."""
+        if self.runs.pop(run.id, None) is not None:
+            del self.by_task[run.spec.task_id][run.id]
+            self.ended[run.state.value] += 1
+
+    def of(self, task_id: str) -> tuple[Run, ...]:
+        """The live runs of one task, in the order of their start."""
+        return tuple(self.by_task.get(task_id, {}).values())
+
+
+class SimRunner:
+    """The `Runner` of one engine process. Everything it runs ends with the process, at once."""
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        container: str,
+        data_plane: ModelDataPlane,
+        population: Population,
+        pace: Pace,
+    ) -> None:
+        self._process, self._container, self._data_plane = process, container, data_plane
+        self._population, self._pace = population, pace
+        self._runs: dict[str, Run] = {}
+        process.on_death.append(self._end_all)
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
+        """Begin a run."""
+        assert spec.task_id not in self._runs, f"{spec.task_id}: the last run is not forgotten"
+        assert self._process.is_alive, "a dead engine starts nothing"
+        sim = self._process.sim
+        run = Run(
+            id=f"{spec.task_id}#{self._population.started}",
+            container=self._container,
+            spec=spec,
+            shard_epoch=shard_epoch,
+            process=self._process,
+            started_ms=sim.now_ms,
+        )
+        run.crash = lambda: self._end(run, RunState.FAILED, "crashed by the simulation")
+        self._runs[spec.task_id] = run
+        self._population.add(run)
+        what = f"g{spec.generation} v{spec.running_version} e{shard_epoch}"
+        sim.note(f"{self._process.name} starts {run.id} {what}")
+        self._later(self._pace.start_ms, run, "acquires", self._acquire)
+
+    def stop(self, task_id: str) -> None:
+        """Ask a run to end."""
+        run = self._runs.get(task_id)
+        if run is None or not run.is_live or run.is_ending:
+            return
+        run.state, run.is_ending = RunState.STOPPING, True
+        if self._process.sim.rng.random() >= self._pace.hang:
+            self._later(self._pace.stop_ms, run, "stops", lambda run: self._end(run, RunState.STOPPED))
+
+    def kill(self, task_id: str) -> None:
+        """End a run that hangs."""
+        run = self._runs.get(task_id)
+        if run is None or not run.is_live:
+            return
+        run.state, run.is_ending = RunState.STOPPING, True
+        self._later(self._pace.kill_ms, run, "is killed", lambda run: self._end(run, RunState.STOPPED))
+
+    def poll(self) -> tuple[RunStatus, ...]:
+        """Every run not yet forgotten."""
+        return tuple(
+            RunStatus(task_id=task_id, state=run.state, error=run.error)
+            for task_id, run in self._runs.items()
+        )
+
+    def forget(self, task_id: str) -> None:
+        """Drop a final run."""
+        run = self._runs.get(task_id)
+        if run is not None:
+            assert not run.is_live, f"{run.id} is forgotten while it is {run.state}"
+            del self._runs[task_id]
+
+    def _later(self, up_to_ms: Millis, run: Run, what: str, action: Callable[[Run], None]) -> None:
+        delay_ms = self._process.sim.rng.randrange(up_to_ms // 10, up_to_ms + 1)
+        self._process.after(delay_ms, f"{run.id} {what}", lambda: action(run) if run.is_live else None)
+
+    def _acquire(self, run: Run) -> None:
+        if run.is_ending:
+            return
+        if self._process.sim.rng.random() < self._pace.start_fails:
+            self._end(run, RunState.FAILED, "the simulation lets this start fail")
+            return
+        spec = run.spec
+        kind, lineage = spec.config["kind"], spec.config.get("lineage", 0)
+        try:
+            for partition in spec.partitions:
+                run.tokens[partition] = self._data_plane.acquire(
+                    spec.birth,
+                    partition,
+                    born=interval_birth(spec.birth, kind, lineage, partition),
+                    generation=spec.generation,
+                    shard_epoch=run.shard_epoch,
+                    run=run.id,
+                )
+        except Fenced as error:
+            self._end(run, RunState.FENCED, error.what)
+            return
+        except PenstockError as error:
+            self._end(run, RunState.FAILED, error.what)
+            return
+        run.state = RunState.RUNNING
+        self._later(self._pace.commit_ms, run, "commits", self._commit)
+
+    def _commit(self, run: Run) -> None:
+        try:
+            for partition, token in run.tokens.items():
+                self._data_plane.commit(run.spec.birth, partition, token=token, run=run.id)
+        except Fenced as error:
+            self._end(run, RunState.FENCED, error.what)
+            return
+        self._later(self._pace.commit_ms, run, "commits", self._commit)
+
+    def _end(self, run: Run, state: RunState, error: str = "") -> None:
+        run.state, run.error = state, error
+        self._population.remove(run)
+        self._process.sim.note(f"{run.id} ends: {state} {error}")
+
+    def _end_all(self) -> None:
+        for run in self._runs.values():
+            if run.is_live:
+                self._end(run, RunState.FAILED, "the engine died")

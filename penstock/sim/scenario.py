@@ -1,0 +1,241 @@
+"""One seed from beginning to end: build a world, let it go wrong, heal it, demand that it comes to rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.core.clock import Millis
+from penstock.core.journal_store import JournalStore
+from penstock.core.sql_store import Database
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.state_syncer import SyncReport
+from penstock.sim.control import SYNC_MS, ControlPlane, Parts
+from penstock.sim.convergence import look
+from penstock.sim.data_plane import ModelDataPlane
+from penstock.sim.faults import DataPlaneFaults, FaultSchedule, StoreFaults
+from penstock.sim.fleet import Container, Surroundings
+from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker
+from penstock.sim.network import Network
+from penstock.sim.options import Options, draw_options
+from penstock.sim.runner import Pace, Population
+from penstock.sim.simulation import Process, Simulation, draw_clock
+from penstock.sim.workload import Workload
+from penstock.tasks.lease import Lease
+from penstock.tasks.messages import PROFILES
+from penstock.tasks.shard_store import ShardStore
+from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
+
+QUIET_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bugs:
+    """Planted bugs: what a world is built with instead of the real thing. The default is the real thing."""
+
+    parts: Parts = field(default_factory=Parts)
+    lease: type[Lease] = Lease
+    task_manager: type[TaskManager] = TaskManager
+    checks_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one seed showed."""
+
+    seed: int
+    trace: str
+    events: int
+    simulated_ms: Millis
+    rest_ms: Millis  # from the last fault until everything was as it should be
+    faults: Counter[str]
+    evaluated: Counter[str]
+    writes: Counter[str]
+    starts: int
+    commits: int
+    refused: int  # acquires and commits of old owners
+    failovers: int
+    excused: Counter[str]  # overlaps of two instances that the invariant allows
+
+    def line(self) -> str:
+        """For people who watch many seeds go by."""
+        return (
+            f"seed {self.seed}: ok, {self.events} events in {self.simulated_ms / 60_000:.0f} min, "
+            f"{sum(self.faults.values())} faults, {sum(self.writes.values())} writes, {self.starts} starts, "
+            f"{self.failovers} failovers, {self.refused} refused, at rest after {self.rest_ms / 1000:.0f} s, "
+            f"trace {self.trace[:8]}"
+        )
+
+
+class World:
+    """Everything of one run, wired."""
+
+    def __init__(self, options: Options, bugs: Bugs | None = None) -> None:
+        bugs = bugs or Bugs()
+        self.options, self.sim = options, Simulation(options.seed)
+        self.profile = PROFILES[options.profile]
+        self.store_faults = StoreFaults(self.sim)
+        self.database = Database(None, fault=self.store_faults)
+        self.written: set[str] = set()
+        # The one look behind the store's curtain: which tables are written, so that checkers know.
+        sa.event.listen(self.database._engine, "before_cursor_execute", self._on_statement)
+        self.shard_store = ShardStore(self.database, JournalStore(self.database))
+        self.data_plane_faults = DataPlaneFaults(self.sim)
+        self.data_plane = ModelDataPlane(
+            self.sim, fault=self.data_plane_faults, checks_tokens=bugs.checks_tokens
+        )
+        self.network, self.population, self.pace = Network(self.sim), Population(), Pace()
+        host = draw_clock(self.sim)
+        self.control = ControlPlane(
+            sim=self.sim,
+            database=self.database,
+            data_plane=self.data_plane,
+            profile=self.profile,
+            shard_count=options.shard_count,
+            clock=replace(host, wall_offset_ms=0),
+            parts=bugs.parts,
+        )
+        self.store_faults.victim = lambda process: process.name.startswith("control")
+        self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
+        self.config_checker = ConfigChecker(self, JobStore(self.database))
+        self.population.on_start = self.config_checker.on_start
+        around = Surroundings(
+            sim=self.sim,
+            network=self.network,
+            control=self.control,
+            data_plane=self.data_plane,
+            population=self.population,
+            profile=self.profile,
+            pace=self.pace,
+            settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
+            lease=bugs.lease,
+            task_manager=bugs.task_manager,
+            on_arrival=self.shard_checker.on_arrival,
+        )
+        self.around = around
+        names = [f"c{number}" for number in range(options.containers)]
+        self.containers = [Container(around, name, draw_clock(self.sim)) for name in names]
+        self._by_name = {container.name: container for container in self.containers}
+        self.faults, self.workload = FaultSchedule(self), Workload(self)
+        self.sim.watch(self.shard_checker.check)
+        self.sim.watch(self.effect_checker.check)
+        self.sim.watch(self.config_checker.check)
+
+    def container(self, name: str) -> Container:
+        """By name."""
+        return self._by_name[name]
+
+    def processes(self) -> list[Process]:
+        """Everything that is alive."""
+        found = self.control.processes()
+        for container in self.containers:
+            found += [process for process in (container.warden, container.engine) if process is not None]
+        return found
+
+    def _on_statement(self, _c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("SELECT"):
+            return
+        words = statement.split(None, 3)
+        table = words[1] if words[0] == "UPDATE" else words[2] if len(words) > 2 else ""
+        if table in ("shards", "layers", "running", "jobs"):
+            self.written.add("layers" if table == "jobs" else table)
+
+
+def run_seed(seed: int, *, bugs: Bugs | None = None, options: Options | None = None) -> Report:
+    """Run one seed; raises InvariantBroken with the seed in its message."""
+    world = World(options or draw_options(seed), bugs)
+    try:
+        return _run(world)
+    finally:
+        world.database.close()
+
+
+def _run(world: World) -> Report:
+    sim, options = world.sim, world.options
+    world.control.start()
+    for container in world.containers:
+        container.start()
+    world.workload.begin()
+    world.faults.begin()
+    sim.run(options.safety_ms)
+    rest_ms = _come_to_rest(world)
+    _stay_at_rest(world)
+    faults = world.faults.met + world.store_faults.met + world.data_plane_faults.met
+    faults += Counter({f"message {kind}": n for kind, n in world.network.met.items() if kind != "sent"})
+    return Report(
+        seed=options.seed,
+        trace=sim.trace,
+        events=sim.events_total,
+        simulated_ms=sim.now_ms,
+        rest_ms=rest_ms,
+        faults=faults,
+        evaluated=sim.evaluated,
+        writes=world.workload.done,
+        starts=world.population.started,
+        commits=world.data_plane.commits,
+        refused=world.data_plane.refused,
+        failovers=world.shard_checker.failovers,
+        excused=world.effect_checker.excused,
+    )
+
+
+def rest_bound_ms(world: World) -> Millis:
+    """How soon after the last fault everything must be as it should be: 120 s in the paper's profile."""
+    # One more interval each for a Shard Manager that took over last and for the brake.
+    return 2 * world.profile.failover_ms + world.profile.failover_ms + 30_000
+
+
+def _come_to_rest(world: World) -> Millis:
+    sim = world.sim
+    world.workload.is_over = True
+    world.faults.heal()
+    healed_ms, bound_ms = sim.now_ms, rest_bound_ms(world)
+    while True:
+        sim.run(sim.now_ms + 1_000)
+        _lift_quarantines(world)
+        problems = look(world).problems
+        late = sim.now_ms - healed_ms >= bound_ms
+        summary = f"{bound_ms} ms after the last fault: {'; '.join(problems[:5])} ({len(problems)} in all)"
+        sim.demand("I4 I5 I11 I12 comes to rest", summary if problems and late else None)
+        if not problems:
+            return sim.now_ms - healed_ms
+
+
+def _lift_quarantines(world: World) -> None:
+    """Oncalls look at every job whose plan was given up for a fault that is over; poison stays."""
+    poison = world.data_plane_faults.poison
+    for name, record in JobStore(world.database).load(sorted(world.workload.names)).items():
+        if record.quarantine is not None and name not in poison and not record.job.deleted:
+            world.workload.touch(name)
+
+
+def _stay_at_rest(world: World) -> None:
+    """I12: then nothing happens for 30 rounds."""
+    sim, reports = world.sim, list[SyncReport]()
+    _settle(world)
+    world.control.on_sync = reports.append
+    started, shards = world.population.started, world.shard_store.shards()
+    while len(reports) < QUIET_ROUNDS:
+        sim.run(sim.now_ms + SYNC_MS)
+        busy = [report for report in reports if not report.is_quiet]
+        sim.demand("I12 then no action", f"a round did {busy[0]}" if busy else None)
+        restarted = world.population.started - started
+        sim.demand("I12 then no restart", f"{restarted} tasks were restarted" if restarted else None)
+        moved = [row for row, old in zip(world.shard_store.shards(), shards, strict=True) if row != old]
+        sim.demand("I12 then no move", f"{moved} moved" if moved else None)
+        problems = look(world).problems
+        sim.demand("I4 stays at rest", "; ".join(problems) if problems else None)
+
+
+def _settle(world: World) -> None:
+    """Balancing may go on for a while after everything runs; it must end."""
+    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + 300_000
+    shards, started = world.shard_store.shards(), world.population.started
+    while sim.now_ms - calm_since_ms < 30_000:
+        sim.run(sim.now_ms + 1_000)
+        sim.demand("I12 balancing ends", "shards still move after 300 s" if sim.now_ms > limit_ms else None)
+        if (world.shard_store.shards(), world.population.started) != (shards, started):
+            shards, started, calm_since_ms = world.shard_store.shards(), world.population.started, sim.now_ms

@@ -1,0 +1,218 @@
+"""What happens next, and is it still right? One seed, virtual time, a heap of events, invariants after each.
+
+Everything random comes from `rng`, so a seed replays event by event; `trace` proves that it did.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+
+from penstock.core.clock import Millis
+
+Action = Callable[[], None]
+Check = Callable[[], str | None]  # None: it holds; otherwise what was seen
+
+WALL_START_MS = 1_800_000_000_000
+CLOCK_RATE_ERROR = 0.01
+
+
+class InvariantBroken(AssertionError):
+    """An invariant did not hold. The message tells how to see it again."""
+
+    def __init__(self, *, seed: int, name: str, seen: str, now_ms: Millis, events: tuple[str, ...]) -> None:
+        tail = "\n  ".join(events)
+        super().__init__(f"{name}: {seen}\nat {now_ms} ms; replay with seed {seed}\nlast events:\n  {tail}")
+        self.seed, self.name, self.seen, self.now_ms = seed, name, seen, now_ms
+
+
+class ProcessCrashed(BaseException):
+    """Ends the running process where it stands, as SIGKILL would: no code under test may catch it."""
+
+
+class Simulation:
+    """Virtual time and what is still to happen in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.rng, self.now_ms = seed, Random(seed), 0
+        self.evaluated: Counter[str] = Counter()
+        self.events_total = 0
+        self.current: Process | None = None  # whose code runs: faults hit processes, never the checkers
+        self._heap: list[tuple[Millis, float, int, str, Action]] = []
+        self._checks: list[tuple[str, Check]] = []
+        self._watchers: list[Action] = []
+        self._last: deque[str] = deque(maxlen=60)
+        self._trace = blake2b(digest_size=16)
+        self._n = 0
+
+    @property
+    def trace(self) -> str:
+        """A hash of every event so far: equal for two runs of one seed."""
+        return self._trace.hexdigest()
+
+    def invariant(self, name: str, check: Check) -> None:
+        """Evaluate `check` after every event from now on."""
+        self._checks.append((name, check))
+
+    def watch(self, checker: Action) -> None:
+        """Call `checker` after every event; it `demand`s what it checks itself."""
+        self._watchers.append(checker)
+
+    def at(self, when_ms: Millis, label: str, action: Action) -> None:
+        """Run `action` at a moment; ties are broken by the seed, not by who asked first."""
+        self._n += 1
+        heapq.heappush(self._heap, (max(when_ms, self.now_ms), self.rng.random(), self._n, label, action))
+
+    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+        """Run `action` once, `delay_ms` from now."""
+        self.at(self.now_ms + delay_ms, label, action)
+
+    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
+        """Run `action` again and again."""
+
+        def again() -> None:
+            action()
+            self.after(interval_ms, label, again)
+
+        self.after(interval_ms, label, again)
+
+    def note(self, what: str) -> None:
+        """Put something that happened inside an event into the trace."""
+        self._last.append(f"{self.now_ms:>9} {what}")
+        self._trace.update(f"{self.now_ms}|{what}\n".encode())
+
+    def run(self, until_ms: Millis) -> None:
+        """Let everything happen up to a moment."""
+        while self._heap and self._heap[0][0] <= until_ms:
+            when_ms, _, _, label, action = heapq.heappop(self._heap)
+            self.now_ms = when_ms
+            self.events_total += 1
+            self.note(label)
+            action()
+            self.check()
+        self.now_ms = max(self.now_ms, until_ms)
+
+    def check(self) -> None:
+        """Evaluate every invariant now."""
+        for name, check in self._checks:
+            self.demand(name, check())
+        for checker in self._watchers:
+            checker()
+
+    def demand(self, name: str, seen: str | None) -> None:
+        """Count one evaluation of an invariant; raise if something was seen."""
+        self.evaluated[name] += 1
+        if seen is not None:
+            raise InvariantBroken(
+                seed=self.seed, name=name, seen=seen, now_ms=self.now_ms, events=tuple(self._last)
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessClock:
+    """One process's clocks: its boot clock runs a little fast or slow, its wall clock is off."""
+
+    sim: Simulation
+    rate: float
+    boot_offset_ms: Millis
+    wall_offset_ms: Millis
+
+    def now_ms(self) -> Millis:
+        """The wall clock, as wrong as it is."""
+        return WALL_START_MS + self.wall_offset_ms + self.sim.now_ms
+
+    def boot_ms(self) -> Millis:
+        """The boot clock: the only one leases are measured with."""
+        return self.boot_offset_ms + int(self.sim.now_ms * self.rate)
+
+
+def draw_clock(sim: Simulation) -> ProcessClock:
+    """A clock with a rate within 1 %."""
+    return ProcessClock(
+        sim=sim,
+        rate=1 + sim.rng.uniform(-CLOCK_RATE_ERROR, CLOCK_RATE_ERROR),
+        boot_offset_ms=sim.rng.randrange(10**9),
+        wall_offset_ms=sim.rng.randrange(-3_600_000, 3_600_000),
+    )
+
+
+@dataclass(slots=True)
+class Process:
+    """A life: it runs events while it is up, keeps them while it is paused, drops them once it is dead.
+
+    After a pause the kept events come first and in order: it acts on stale knowledge, then looks at the time.
+    """
+
+    sim: Simulation
+    name: str
+    clock: ProcessClock
+    is_alive: bool = True
+    is_paused: bool = False
+    resumed_ms: Millis = -(10**12)  # the end of the last pause
+    on_death: list[Action] = field(default_factory=list)
+    _kept: list[tuple[str, Action]] = field(default_factory=list)
+
+    def run(self, label: str, action: Action) -> None:
+        """Run `action` in this process now, or when it resumes, or never."""
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._kept.append((label, action))
+            return
+        caller, self.sim.current = self.sim.current, self
+        try:
+            action()
+        except ProcessCrashed:
+            self.kill()
+        finally:
+            self.sim.current = caller
+
+    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+        """Run `action` in this process, `delay_ms` of its own clock from now."""
+        delay_ms = max(0, round(delay_ms / self.clock.rate))
+        label = f"{self.name}: {label}"
+        self.sim.after(delay_ms, label, lambda: self.run(label, action))
+
+    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
+        """Run `action` in this process again and again, as a loop with a sleep does."""
+
+        def again() -> None:
+            # Sleep again also if this round ends the process's event early by raising.
+            self.after(interval_ms, label, again)
+            action()
+
+        self.after(self.sim.rng.randrange(1, interval_ms + 1), label, again)
+
+    def pause(self) -> None:
+        """Stop running, as SIGSTOP does."""
+        if self.is_alive and not self.is_paused:
+            self.is_paused = True
+            self.sim.note(f"{self.name} pauses")
+
+    def resume(self) -> None:
+        """Go on where it stood: what was due in the meantime happens now."""
+        if not self.is_paused:
+            return
+        self.is_paused, self.resumed_ms = False, self.sim.now_ms
+        self.sim.note(f"{self.name} resumes with {len(self._kept)} kept events")
+        kept, self._kept = self._kept, []
+        for position, (label, action) in enumerate(kept):
+            self.run(label, action)
+            self.sim.check()
+            if self.is_paused:  # paused again by what it did
+                self._kept = kept[position + 1 :] + self._kept
+                return
+
+    def kill(self) -> None:
+        """End it here. What it had in memory is gone."""
+        if not self.is_alive:
+            return
+        self.is_alive, self.is_paused = False, False
+        self._kept.clear()
+        self.sim.note(f"{self.name} dies")
+        for action in self.on_death:
+            action()

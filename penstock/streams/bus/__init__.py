@@ -1,0 +1,1 @@
+"""The message bus that stands for Scribe: categories of partitions."""

@@ -1,0 +1,188 @@
+"""What a category accepts: names, specs, batches; which records of a publish are new; when a mark is due.
+
+Pure: every implementation of the bus asks here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec
+
+# Marks are at most this often, but for the last one (LOW_MAX).
+MARK_EVERY_MS: Millis = 200
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FORMATS = ("typed", "json")
+_WATERMARKS = ("producers", "injector", "event_time")
+
+
+def check_name(name: str) -> None:
+    """A category's name is also a folder's name, so it must not be able to leave its place."""
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"{name!r} cannot name a category",
+            why="a name is a letter or digit, then up to 127 letters, digits, dots, dashes and underscores",
+            fix="choose another name",
+        )
+
+
+def check_spec(spec: CategorySpec) -> None:
+    """Refuse what could never be stored."""
+    check_name(spec.name)
+    names = Counter(name for name, _ in spec.columns)
+    reserved = {field.name for field in SYSTEM_FIELDS} & set(names)
+    doubled = sorted(name for name, count in names.items() if count > 1)
+    unknown = sorted({kind for _, kind in spec.columns} - set(ARROW_TYPES))
+    complaints = [
+        (spec.partitions < 1, f"it has {spec.partitions} partitions", "give it at least one"),
+        (bool(reserved), f"columns {sorted(reserved)} belong to the bus", "rename them"),
+        (bool(doubled), f"columns {doubled} occur twice", "rename them"),
+        (bool(unknown), f"types {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
+        (spec.format not in _FORMATS, f"format {spec.format!r} is not known", f"use one of {list(_FORMATS)}"),
+        (
+            spec.watermark not in _WATERMARKS,
+            f"watermark {spec.watermark!r} is not known",
+            f"use one of {list(_WATERMARKS)}",
+        ),
+        (spec.lateness_ms < 0, f"its lateness is {spec.lateness_ms} ms", "use 0 or more"),
+    ]
+    for is_wrong, why, fix in complaints:
+        if is_wrong:
+            raise ConfigError(f"category {spec.name!r} cannot be created", why=why, fix=fix)
+
+
+def check_same(existing: Category, asked: CategorySpec) -> None:
+    """A category keeps the spec it was created with."""
+    if existing.spec != asked:
+        raise ConfigError(
+            f"category {asked.name!r} exists with another spec",
+            why=f"it is {existing.spec}, asked for was {asked}",
+            fix="choose another name, or declare it as it is",
+        )
+
+
+def arrange(spec: CategorySpec, batches: Mapping[int, pa.RecordBatch]) -> dict[int, pa.RecordBatch]:
+    """The batches, ordered by partition, in exactly the category's schema; ConfigError if they do not fit."""
+    schema = spec.schema()
+    arranged = {}
+    for partition in sorted(batches):
+        batch = batches[partition]
+        check_partition(spec, partition)
+        if batch.schema.names != schema.names or batch.schema.types != schema.types:
+            raise _misfit(spec, f"it has {_fields(batch.schema)}, the category has {_fields(schema)}")
+        nulls = [f.name for f in SYSTEM_FIELDS if not f.nullable and batch.column(f.name).null_count]
+        if nulls:
+            raise _misfit(spec, f"columns {nulls} contain nulls")
+        assert (np.diff(sequences(batch)) > 0).all(), (
+            f"_seq must ascend in a batch for {spec.name}[{partition}]"
+        )
+        arranged[partition] = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return arranged
+
+
+def check_partition(spec: CategorySpec, partition: int) -> None:
+    """Requires a partition that the category has."""
+    if not 0 <= partition < spec.partitions:
+        raise ConfigError(
+            f"category {spec.name!r} has no partition {partition}",
+            why=f"its partitions are 0 to {spec.partitions - 1}",
+            fix="compute partitions from the category as it exists",
+        )
+
+
+def check_range(spec: CategorySpec, partition: int, end: int, end_offset: int) -> None:
+    """A reader that asks beyond the end was told of records which this log no longer has."""
+    check_partition(spec, partition)
+    if end > end_offset:
+        raise CorruptData(
+            f"category {spec.name!r} partition {partition} ends at {end_offset}, asked for was up to {end}",
+            why="whoever asked has seen more of this log than it holds, so the log is older than its readers",
+            fix="restore the log and its readers' rows from the same moment; nothing was skipped",
+        )
+
+
+def sequences(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The sequences of a batch's records."""
+    return np.asarray(batch.column("_seq").to_numpy(), dtype=np.int64)
+
+
+def check_epoch(category: str, producer: str, *, epoch: int, highest: int | None) -> None:
+    """Fenced if a successor of this producer has been here."""
+    if highest is not None and epoch < highest:
+        raise Fenced(
+            f"producer {producer} may no longer write to {category!r}",
+            why=f"it has epoch {epoch}, the category has seen {highest}",
+            fix="nothing: the successor goes on",
+        )
+
+
+def not_registered(category: str, producer: str) -> NotFound:
+    """The answer to a low of a producer that the category does not count."""
+    return NotFound(
+        f"producer {producer} is not registered in {category!r}",
+        why="only registered producers move a category's watermark",
+        fix="register it first; a plan does so when it commits",
+    )
+
+
+def missing(category: str) -> NotFound:
+    """The answer to a name that no category has."""
+    return NotFound(
+        f"there is no category {category!r}",
+        why="nobody created it, or its name is misspelt",
+        fix="create it, or look at the list of categories",
+    )
+
+
+def decide_trim(batch: pa.RecordBatch, mark: int | None) -> int:
+    """How many records at the front are already there. Sequences ascend, so what is new is a suffix."""
+    return 0 if mark is None else int(np.searchsorted(sequences(batch), mark, side="right"))
+
+
+def check_gapless(category: str, partition: int, batch: pa.RecordBatch, mark: int | None) -> None:
+    """SequenceGap unless the new records follow the mark, and each other, one by one."""
+    sent = sequences(batch)
+    assert not len(sent) or sent[0] >= 1, "gapless sequences start at 1"
+    new = sent[decide_trim(batch, mark) :]
+    expected = np.arange(len(new), dtype=np.int64) + (mark or 0) + 1
+    wrong = np.flatnonzero(new != expected)
+    if len(wrong):
+        raise SequenceGap(
+            f"a publish to {category!r} partition {partition} skips sequences",
+            why=f"sequence {int(expected[wrong[0]])} comes next, {int(new[wrong[0]])} was sent",
+            fix="send what lies between first; nothing was written",
+        )
+
+
+def decide_mark(
+    lows: Mapping[str, Millis], *, last: Millis, last_ms: Millis | None, now_ms: Millis
+) -> Millis | None:
+    """The W of the mark that is due now, or None. A category without producers keeps the W it has."""
+    low = min(lows.values(), default=last)
+    if low <= last:
+        return None
+    # The distance, not the difference: after the wall clock was set back marks go on.
+    if low < LOW_MAX and last_ms is not None and abs(now_ms - last_ms) < MARK_EVERY_MS:
+        return None
+    return low
+
+
+def _misfit(spec: CategorySpec, why: str) -> ConfigError:
+    return ConfigError(
+        f"a batch does not fit category {spec.name!r}",
+        why=why,
+        fix="send the category's columns, in order; a changed schema needs a new category",
+    )
+
+
+def _fields(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

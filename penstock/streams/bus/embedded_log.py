@@ -1,0 +1,258 @@
+"""The bus on one machine's disk: a folder per category with Arrow segments and the SQLite index over them."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import CorruptData
+from penstock.streams.bus import admission, log_index
+from penstock.streams.bus.embedded_clean import UNFINISHED, clean_category, clean_unfinished
+from penstock.streams.bus.embedded_publish import Publish, SegmentCleaned, publish_once
+from penstock.streams.bus.log import Category, CategorySpec, Mark, Published
+from penstock.streams.bus.log_index import Entry, LogIndex
+from penstock.streams.bus.segments import read_batch, segment_path, sync_folder, translated
+
+# How often a publish starts again when the cleaner took its file for a dead publisher's.
+PUBLISH_TRIES = 5
+
+
+class EmbeddedLog:
+    """The `Log` protocol on a folder, shared by any number of handles, threads and processes of one host.
+
+    `fault(point)` is called around every effect ("publish:before", "publish:after", "write:before", ...):
+    tests crash there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fault: Callable[[str], None] | None = None,
+        new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._folder = folder.absolute()
+        self._fault, self._new_birth = fault or (lambda point: None), new_birth
+        self._opened: dict[str, tuple[LogIndex, Category]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Handles travel to Spark's workers; connections and hooks do not.
+        return EmbeddedLog, (self._folder,)
+
+    def close(self) -> None:
+        """Close this process's idle connections; the handle may be used again."""
+        for index, _ in self._opened.values():
+            index.close()
+
+    def create(self, spec: CategorySpec) -> Category:
+        """Create, or return the existing category if its spec is the same. The first creator wins."""
+        admission.check_spec(spec)
+        with translated(self._folder / spec.name):
+            if not (self._folder / spec.name / log_index.INDEX).exists():
+                self._build(spec)
+            sync_folder(self._folder)  # also for the loser of a race, whose winner may not be there yet
+        self._fault("create:after")
+        category = self.describe(spec.name)
+        admission.check_same(category, spec)
+        return category
+
+    def describe(self, name: str) -> Category:
+        """NotFound if there is none."""
+        return self._of(name)[1]
+
+    def categories(self) -> tuple[Category, ...]:
+        """All categories, by name."""
+        if not self._folder.exists():
+            return ()
+        names = (path.parent.name for path in self._folder.glob(f"*/{log_index.INDEX}"))
+        return tuple(self.describe(name) for name in sorted(names) if not name.startswith("."))
+
+    def publish(
+        self,
+        category: str,
+        *,
+        producer: str,
+        epoch: int,
+        batches: Mapping[int, pa.RecordBatch],
+        gapless: bool,
+    ) -> Published:
+        """Append what is new of each batch, all partitions or none; on disk when it returns."""
+        index, described = self._of(category)
+        arranged = admission.arrange(described.spec, batches)
+        publish = Publish(
+            category=category, producer=producer, epoch=epoch, batches=arranged, gapless=gapless
+        )
+        for _ in range(PUBLISH_TRIES - 1):
+            try:
+                return publish_once(index, publish, self._fault)
+            except SegmentCleaned:
+                continue
+        return publish_once(index, publish, self._fault)
+
+    def end_offsets(self, category: str) -> tuple[int, ...]:
+        """One past the last record of each partition."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_ends(connection)
+
+    def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Records [start, end) in offset order. The index is read now, the segments as asked for."""
+        assert start >= 0, "offsets count from 0"
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        if end <= start:
+            return iter(())
+        with index.reading() as connection:
+            admission.check_range(described.spec, partition, end, log_index.load_ends(connection)[partition])
+            entries = log_index.load_entries(connection, partition, start, end)
+        _check_whole(index.folder, entries, start, end)
+        return _batches(index.folder, described.spec.schema(), entries, start, end)
+
+    def published_to(self, category: str, producer: str) -> Mapping[int, int]:
+        """The highest sequence this producer ever appended, per partition."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_sequences(connection, producer)
+
+    def fence(self, category: str, producer: str, epoch: int) -> None:
+        """Refuse every smaller epoch of this producer from now on."""
+        with self._of(category)[0].writing("fence") as connection:
+            log_index.raise_epoch(connection, producer, epoch)
+
+    def register_producer(self, category: str, producer: str) -> None:
+        """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
+        with self._of(category)[0].writing("register_producer") as connection:
+            if producer not in log_index.load_lows(connection):
+                log_index.set_low(connection, producer, log_index.load_watermark(connection)[0])
+
+    def unregister_producer(self, category: str, producer: str) -> None:
+        """Count it no longer; W rises with the next report of another producer."""
+        with self._of(category)[0].writing("unregister_producer") as connection:
+            if producer in log_index.load_lows(connection):
+                log_index.set_low(connection, producer, None)
+
+    def producers(self, category: str) -> Mapping[str, Millis]:
+        """Registered producers and their output lows."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_lows(connection)
+
+    def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
+        """Raise the producer's output low, append a mark if one is due; writes only what changes."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            change = _decide_report(connection, category, producer, epoch, low, now_ms)
+        if change == _LowChange():
+            return
+        with index.writing("report_low") as connection:
+            change = _decide_report(connection, category, producer, epoch, low, now_ms)
+            if change.epoch is not None:
+                log_index.raise_epoch(connection, producer, change.epoch)
+            if change.low is not None:
+                log_index.set_low(connection, producer, change.low)
+            if change.mark is not None:
+                log_index.append_mark(connection, change.mark, now_ms)
+
+    def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
+        """Marks of one partition with low > `above` and end <= `up_to`, in order."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            return tuple(log_index.load_marks(connection, partition, above=above, up_to=up_to))
+
+    def watermark(self, category: str) -> Millis:
+        """W of the last mark, LOW_MIN if none."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_watermark(connection)[0]
+
+    def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
+        """Remove what dead publishers and creators left; returns how many files and folders went.
+
+        A pending file's age counts from the first `clean` that saw it. A live publisher whose file is taken
+        publishes again, so `older_than_ms` only has to be longer than most publishes.
+        """
+        removed = sum(
+            clean_category(self._of(category.spec.name)[0], now_ms=now_ms, older_than_ms=older_than_ms)
+            for category in self.categories()
+        )
+        return removed + clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
+
+    def _of(self, name: str) -> tuple[LogIndex, Category]:
+        found = self._opened.get(name)
+        if found is None:
+            admission.check_name(name)
+            index = LogIndex(self._folder / name, self._fault)
+            with index.reading() as connection:
+                found = self._opened.setdefault(name, (index, log_index.load_category(connection)))
+        return found
+
+    def _build(self, spec: CategorySpec) -> None:
+        """Made aside and renamed, so that nobody ever sees half a category."""
+        unfinished = self._folder / f"{UNFINISHED}{secrets.token_hex(8)}"
+        try:
+            unfinished.mkdir(parents=True)
+            log_index.build(unfinished, Category(spec=spec, birth=self._new_birth()))
+            sync_folder(unfinished)
+            self._fault("create:before")
+            unfinished.rename(self._folder / spec.name)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # somebody else was faster
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LowChange:
+    """What a report changes; None: nothing."""
+
+    epoch: int | None = None
+    low: Millis | None = None
+    mark: Millis | None = None
+
+
+def _decide_report(
+    connection: sqlite3.Connection, category: str, producer: str, epoch: int, low: Millis, now_ms: Millis
+) -> _LowChange:
+    highest = log_index.load_epoch(connection, producer)
+    admission.check_epoch(category, producer, epoch=epoch, highest=highest)
+    lows = log_index.load_lows(connection)
+    if producer not in lows:
+        raise admission.not_registered(category, producer)
+    raised = low if low > lows[producer] else None
+    lows[producer] = max(low, lows[producer])
+    last, last_ms = log_index.load_watermark(connection)
+    return _LowChange(
+        epoch=epoch if highest is None or epoch > highest else None,
+        low=raised,
+        mark=admission.decide_mark(lows, last=last, last_ms=last_ms, now_ms=now_ms),
+    )
+
+
+def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:
+    position = entries[0].first if entries else end
+    is_whole = position <= start
+    for entry in entries:
+        is_whole = is_whole and entry.first == position
+        position = entry.first + entry.rows
+    if not is_whole or position < end:
+        raise CorruptData(
+            f"the index of category {folder.name!r} has a hole between offsets {start} and {end}",
+            why="offsets have no gaps, so rows of the index were lost or changed",
+            fix=f"restore {folder / log_index.INDEX} from a backup",
+        )
+
+
+def _batches(
+    folder: Path, schema: pa.Schema, entries: list[Entry], start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    for entry in entries:
+        path = segment_path(folder, entry.segment)
+        batch = read_batch(schema, entry.place, path=path, inline=entry.payload)
+        first, last = max(start, entry.first), min(end, entry.first + entry.rows)
+        yield batch.slice(entry.skip + first - entry.first, last - first)

@@ -1,0 +1,166 @@
+"""What the bus promises: categories of partitions, idempotent fenced publishing, marks.
+
+A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
+`_late` bool, then the category's own columns. A `json` category has one own column, `_value` (binary).
+Offsets count from 0 in each partition, without gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+
+# The low watermark before anything is known, and after everything has come.
+LOW_MIN: Millis = -(2**62)
+LOW_MAX: Millis = 2**62
+
+SYSTEM_FIELDS = (
+    pa.field("_seq", pa.int64(), nullable=False),
+    pa.field("_ts", pa.int64(), nullable=False),
+    pa.field("_key", pa.string()),
+    pa.field("_late", pa.bool_(), nullable=False),
+)
+# Spark SQL type names that categories, selects and computations may use.
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategorySpec:
+    """What a category is declared to be.
+
+    `watermark` is "producers" (the minimum of its producers' output lows), "injector" (whoever injects
+    publishes lows under registered producer ids) or "event_time" (running maximum of `_ts` per partition,
+    minus `lateness_ms`). A name is a letter or digit, then up to 127 letters, digits, dots, dashes and
+    underscores.
+    """
+
+    name: str
+    partitions: int
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`: inside the object
+    format: str = "typed"  # typed | json
+    watermark: str = "producers"
+    lateness_ms: Millis = 0
+    ts_column: str = ""  # json: which column holds the event time in ms ("" = the record's own `_ts`)
+
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what lies on the bus."""
+        own = (
+            [pa.field("_value", pa.binary())]
+            if self.format == "json"
+            else [pa.field(name, ARROW_TYPES[kind]) for name, kind in self.columns]
+        )
+        return pa.schema([*SYSTEM_FIELDS, *own])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Category:
+    """A category as it exists: its spec and its birth id."""
+
+    spec: CategorySpec
+    birth: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """After offset `end` (in one partition) no record with ts < `low` follows, but late ones."""
+
+    low: Millis
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publish did, per partition: records appended, records trimmed as already there."""
+
+    appended: Mapping[int, int] = field(default_factory=dict)
+    trimmed: Mapping[int, int] = field(default_factory=dict)
+
+
+class Log(Protocol):
+    """The bus. Safe for many processes at once; every method opens what it needs."""
+
+    def create(self, spec: CategorySpec) -> Category:
+        """Create, or return the existing category if its spec is the same; else ConfigError."""
+
+    def describe(self, name: str) -> Category:
+        """NotFound if there is none."""
+
+    def categories(self) -> tuple[Category, ...]:
+        """All categories, by name."""
+
+    def publish(
+        self,
+        category: str,
+        *,
+        producer: str,
+        epoch: int,
+        batches: Mapping[int, pa.RecordBatch],
+        gapless: bool,
+    ) -> Published:
+        """Append to several partitions in one transaction; durable when it returns.
+
+        `_seq` strictly ascends within each batch (a bug otherwise: AssertionError). Records with `_seq` <=
+        the mark of (producer, partition) are trimmed one by one; a producer without a mark is not trimmed.
+        `epoch` below the producer's highest: Fenced; a higher one becomes the highest, also if all was
+        trimmed. `gapless`, and the untrimmed sequences are not mark + 1, mark + 2, ... (from 1): SequenceGap.
+        A batch of another schema or for a partition that is not there: ConfigError. After an error nothing is
+        written. `Published` has every given partition, with 0 where nothing was appended or trimmed.
+        """
+
+    def end_offsets(self, category: str) -> tuple[int, ...]:
+        """One past the last record of each partition."""
+
+    def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Records [start, end) in offset order, schema = spec.schema(); CorruptData on a bad checksum.
+
+        An empty range yields nothing. `end` above the end offset is CorruptData too: whoever asks was told of
+        records that this log does not have, and a shorter answer would lose them in silence.
+        """
+
+    def published_to(self, category: str, producer: str) -> Mapping[int, int]:
+        """The highest sequence this producer ever appended, per partition."""
+
+    def fence(self, category: str, producer: str, epoch: int) -> None:
+        """Refuse every smaller epoch of this producer from now on."""
+
+    def register_producer(self, category: str, producer: str) -> None:
+        """Count this producer in the category's watermark: from LOW_MIN without marks, else from its W.
+
+        Repeated while it is registered it does nothing.
+        """
+
+    def unregister_producer(self, category: str, producer: str) -> None:
+        """Count it no longer. W rises with the next report of another producer; without producers it stays.
+
+        Its epoch and sequences stay. Repeated it does nothing.
+        """
+
+    def producers(self, category: str) -> Mapping[str, Millis]:
+        """Registered producers and their output lows."""
+
+    def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
+        """Raise the producer's output low (max of old and new, under its epoch), and append a mark if W rose.
+
+        W = min of the lows of all registered producers. A mark is (W, end offsets), appended in the same
+        transaction, at most one per 200 ms of `now_ms` (LOW_MAX at once); one held back so is appended by a
+        later report, also of the same low. Fenced if `epoch` is old; NotFound if not registered.
+        """
+
+    def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
+        """Marks of one partition with low > `above` and end <= `up_to`, in order."""
+
+    def watermark(self, category: str) -> Millis:
+        """W of the last mark, LOW_MIN if none."""

@@ -1,0 +1,214 @@
+"""The bus in memory: a real implementation for tests, models and the simulator."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.streams.bus import admission
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Published
+
+
+@dataclass(slots=True)
+class _Partition:
+    starts: list[int] = field(default_factory=list)  # first offset of each batch
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    end: int = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self.starts.append(self.end)
+        self.batches.append(batch)
+        self.end += batch.num_rows
+
+    def cut(self, start: int, end: int) -> list[pa.RecordBatch]:
+        cuts = []
+        for index in range(bisect_right(self.starts, start) - 1, len(self.starts)):
+            first, batch = self.starts[index], self.batches[index]
+            if first >= end:
+                break
+            skip = max(0, start - first)
+            cuts.append(batch.slice(skip, min(end - first, batch.num_rows) - skip))
+        return cuts
+
+
+@dataclass(slots=True)
+class _Stored:
+    category: Category
+    partitions: list[_Partition]
+    epochs: dict[str, int] = field(default_factory=dict)  # producer -> highest epoch seen
+    sequences: dict[str, dict[int, int]] = field(
+        default_factory=dict
+    )  # producer -> partition -> highest sequence
+    lows: dict[str, Millis] = field(default_factory=dict)  # registered producers
+    marks: list[tuple[Millis, tuple[int, ...]]] = field(default_factory=list)  # (W, end offsets)
+    marked_ms: Millis | None = None
+
+    @property
+    def low(self) -> Millis:
+        return self.marks[-1][0] if self.marks else LOW_MIN
+
+    def ends(self) -> tuple[int, ...]:
+        return tuple(partition.end for partition in self.partitions)
+
+
+class MemoryLog:
+    """The `Log` protocol in memory. Thread-safe.
+
+    `fault(point)` is called at "<method>:before" and "<method>:after" of every effect (create, publish,
+    fence, register_producer, unregister_producer, report_low); what it raises reaches the caller.
+    """
+
+    def __init__(
+        self,
+        *,
+        fault: Callable[[str], None] | None = None,
+        new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._fault, self._new_birth = fault or (lambda point: None), new_birth
+        self._lock = threading.RLock()
+        self._stored: dict[str, _Stored] = {}
+
+    def create(self, spec: CategorySpec) -> Category:
+        """Create, or return the existing category if its spec is the same."""
+        admission.check_spec(spec)
+        with self._effect("create"):
+            stored = self._stored.get(spec.name)
+            if stored is None:
+                category = Category(spec=spec, birth=self._new_birth())
+                stored = _Stored(category, [_Partition() for _ in range(spec.partitions)])
+                self._stored[spec.name] = stored
+            admission.check_same(stored.category, spec)
+            return stored.category
+
+    def describe(self, name: str) -> Category:
+        """NotFound if there is none."""
+        with self._lock:
+            return self._of(name).category
+
+    def categories(self) -> tuple[Category, ...]:
+        """All categories, by name."""
+        with self._lock:
+            return tuple(self._stored[name].category for name in sorted(self._stored))
+
+    def publish(
+        self,
+        category: str,
+        *,
+        producer: str,
+        epoch: int,
+        batches: Mapping[int, pa.RecordBatch],
+        gapless: bool,
+    ) -> Published:
+        """Append what is new of each batch, all partitions or none."""
+        with self._effect("publish"):
+            stored = self._of(category)
+            arranged = admission.arrange(stored.category.spec, batches)
+            admission.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
+            marks = stored.sequences.get(producer, {})
+            if gapless:
+                for partition, batch in arranged.items():
+                    admission.check_gapless(category, partition, batch, marks.get(partition))
+            trimmed = {p: admission.decide_trim(batch, marks.get(p)) for p, batch in arranged.items()}
+            stored.epochs[producer] = epoch
+            for partition, batch in arranged.items():
+                new = batch.slice(trimmed[partition])
+                if new.num_rows:
+                    stored.partitions[partition].append(new)
+                    stored.sequences.setdefault(producer, {})[partition] = int(admission.sequences(new)[-1])
+            appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
+            return Published(appended=appended, trimmed=trimmed)
+
+    def end_offsets(self, category: str) -> tuple[int, ...]:
+        """One past the last record of each partition."""
+        with self._lock:
+            return self._of(category).ends()
+
+    def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Records [start, end) in offset order."""
+        assert start >= 0, "offsets count from 0"
+        with self._lock:
+            stored = self._of(category)
+            admission.check_partition(stored.category.spec, partition)
+            if end <= start:
+                return iter(())
+            found = stored.partitions[partition]
+            admission.check_range(stored.category.spec, partition, end, found.end)
+            return iter(found.cut(start, end))
+
+    def published_to(self, category: str, producer: str) -> Mapping[int, int]:
+        """The highest sequence this producer ever appended, per partition."""
+        with self._lock:
+            return dict(self._of(category).sequences.get(producer, {}))
+
+    def fence(self, category: str, producer: str, epoch: int) -> None:
+        """Refuse every smaller epoch of this producer from now on."""
+        with self._effect("fence"):
+            epochs = self._of(category).epochs
+            epochs[producer] = max(epoch, epochs.get(producer, epoch))
+
+    def register_producer(self, category: str, producer: str) -> None:
+        """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
+        with self._effect("register_producer"):
+            stored = self._of(category)
+            stored.lows.setdefault(producer, stored.low)
+
+    def unregister_producer(self, category: str, producer: str) -> None:
+        """Count it no longer; W rises with the next report of another producer."""
+        with self._effect("unregister_producer"):
+            self._of(category).lows.pop(producer, None)
+
+    def producers(self, category: str) -> Mapping[str, Millis]:
+        """Registered producers and their output lows."""
+        with self._lock:
+            return dict(self._of(category).lows)
+
+    def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
+        """Raise the producer's output low, and append a mark if one is due."""
+        with self._effect("report_low"):
+            stored = self._of(category)
+            admission.check_epoch(category, producer, epoch=epoch, highest=stored.epochs.get(producer))
+            if producer not in stored.lows:
+                raise admission.not_registered(category, producer)
+            stored.epochs[producer] = epoch
+            stored.lows[producer] = max(low, stored.lows[producer])
+            due = admission.decide_mark(stored.lows, last=stored.low, last_ms=stored.marked_ms, now_ms=now_ms)
+            if due is not None:
+                stored.marks.append((due, stored.ends()))
+                stored.marked_ms = now_ms
+
+    def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
+        """Marks of one partition with low > `above` and end <= `up_to`, in order."""
+        with self._lock:
+            stored = self._of(category)
+            admission.check_partition(stored.category.spec, partition)
+            return tuple(
+                Mark(low=low, end=ends[partition])
+                for low, ends in stored.marks
+                if low > above and ends[partition] <= up_to
+            )
+
+    def watermark(self, category: str) -> Millis:
+        """W of the last mark, LOW_MIN if none."""
+        with self._lock:
+            return self._of(category).low
+
+    def _of(self, name: str) -> _Stored:
+        admission.check_name(name)
+        stored = self._stored.get(name)
+        if stored is None:
+            raise admission.missing(name)
+        return stored
+
+    @contextmanager
+    def _effect(self, name: str) -> Iterator[None]:
+        with self._lock:
+            self._fault(f"{name}:before")
+            yield
+            self._fault(f"{name}:after")

@@ -1,0 +1,130 @@
+"""The bus as a Spark source: one input partition per interval and batch, a batch at every trigger, records or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from penstock.core.errors import Fenced
+from penstock.streams.task import OwnedInterval, TaskDescriptor
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.reading import read_range
+
+
+class IntervalPartition(InputPartition):
+    """One interval's range in one batch."""
+
+    def __init__(self, index: int, start: int, end: int) -> None:
+        super().__init__(None)
+        self.index, self.start, self.end = index, start, end
+
+
+class PenstockSource(DataSource):
+    """`spark.readStream.format("penstock").option("task", <descriptor>)`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> str:
+        return TaskDescriptor.from_json(self.options["task"]).schema_ddl()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return IntervalStreamReader(self.options["task"])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return IntervalBatchReader(self.options["task"])
+
+
+class IntervalStreamReader(DataSourceStreamReader):
+    """Plans ranges at the driver, reads them on workers.
+
+    Offsets are {"tick": n, "<partition>": next offset}. The tick makes every trigger a batch, so that timers,
+    leftovers and watermarks never wait for data.
+    """
+
+    def __init__(self, descriptor: str) -> None:
+        self._descriptor = descriptor
+
+    def initialOffset(self) -> dict[str, Any]:
+        task = TaskDescriptor.from_json(self._descriptor)
+        offset: dict[str, Any] = {"tick": 0}
+        for interval in task.intervals:
+            offset[str(interval.ref.partition)] = _committed(task, interval)
+        return offset
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(TaskDescriptor.from_json(self._descriptor).batch_rows_max)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        task = TaskDescriptor.from_json(self._descriptor)
+        ends = open_log(task.bus).end_offsets(task.input.category)
+        budget = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
+        share = None if budget is None else max(1, budget // max(1, len(task.intervals)))
+        offset: dict[str, Any] = {"tick": start["tick"] + 1}
+        for interval in task.intervals:
+            name = str(interval.ref.partition)
+            end = ends[interval.ref.partition]
+            offset[name] = end if share is None else min(end, start[name] + share)
+        return offset
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        task = TaskDescriptor.from_json(self._descriptor)
+        if start["tick"] == end["tick"]:
+            return []
+        return [
+            IntervalPartition(index, start[str(interval.ref.partition)], end[str(interval.ref.partition)])
+            for index, interval in enumerate(task.intervals)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, IntervalPartition)
+        return _read(self._descriptor, partition)
+
+
+class IntervalBatchReader(DataSourceReader):
+    """The same rows as one batch over fixed ranges: how a successor repeats an intent."""
+
+    def __init__(self, descriptor: str) -> None:
+        self._descriptor = descriptor
+
+    def partitions(self) -> Sequence[InputPartition]:
+        task = TaskDescriptor.from_json(self._descriptor)
+        assert task.replay is not None, "a batch read needs its ranges"
+        found = []
+        for index, interval in enumerate(task.intervals):
+            span = task.replay.get(str(interval.ref.partition), {}).get(task.input.birth)
+            if span is not None:
+                found.append(IntervalPartition(index, span[0], span[1]))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, IntervalPartition)
+        return _read(self._descriptor, partition)
+
+
+def _read(descriptor: str, partition: IntervalPartition) -> Iterator[pa.RecordBatch]:
+    task = TaskDescriptor.from_json(descriptor)
+    yield from read_range(
+        interval=task.intervals[partition.index],
+        source=task.input,
+        span=(partition.start, partition.end),
+        log=open_log(task.bus),
+        rows=open_rows(task.rows),
+    )
+
+
+def _committed(task: TaskDescriptor, interval: OwnedInterval) -> int:
+    row = open_rows(task.rows).peek(interval.ref)
+    if row.token != interval.token:
+        raise Fenced(
+            f"{task.task_id}: partition {interval.ref.partition} has a new owner",
+            why=f"token {interval.token} was followed by {row.token}",
+            fix="nothing: the successor goes on",
+        )
+    return row.offsets[task.input.birth]

@@ -1,0 +1,103 @@
+"""What a plan creates before tasks may open it: categories, intervals, producers; and how a plan fences old tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
+from penstock.jobs.births import interval_birth, producer_of
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
+from penstock.streams.rows.row_store import IntervalRef, RowStore
+
+
+class StreamDataPlane:
+    """The bus and the row store, as the State Syncer uses them. Every call may be repeated."""
+
+    def __init__(self, log: Log, rows: RowStore) -> None:
+        self._log, self._rows = log, rows
+
+    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+        """Create outputs, intervals with their initial offsets (resolved once), and producer registrations."""
+        for output in config["outputs"]:
+            self._log.create(
+                CategorySpec(
+                    name=output["category"],
+                    partitions=output["partitions"],
+                    columns=tuple((name, kind) for name, kind in output["columns"]),
+                    format=output.get("format", "typed"),
+                )
+            )
+        source = self._input(job, config)
+        starts = self._starts(config, source)
+        for ref in _intervals(job, birth, config):
+            self._rows.create(ref, offsets={source.birth: starts[ref.partition]}, low=LOW_MIN)
+        for category, producer in self._producers(birth, config, source):
+            self._log.register_producer(category, producer)
+
+    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+        """Take every interval away from whoever still holds it, and refuse its publishes on all outputs."""
+        source = self._input(job, config)
+        for ref in _intervals(job, birth, config):
+            token = self._rows.fence(ref, generation=generation)
+            producer = _producer(birth, config, source, ref.partition)
+            for output in config["outputs"]:
+                self._log.fence(output["category"], producer, token)
+
+    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+        """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
+        before = set(self._producers(birth, old, self._input(job, old)))
+        after = set() if new is None else set(self._producers(birth, new, self._input(job, new)))
+        for category, producer in sorted(before - after):
+            self._log.unregister_producer(category, producer)
+
+    def _input(self, job: str, config: Mapping[str, Any]) -> Category:
+        name = config["inputs"][0]["category"]
+        try:
+            category = self._log.describe(name)
+        except NotFound as error:
+            # Another job of the pipeline may create it a moment later, so this is not this job's failure.
+            raise StoreUnavailable(
+                f"job {job} waits for its input {name!r}", why=str(error), fix="submit the job that writes it"
+            ) from error
+        if category.spec.partitions != config["partitions"]:
+            raise ConfigError(
+                f"job {job} expects {config['partitions']} partitions of {name!r}",
+                why=f"the category has {category.spec.partitions}",
+                fix="submit the pipeline again: the planner reads the number from the category",
+            )
+        return category
+
+    def _starts(self, config: Mapping[str, Any], source: Category) -> tuple[int, ...]:
+        if config["inputs"][0].get("start", "earliest") == "latest":
+            return self._log.end_offsets(source.spec.name)
+        return (0,) * source.spec.partitions
+
+    def _producers(
+        self, birth: str, config: Mapping[str, Any], source: Category
+    ) -> Iterator[tuple[str, str]]:
+        for output in config["outputs"]:
+            if output["stream"] == "dead":
+                continue  # dead letters have no watermark
+            for partition in range(config["partitions"]):
+                yield output["category"], _producer(birth, config, source, partition)
+
+
+def _intervals(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[IntervalRef]:
+    for partition in range(config["partitions"]):
+        yield IntervalRef(
+            job=job,
+            job_birth=birth,
+            partition=partition,
+            birth=interval_birth(birth, config["kind"], config["lineage"], partition),
+        )
+
+
+def _producer(birth: str, config: Mapping[str, Any], source: Category, partition: int) -> str:
+    return producer_of(
+        job_birth=birth,
+        kind=config["kind"],
+        lineage=config["lineage"],
+        input_birth=source.birth,
+        partition=partition,
+    )

@@ -1,0 +1,69 @@
+"""The container's Spark session, tuned for many small queries: what a micro-batch costs is decided here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.streams.bus.spark_source import PenstockSource
+from penstock.streams.engine.java import require_java
+
+# Hadoop's local file system forks `chmod` and friends for every log file; this manager writes them directly.
+CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
+    """A local session. `scratch` holds what may be lost: Spark's own checkpoints are never read again."""
+    require_java()
+    scratch.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    session = (
+        SparkSession.builder.appName(app_name)
+        .master(f"local[{cores}]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.local.dir", str(scratch / "spark"))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.scheduler.mode", "FAIR")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_FILES)
+        .config("spark.sql.streaming.minBatchesToRetain", "2")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "5")
+        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
+        .config("spark.task.maxFailures", "1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(PenstockSource)
+    return session
+
+
+def warm_up(session: SparkSession) -> None:
+    """Start the Python workers and load what every step needs, before the first task does."""
+
+    def touch(batches):  # type: ignore[no-untyped-def]
+        import penstock.streams.engine.step_worker  # noqa: F401
+
+        yield from batches
+
+    session.range(1, numPartitions=1).mapInArrow(touch, "id bigint").write.format("noop").mode("overwrite").save()
+
+
+def checkpoint_folder(scratch: Path) -> Path:
+    """Where scratch checkpoints go: memory where there is some, since nobody reads them after a restart."""
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else scratch
+    return base / f"penstock-{os.getpid()}"

@@ -1,0 +1,288 @@
+"""The runs of a container's tasks: each a thread that owns its intervals, starts a query, and sees it end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.core.errors import Fenced, PenstockError
+from penstock.jobs.births import interval_birth, producer_of
+from penstock.streams.engine.load import LoadMeter
+from penstock.streams.engine.query import replay, start_query
+from penstock.streams.step import OutputSpec, open_interval
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.rows.row_store import IntervalRef, IntervalRow
+from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_from, output_from
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a run is asked to do: a task spec's content and the shard epoch it runs under."""
+
+    task_id: str
+    job: str
+    job_birth: str
+    generation: int
+    shard_epoch: int
+    partitions: Sequence[int]
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as seen from outside. `state`: starting, running, stopping, stopped, failed or fenced."""
+
+    task_id: str
+    state: str
+    error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class SparkTasks:
+    """Starts and stops task runs in one Spark session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        bus: str,
+        rows: str,
+        package_folder: Callable[[str], Path],
+        checkpoints: Path,
+        die: Callable[[str], None],
+    ) -> None:
+        self._spark, self._bus, self._rows = spark, bus, rows
+        self._package_folder, self._checkpoints, self._die = package_folder, checkpoints, die
+        self._runs: dict[str, _Run] = {}
+
+    def start(self, assignment: Assignment) -> None:
+        """Begin a run. Requires: no run of this task id is known."""
+        assert assignment.task_id not in self._runs, f"{assignment.task_id} already has a run"
+        run = _Run(self, assignment)
+        self._runs[assignment.task_id] = run
+        run.start()
+
+    def stop(self, task_id: str) -> None:
+        """Ask a run to end."""
+        if task_id in self._runs:
+            self._runs[task_id].ask_to_stop()
+
+    def kill(self, task_id: str) -> None:
+        """End a run that did not stop: first its Spark jobs; if it still lives at the next call, the whole engine."""
+        run = self._runs.get(task_id)
+        if run is None or run.is_final():
+            return
+        if run.kills >= 1:
+            self._die(f"task {task_id} did not stop")
+        run.kill()
+
+    def poll(self) -> tuple[RunView, ...]:
+        """Every run not yet forgotten."""
+        return tuple(run.view() for run in list(self._runs.values()))
+
+    def forget(self, task_id: str) -> None:
+        """Drop a run that has ended."""
+        run = self._runs.pop(task_id, None)
+        assert run is None or run.is_final(), f"{task_id} still runs"
+
+    # What a run does, in order.
+
+    def open(self, assignment: Assignment) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]]:
+        """Acquire every interval of the task; only then is anything read."""
+        bus, rows = open_log(self._bus), open_rows(self._rows)
+        config = assignment.config
+        source = bus.describe(config["inputs"][0]["category"])
+        outputs = tuple(
+            OutputSpec(
+                stream=item["stream"],
+                category=item["category"],
+                birth=bus.describe(item["category"]).birth,
+                partitions=item["partitions"],
+                columns=tuple((name, kind) for name, kind in item["columns"]),
+                watermarked=item["stream"] != "dead",
+            )
+            for item in config["outputs"]
+        )
+        intervals, found = [], []
+        for partition in assignment.partitions:
+            ref = IntervalRef(
+                job=assignment.job,
+                job_birth=assignment.job_birth,
+                partition=partition,
+                birth=interval_birth(assignment.job_birth, config["kind"], config["lineage"], partition),
+            )
+            producer = producer_of(
+                job_birth=assignment.job_birth,
+                kind=config["kind"],
+                lineage=config["lineage"],
+                input_birth=source.birth,
+                partition=partition,
+            )
+            row = open_interval(
+                ref=ref,
+                generation=assignment.generation,
+                shard_epoch=assignment.shard_epoch,
+                producer=producer,
+                rows=rows,
+                log=bus,
+                outputs=outputs,
+            )
+            intervals.append(OwnedInterval(ref=ref, token=row.token, producer=producer))
+            found.append(row)
+        package = config["package"]
+        descriptor = TaskDescriptor(
+            task_id=assignment.task_id,
+            job=assignment.job,
+            kind=config["kind"],
+            bus=self._bus,
+            rows=self._rows,
+            intervals=tuple(intervals),
+            input=Input(
+                category=source.spec.name,
+                birth=source.birth,
+                columns=source.spec.columns,
+                format=source.spec.format,
+                watermark=source.spec.watermark,
+                lateness_ms=source.spec.lateness_ms,
+                ts_column=source.spec.ts_column,
+            ),
+            outputs=outputs,
+            plan=config["plan"],
+            package_hash=package["hash"],
+            package_folder=str(self._package_folder(package["hash"])),
+            package_entry=package["entry"],
+            arguments=config.get("arguments", {}),
+            batch_rows_max=config["batch_rows_max"],
+        )
+        return descriptor, tuple(found)
+
+    def replay_intents(self, task: TaskDescriptor, rows: Sequence[IntervalRow]) -> None:
+        """Finish, with their own plan and package, the ranges that a predecessor began to publish."""
+        for interval, row in zip(task.intervals, rows, strict=True):
+            if row.intent is None:
+                continue
+            promised = row.intent.plan
+            log.info("replaying", task=task.task_id, partition=interval.ref.partition, ranges=dict(row.intent.ranges))
+            replay(
+                self._spark,
+                replace(
+                    task,
+                    intervals=(interval,),
+                    input=input_from(promised["input"]),
+                    outputs=tuple(output_from(item) for item in promised["outputs"]),
+                    plan=promised["plan"],
+                    package_hash=row.intent.package,
+                    package_folder=str(self._package_folder(row.intent.package)),
+                    replay={str(interval.ref.partition): dict(row.intent.ranges)},
+                ),
+            )
+
+    def start_query(self, task: TaskDescriptor, trigger_ms: int) -> tuple[StreamingQuery, Path]:
+        """Start the query on an empty scratch checkpoint named after the tokens."""
+        tokens = "-".join(str(interval.token) for interval in task.intervals)
+        checkpoint = self._checkpoints / f"{task.task_id.replace('/', '_')}-{tokens}"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return start_query(self._spark, task, checkpoint=checkpoint, trigger_ms=trigger_ms), checkpoint
+
+    def cancel(self, query: StreamingQuery) -> None:
+        """Cancel the Spark jobs of a query that does not end by itself."""
+        self._spark.sparkContext.cancelJobGroup(str(query.runId))
+
+
+class _Run:
+    """One life of one task."""
+
+    def __init__(self, owner: SparkTasks, assignment: Assignment) -> None:
+        self._owner, self.assignment = owner, assignment
+        self._state, self._error, self.kills = "starting", "", 0
+        self._stop = threading.Event()
+        self._query: StreamingQuery | None = None
+        self._meter: LoadMeter | None = None
+        self._thread = threading.Thread(target=self._body, name=f"task {assignment.task_id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def kill(self) -> None:
+        self.kills += 1
+        self._stop.set()
+        if self._query is not None:
+            self._owner.cancel(self._query)
+
+    def is_final(self) -> bool:
+        return self._state in ("stopped", "failed", "fenced")
+
+    def view(self) -> RunView:
+        state = self._state
+        if state in ("starting", "running") and self._stop.is_set():
+            state = "stopping"
+        metrics = self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
+        return RunView(task_id=self.assignment.task_id, state=state, error=self._error, metrics=metrics)
+
+    def _body(self) -> None:
+        checkpoint: Path | None = None
+        try:
+            task, rows = self._owner.open(self.assignment)
+            self._meter = LoadMeter(task, trigger_ms=self.assignment.config["trigger_ms"])
+            if not self._stop.is_set():
+                self._owner.replay_intents(task, rows)
+            if not self._stop.is_set():
+                self._query, checkpoint = self._owner.start_query(task, self.assignment.config["trigger_ms"])
+                self._watch(self._query)
+            self._state = "stopped"
+        except Exception as error:
+            # A thread's border: whatever ended the run becomes its final state, never a silent death.
+            self._error = readable(error)
+            if self._stop.is_set():
+                self._state = "stopped"
+            else:
+                self._state = "fenced" if is_fenced(error) else "failed"
+            log.warning("run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000])
+        finally:
+            if checkpoint is not None:
+                shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _watch(self, query: StreamingQuery) -> None:
+        while not self._stop.is_set():
+            if query.awaitTermination(timeout=1):
+                return  # ended by itself: awaitTermination raises what ended it
+            if self._state == "starting" and query.lastProgress is not None:
+                self._state = "running"
+        query.stop()
+
+
+_NAMED = re.compile(r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)(?=\n\s*\n|\n\tat |\nDriver stacktrace|\Z)", re.S)
+
+
+def readable(error: BaseException) -> str:
+    """Our own error's three parts where there is one inside, else the first lines of what Spark says."""
+    if isinstance(error, PenstockError):
+        return str(error)
+    text = str(error)
+    named = _NAMED.search(text)
+    if named is not None:
+        return named.group(2).strip()
+    return "\n".join(text.strip().splitlines()[:12])
+
+
+def is_fenced(error: BaseException) -> bool:
+    """A successor owns an interval of this task: told by type, or by name when it comes out of a worker's traceback."""
+    if isinstance(error, Fenced):
+        return True
+    named = _NAMED.search(str(error))
+    return named is not None and named.group(1) == "Fenced"

@@ -1,0 +1,128 @@
+"""What Spark's Python workers run: the rows of one interval and batch, through the step, to the bus."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import CorruptData
+from penstock.streams.computation import Computation
+from penstock.streams.interval import StatefulStep
+from penstock.streams.packages import load_entry
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.stateless import StatelessStep
+from penstock.streams.step import InputRange
+from penstock.streams.task import BAD, BEGIN, DATA, END, OwnedInterval, TaskDescriptor
+
+REPORT_DDL = "partition int, records bigint, productions bigint, late bigint, bad bigint"
+_NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
+
+
+def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `mapInArrow`: takes one interval's rows, yields one row that says what became of them."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield run_interval(TaskDescriptor.from_json(descriptor), batches, now_ms=time.time_ns() // 1_000_000)
+
+    return run
+
+
+def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now_ms: int) -> pa.RecordBatch:
+    """One interval, one micro-batch."""
+    begin, rest = _begin(batches)
+    partition = begin["partition"]
+    interval = next(owned for owned in task.intervals if owned.ref.partition == partition)
+    span = begin["ranges"][task.input.birth]
+    ranges = (InputRange(category=task.input.category, birth=task.input.birth, start=span[0], end=span[1]),)
+    if task.kind == "stateful":
+        data = [batch.drop_columns(_NOT_FOR_USERS) for batch in _data(rest, {})]
+        counters = _stateful(task, interval).run(ranges, data, now_ms=now_ms).counters
+    else:
+        counters = _run_stateless(task, interval, ranges, rest, now_ms)
+    names = ("records", "productions", "late", "bad")
+    return pa.RecordBatch.from_arrays(
+        [pa.array([partition], pa.int32()), *(pa.array([counters.get(name, 0)], pa.int64()) for name in names)],
+        names=["partition", *names],
+    )
+
+
+def _run_stateless(
+    task: TaskDescriptor,
+    interval: OwnedInterval,
+    ranges: tuple[InputRange, ...],
+    rest: Iterator[pa.RecordBatch],
+    now_ms: int,
+) -> Mapping[str, int]:
+    step = StatelessStep(
+        ref=interval.ref,
+        token=interval.token,
+        producer=interval.producer,
+        rows=open_rows(task.rows),
+        log=open_log(task.bus),
+        outputs=task.outputs,
+        plan=task.logic(),
+        plan_hash=task.logic_hash(),
+        package=task.package_hash,
+        lateness={task.input.birth: task.input.lateness_ms} if task.input.watermark == "event_time" else {},
+    )
+    is_mine = step.begin(ranges)
+    end: dict[str, Any] = {}
+    data = list(_data(rest, end))  # drained in any case: the source's worker must not be left blocked
+    if not is_mine:
+        return {}  # a twin has committed this range
+    return step.finish(data, event_time_max=end["event_time_max"], now_ms=now_ms).counters
+
+
+def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
+    module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
+    computation: Computation = getattr(module, task.plan["computation"]["class"])()
+    return StatefulStep(
+        ref=interval.ref,
+        token=interval.token,
+        rows=open_rows(task.rows),
+        log=open_log(task.bus),
+        outputs=task.outputs,
+        computation=computation,
+    )
+
+
+def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None or first.column("_kind")[0].as_py() != BEGIN:
+        raise CorruptData(
+            "a batch reached the step without its range",
+            why="the first row of each partition names the range that follows, and it is missing",
+            fix="report it: a stage of the plan dropped a row that it must pass on",
+        )
+
+    def rest() -> Iterator[pa.RecordBatch]:
+        yield first.slice(1)
+        yield from batches
+
+    return json.loads(first.column("_meta")[0].as_py()), rest()
+
+
+def _data(batches: Iterator[pa.RecordBatch], end: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The data rows (and unreadable ones); fills `end` from the last row, without which the batch is not whole."""
+    for batch in batches:
+        kinds = batch.column("_kind").to_numpy(zero_copy_only=False)
+        if len(kinds) and kinds[-1] == END:
+            end.update(json.loads(batch.column("_meta")[batch.num_rows - 1].as_py()))
+        wanted = (kinds == DATA) | (kinds == BAD)
+        if wanted.all():
+            if batch.num_rows:
+                yield batch
+        elif wanted.any():
+            yield batch.filter(pa.array(np.asarray(wanted)))
+    if not end:
+        raise CorruptData(
+            "a batch reached the step without its end",
+            why="the last row of each partition closes the range, and it is missing",
+            fix="nothing: nothing was written, the task starts again from the committed offset",
+        )

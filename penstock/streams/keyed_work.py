@@ -1,0 +1,307 @@
+"""User code over the records and due timers of one step, and what it changed: in memory until the commit.
+
+Pure: no clock, no store, no bus. The same log, marks and state give the same changes, however the log is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from operator import index, itemgetter
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from penstock.core.clock import Millis
+from penstock.core.errors import (
+    ComputationFailed,
+    PenstockError,
+    ProductionRefused,
+    StateMismatch,
+    TimerRefused,
+)
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.computation import Computation, Context, Record, Timer, record_type
+from penstock.streams.outbox import Production
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.watermark import Cut
+
+# How many timers set at or before the low may fire in one step: more is a loop.
+TIMERS_PER_STEP_MAX = 1_000_000
+
+_Pending = tuple[Millis, Millis, bool]  # (time, hold, is late)
+
+
+class KeyedWork:
+    """One run of the hooks. Give it the snapshot, call `run` once, then read what changed."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        *,
+        job: str,
+        low: Millis,
+        states: Mapping[str, bytes] | None = None,
+        timers: Iterable[TimerRow] = (),
+        timers_max: int = TIMERS_PER_STEP_MAX,
+    ) -> None:
+        self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
+        self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
+        self.counters = {"records": 0, "late": 0, "behind_low": 0, "timers": 0}
+        self._pickers = {stream: _picker(tuple(columns)) for stream, columns in computation.outputs.items()}
+        self._stored: Mapping[str, bytes] = states or {}
+        self._states: dict[str, Any] = {}  # of the keys whose hooks ran
+        self._pending: dict[tuple[str, str], _Pending] = {
+            (timer.key, timer.tag): (timer.at_ms, timer.hold_ms, timer.late) for timer in timers
+        }
+        self._touched: set[tuple[str, str]] = set()
+        self._due = sorted((at, key, tag) for (key, tag), (at, _, _) in self._pending.items())  # a heap
+        self._up_to = low  # timers beyond it cannot fire in this step
+        self._behind_count = 0
+        self._ctx = Context(self)
+        self._ctx.low_watermark = low
+        self.where: tuple[str, int | None] = ("", None)  # what runs, for whoever is blamed
+
+    def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
+        """Records up to a cut, then the timers due at its low, then on to the next."""
+        self._up_to = cuts[-1].low if cuts else self._low
+        with _Blame(self, self._ctx, job=self._job):
+            done = 0
+            for cut in cuts:
+                self._process(records[done : cut.position], offsets[done : cut.position])
+                self._low = self._ctx.low_watermark = cut.low
+                self._fire_due()
+                done = cut.position
+            self._process(records[done:], offsets[done:])
+        self.counters["productions"] = sum(map(len, self.produced.values()))
+
+    def state_changes(self) -> dict[str, bytes | None]:
+        """New state of each key that a hook changed; None where all values are back at their defaults."""
+        blank, changes = self._computation.state_type(), {}
+        encode = msgspec.msgpack.Encoder().encode
+        for key, state in self._states.items():
+            before, after = self._stored.get(key), None if state == blank else encode(state)
+            if before != after:
+                changes[key] = after
+        return changes
+
+    def timer_changes(self) -> tuple[tuple[TimerRow, ...], tuple[tuple[str, str], ...]]:
+        """Timers set and not fired yet; (key, tag) of those that fired or were deleted."""
+        kept = [
+            TimerRow(key=name[0], tag=name[1], at_ms=at, hold_ms=hold, late=late)
+            for name in self._touched
+            if name in self._pending
+            for at, hold, late in [self._pending[name]]
+        ]
+        return tuple(kept), tuple(name for name in self._touched if name not in self._pending)
+
+    def set_timer(
+        self, key: str, tag: str, at_ms: Millis, hold_ms: Millis | None, *, floor: Millis, is_late: bool
+    ) -> None:
+        """What `Context.set_timer` does."""
+        low, name = self._low, (key, tag)
+        at = at_ms if type(at_ms) is int else index(at_ms)
+        if hold_ms is None:
+            hold = at - 1
+            if hold < low and not is_late:
+                # Nothing can be held before the low any more; what is on time stays on time.
+                hold = max(hold, min(low, floor))
+        else:
+            hold = index(hold_ms)
+        self._check_timer(tag, at, hold, floor if hold_ms is not None else LOW_MIN)
+        pending = (at, hold, is_late and hold < low)
+        if self._pending.get(name) == pending:
+            return
+        self._pending[name] = pending
+        self._touched.add(name)
+        if at <= self._up_to:
+            heappush(self._due, (at, key, tag))
+        if at <= low:
+            self._behind_count += 1
+            if self._behind_count > self._timers_max:
+                raise TimerRefused(
+                    f"timers set at or before the low watermark fired {self._timers_max} times in one step",
+                    why="each fires at once, and sets another one that is due at once",
+                    fix="set the next timer after ctx.low_watermark, and none once that is the end of input",
+                )
+
+    def delete_timer(self, key: str, tag: str) -> None:
+        """What `Context.delete_timer` does."""
+        self._pending.pop((key, tag), None)
+        self._touched.add((key, tag))  # it may be stored beyond what this step has read
+
+    def produce(
+        self,
+        values: Mapping[str, Any],
+        stream: str,
+        ts: Millis,
+        key: str,
+        *,
+        floor: Millis,
+        is_late: bool,
+    ) -> None:
+        """What `Context.produce` does."""
+        stamp = ts if type(ts) is int else index(ts)
+        if stamp < floor:
+            raise ProductionRefused(
+                f"a production for stream {stream!r} is stamped {stamp}, before {floor}",
+                why="it would come before its record or its timer's hold, where downstream no longer waits",
+                fix="stamp it later, or give set_timer a hold_ms as early as the stamp",
+            )
+        picker = self._pickers.get(stream)
+        if picker is None or not isinstance(key, str):
+            raise self._misfit(stream, f"the declared streams are {list(self._pickers)}, the key was {key!r}")
+        row = picker(values)
+        if row is None:
+            expected = list(self._computation.outputs[stream])
+            raise self._misfit(stream, f"its columns are {expected}, given were {list(values)}")
+        self.produced[stream].append((stamp, key, is_late and stamp < self._low, row))
+
+    def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
+        ctx, hook, states, due = self._ctx, self._computation.process_record, self._states, self._due
+        drop, low, late, behind = self._computation.late == "drop", self._low, 0, 0
+        for record, offset in zip(records, offsets, strict=True):
+            if record.late:
+                late += 1
+                if drop:
+                    continue
+            elif record.ts < low:
+                behind += 1  # somebody upstream broke a promise: an alarm, never a silent drop
+            key = record.key
+            state = states.get(key)
+            if state is None:
+                state = self._load(key)
+            ctx.enter(key, state, record.ts, record.late)
+            self.where = ("record", offset)
+            hook(record, ctx)
+            if due and due[0][0] <= low:
+                self._fire_due()
+        self.counters["records"] += len(records)
+        self.counters["late"] += late
+        self.counters["behind_low"] += behind
+
+    def _fire_due(self) -> None:
+        ctx, hook, due, low, fired = self._ctx, self._computation.process_timer, self._due, self._low, 0
+        while due and due[0][0] <= low:
+            at, key, tag = heappop(due)
+            pending = self._pending.get((key, tag))
+            if pending is None or pending[0] != at:
+                continue  # deleted, or set to another time since
+            del self._pending[key, tag]
+            self._touched.add((key, tag))
+            state = self._states.get(key)
+            if state is None:
+                state = self._load(key)
+            _, hold, late = pending
+            ctx.enter(key, state, hold, late)
+            self.where = (f"timer {tag!r}", None)
+            hook(Timer(key, tag, at, hold, late), ctx)
+            fired += 1
+        self.counters["timers"] += fired
+
+    def _load(self, key: str) -> Any:
+        stored = self._stored.get(key)
+        try:
+            state = (
+                self._computation.state_type()
+                if stored is None
+                else self._computation.state_decoder.decode(stored)
+            )
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise StateMismatch(
+                f"the state of key {key!r} does not fit computation {type(self._computation).__name__!r}",
+                why=f"{error}; it was written by another version of the computation",
+                fix="declare every value with the name and type it was stored with, or reset the job's state",
+            ) from error
+        self._states[key] = state
+        return state
+
+    def _check_timer(self, tag: str, at: Millis, hold: Millis, hold_min: Millis) -> None:
+        if hold < hold_min:
+            raise TimerRefused(
+                f"timer {tag!r} would hold from {hold}, before {hold_min}",
+                why="a hold stands for a later production, and none may come before its record or timer",
+                fix="use a hold_ms that is not before the record's ts",
+            )
+        if not isinstance(tag, str) or not LOW_MIN < hold <= LOW_MAX or not LOW_MIN < at <= LOW_MAX:
+            raise TimerRefused(
+                f"timer {tag!r} at {at} cannot be set",
+                why="a tag is a string, a time is milliseconds since 1970",
+                fix="look at how the tag and the time are computed",
+            )
+
+    def _misfit(self, stream: str, why: str) -> ProductionRefused:
+        return ProductionRefused(
+            f"a production for stream {stream!r} does not fit what the computation declares",
+            why=why,
+            fix="produce exactly the declared columns, with None for null, or declare others in `outputs`",
+        )
+
+
+class _Blame:
+    """Turns whatever a hook raises into a ComputationFailed that says for whom it ran."""
+
+    def __init__(self, work: KeyedWork, ctx: Context, *, job: str) -> None:
+        self._work, self._ctx, self._job = work, ctx, job
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, StateMismatch):
+            return  # nothing, an interrupt, or an error of the rows that already says all
+        what, offset = self._work.where
+        place = f"job {self._job!r}, key {self._ctx.key!r}, {what}" + (
+            "" if offset is None else f" at {offset}"
+        )
+        if isinstance(error, ComputationFailed):
+            error.what = f"{error.what} ({place})"
+            error.job, error.key, error.offset = self._job, self._ctx.key, offset
+            return
+        raise ComputationFailed(
+            f"user code failed: {place}",
+            why=error.what if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}",
+            fix=(isinstance(error, PenstockError) and error.fix)
+            or "correct the computation and release a new version; the record comes again",
+            job=self._job,
+            key=self._ctx.key,
+            offset=offset,
+        ) from error
+
+
+def try_computation(
+    computation: Computation,
+    records: Iterable[tuple[str, Millis] | tuple[str, Millis, Mapping[str, Any]]],
+    *,
+    low: Millis = LOW_MAX,
+) -> list[tuple[str, Millis, str, dict[str, Any]]]:
+    """Run a computation in memory: (key, ts[, columns]) in, then the low; (stream, ts, key, columns) out."""
+    made = []
+    for key, ts, *rest in records:
+        columns: Mapping[str, Any] = rest[0] if rest else {}
+        made.append(record_type(tuple(columns))(key, ts, False, tuple(columns.values())))
+    work = KeyedWork(computation, job="try", low=LOW_MIN)
+    work.run(made, range(len(made)), [Cut(position=len(made), low=low)])
+    return [
+        (stream, ts, key, dict(zip(computation.outputs[stream], row, strict=True)))
+        for stream, produced in work.produced.items()
+        for ts, key, _, row in produced
+    ]
+
+
+def _picker(columns: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[object, ...] | None]:
+    """A function from named values to a row in column order; None unless exactly these columns are given."""
+    pick = itemgetter(*columns) if len(columns) > 1 else None
+
+    def picked(values: Mapping[str, Any]) -> tuple[object, ...] | None:
+        if len(values) != len(columns):
+            return None
+        try:
+            return pick(values) if pick is not None else tuple(values[name] for name in columns)
+        except KeyError:
+            return None
+
+    return picked

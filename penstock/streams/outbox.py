@@ -1,0 +1,138 @@
+"""Productions on their way out: packed into outbox rows with gapless sequences, and sent oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import CorruptData, ProductionRefused
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, Log
+from penstock.streams.keys import partitions_of
+from penstock.streams.rows.row_store import OutboxRow
+from penstock.streams.step import OutputSpec, check_category
+
+# (timestamp, key, is late, values in the order of the stream's columns)
+Production = tuple[Millis, str, bool, tuple[object, ...]]
+
+
+def pack_productions(
+    produced: Sequence[Production], output: OutputSpec, next_seq: Mapping[str, int], *, job: str
+) -> list[OutboxRow]:
+    """One row per output partition; within a partition in the order of production."""
+    if not produced:
+        return []
+    stamps, keys, lates, values = zip(*produced, strict=True)
+    columns = list(zip(*values, strict=True)) if output.columns else []
+    arrays = [
+        _array(column, name, kind, output, keys, job)
+        for column, (name, kind) in zip(columns, output.columns, strict=True)
+    ]
+    key_array = pa.array(keys, pa.string())
+    times, flags = np.array(stamps, dtype=np.int64), np.array(lates, dtype=np.bool_)
+    targets = partitions_of(key_array, output.partitions)
+    rows = []
+    for partition in np.unique(targets).tolist():
+        chosen = np.flatnonzero(targets == partition)
+        first = next_seq.get(f"{output.birth}:{partition}", 1)
+        sequences = np.arange(first, first + len(chosen), dtype=np.int64)
+        own = [array.take(pa.array(chosen)) for array in (key_array, pa.array(flags), *arrays)]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(sequences), pa.array(times[chosen]), *own], schema=output.schema()
+        )
+        on_time = times[chosen][~flags[chosen]]
+        rows.append(
+            OutboxRow(
+                id=0,
+                category=output.category,
+                category_birth=output.birth,
+                partition=partition,
+                first_seq=first,
+                count=len(chosen),
+                ts_min=int(on_time.min()) if len(on_time) else LOW_MAX,
+                payload=_payload_of(batch),
+            )
+        )
+    return rows
+
+
+def publish_outbox(outbox: Iterable[OutboxRow], *, log: Log, producer: str, token: int) -> list[int]:
+    """Send the rows in order, one publish in flight, and return their ids. The bus trims what it has."""
+    sent: list[int] = []
+    checked = set()
+    for group in _groups(outbox):
+        category, birth = group[0].category, group[0].category_birth
+        if (category, birth) not in checked:
+            check_category(log, category, birth)
+            checked.add((category, birth))
+        batches = {row.partition: _batch_of(row) for row in group}
+        log.publish(category, producer=producer, epoch=token, batches=batches, gapless=True)
+        sent += [row.id for row in group]
+    return sent
+
+
+def _groups(outbox: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
+    """Neighbours that may share a publish: one category, each partition once."""
+    group: list[OutboxRow] = []
+    for row in outbox:
+        is_same = not group or (row.category, row.category_birth) == (
+            group[0].category,
+            group[0].category_birth,
+        )
+        if group and (not is_same or row.partition in {other.partition for other in group}):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _payload_of(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _batch_of(row: OutboxRow) -> pa.RecordBatch:
+    with pa.ipc.open_stream(row.payload) as reader:
+        batch = reader.read_next_batch()
+    if batch.num_rows != row.count or batch.column("_seq")[0].as_py() != row.first_seq:
+        raise CorruptData(
+            f"outbox row {row.id} for {row.category!r} partition {row.partition} is damaged",
+            why=f"it should hold {row.count} records from {row.first_seq} on, it holds {batch.num_rows}",
+            fix="restore the interval's rows from a backup; nothing was sent",
+        )
+    return batch
+
+
+def _array(
+    column: Sequence[object], name: str, kind: str, output: OutputSpec, keys: Sequence[str], job: str
+) -> pa.Array:
+    array = _converted(column, kind)
+    if array is not None:
+        return array
+    place = next(index for index, value in enumerate(column) if _converted([value], kind) is None)
+    raise ProductionRefused(
+        f"a production of job {job!r} for stream {output.stream!r} does not fit, key {keys[place]!r}",
+        why=f"column {name!r} is declared {kind!r}, the value was {column[place]!r}",
+        fix="convert the value before you produce it, or declare the column with another type",
+        job=job,
+        key=keys[place],
+    )
+
+
+def _converted(column: Sequence[object], kind: str) -> pa.Array | None:
+    target = ARROW_TYPES[kind]
+    # pyarrow would cut 1.5 down to 1 without a word.
+    if pa.types.is_integer(target) and not all(
+        value is None or isinstance(value, Integral) for value in column
+    ):
+        return None
+    try:
+        return pa.array(column, target)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,81 @@
+"""Packages on disk, named by what is in them. The control plane keeps them and never opens them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.core.errors import ConfigError, DiskFull, NotFound
+from penstock.streams.packages import unpack_package
+
+PACKAGE_BYTES_MAX = 100 * 1024 * 1024
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class PackageShelf:
+    """A folder of packages: what is put under a hash has that hash."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, hash_: str, data: bytes) -> None:
+        """Keep a package. Repeating does nothing; a wrong hash is refused."""
+        path = self._path(hash_)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != hash_:
+            raise ConfigError(
+                "the package is not what its name says",
+                why=f"it was sent as {hash_[:12]}… but its content hashes to {actual[:12]}…",
+                fix="send it again: it was damaged on its way",
+            )
+        if path.exists():
+            return
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except OSError as error:
+            raise DiskFull("the package could not be kept", why=str(error), fix="free some space") from error
+
+    def get(self, hash_: str) -> bytes:
+        """NotFound if it is not here."""
+        try:
+            return self._path(hash_).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound(
+                f"there is no package {hash_[:12]}…",
+                why="nobody put it here",
+                fix="submit the pipeline again",
+            ) from error
+
+    def has(self, hash_: str) -> bool:
+        """Whether it is here."""
+        return self._path(hash_).exists()
+
+    def _path(self, hash_: str) -> Path:
+        if not _HASH.fullmatch(hash_):
+            raise ConfigError(
+                "not a package hash", why="it must be 64 hex digits", fix="let `penstock submit` name it"
+            )
+        return self._folder / f"{hash_}.zip"
+
+
+class UnpackedPackages:
+    """A container's unpacked packages, fetched when first needed."""
+
+    def __init__(self, folder: Path, fetch: Callable[[str], bytes]) -> None:
+        self._folder, self._fetch = folder, fetch
+
+    def folder_of(self, hash_: str) -> Path:
+        """Where the package lies, unpacked and checked."""
+        target = self._folder / hash_
+        if not target.is_dir():
+            unpack_package(self._fetch(hash_), hash_, target)
+        return target

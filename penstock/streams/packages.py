@@ -1,0 +1,200 @@
+"""User code by hash: built from a pipeline's file, unpacked and imported in a container."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from penstock.core.errors import CorruptData, DiskFull, PipelineError
+from penstock.streams.compiled import PackageRef
+from penstock.streams.package_entries import pack_entries, read_entries
+from penstock.streams.pipeline import Pipeline
+from penstock.streams.user_code import UserCode
+
+_SKIPPED = ("__pycache__",)
+_loaded: dict[str, UserCode] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A zip of user code; `hash` is the SHA-256 of its bytes, `entry` the pipeline's file in it."""
+
+    name: str
+    hash: str
+    entry: str
+    data: bytes
+
+    def ref(self, version: str = "") -> PackageRef:
+        """How a job names it. Without a version of its own, the hash is one."""
+        return PackageRef(name=self.name, version=version or self.hash[:12], hash=self.hash, entry=self.entry)
+
+
+def build_package(entry_file: Path, include: Iterable[Path] = (), *, name: str = "") -> Package:
+    """Zip a pipeline's file and what it needs. The same files give the same hash, wherever and whenever."""
+    entry = _existing(entry_file, "the pipeline's file")
+    files = {entry.name: entry.read_bytes()}
+    for path in include:
+        for file, inside in _files_of(path, entry.parent):
+            content = file.read_bytes()
+            if files.setdefault(inside, content) != content:
+                raise PipelineError(
+                    f"two files would be {inside!r} in the package",
+                    why=f"one of them is {path}; files from other folders go to the top of the package",
+                    fix="rename one of them, or put it beside the pipeline's file",
+                )
+    data = pack_entries(files)
+    digest = hashlib.sha256(data).hexdigest()
+    return Package(name=name or entry.stem, hash=digest, entry=entry.name, data=data)
+
+
+def unpack_package(data: bytes, expected_hash: str, target: Path) -> None:
+    """Write a package's files to `target`, all of them or none. Many processes may do so at once."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != expected_hash:
+        raise CorruptData(
+            f"the package is not {expected_hash[:12]}…",
+            why=f"its bytes have the hash {actual[:12]}…: it was damaged or exchanged on its way",
+            fix="fetch it again; if that does not help, submit the pipeline again",
+        )
+    files = read_entries(data)
+    if not target.exists():
+        try:
+            _write_and_rename(files, target)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    "no room to unpack a package", why=str(error), fix=f"free space under {target.parent}"
+                ) from error
+            raise
+    _check_unpacked(files, target)
+
+
+def load_entry(folder: Path, entry: str, hash: str) -> ModuleType:
+    """The entry module of an unpacked package, imported once per process under a name of its own."""
+    code = _loaded.get(hash)
+    if code is None or code.entry != folder / entry:
+        code = UserCode(f"penstock_package_{hash}", folder, entry)
+        code.forget()
+        _existing(code.entry, "the package's entry file")
+        _loaded[hash] = code
+    return code.load()
+
+
+def load_pipeline(path: Path) -> Pipeline:
+    """Run a user's file and return the one Pipeline it makes; PipelineError tells any mistake in it."""
+    file = _existing(path, "the pipeline's file")
+    root = f"penstock_pipeline_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    code = UserCode(root, file.parent, file.name)
+    code.forget()  # it may have changed since
+    module = code.load()
+    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Pipeline)}
+    if len(found) != 1:
+        names = ", ".join(name for name, _ in found.values())
+        raise PipelineError(
+            f"{file.name} makes {'no pipeline' if not found else f'{len(found)} pipelines: {names}'}",
+            why="a file describes one pipeline, and it is found as a variable of the file",
+            fix="put each pipeline into its own file"
+            if found
+            else 'write p = Pipeline("name") at the top level',
+        )
+    ((_, pipeline),) = found.values()
+    _check_computations(pipeline, module, file)
+    pipeline.local_files = tuple(used for used in code.files if used != file)
+    return pipeline
+
+
+def _check_computations(pipeline: Pipeline, module: ModuleType, file: Path) -> None:
+    for name, computation in pipeline.computations.items():
+        if vars(module).get(name) is not computation:
+            raise PipelineError(
+                f"{file.name}: computation {name} is not found under its own name",
+                why=f"a task looks for {name!r} in this file, and there it is missing or something else",
+                fix=f"define the class here, or import it as it is called: from … import {name}",
+            )
+
+
+def _existing(path: Path, what: str) -> Path:
+    if path.is_file():
+        return path.resolve()
+    raise PipelineError(
+        f"there is no file {str(path)!r}",
+        why=f"{what} must be a file" + (", and this is a folder" if path.is_dir() else ""),
+        fix="check the path; it is looked up from the folder where you run the command",
+    )
+
+
+def _files_of(path: Path, beside: Path) -> list[tuple[Path, str]]:
+    """Files to include and their names in the package: as they lie beside the entry file, else at the top."""
+    top = path.absolute()
+    if not top.exists():
+        raise PipelineError(
+            f"there is nothing to include at {str(path)!r}",
+            why="the file or folder does not exist",
+            fix="check the path; it is looked up from the folder where you run the command",
+        )
+    resolved = top.parent.resolve() / top.name
+    start = beside if resolved.is_relative_to(beside) else resolved.parent
+    found = sorted(resolved.rglob("*")) if resolved.is_dir() else [resolved]
+    kept = [file for file in (resolved, *found) if not _is_skipped(file.relative_to(start))]
+    for file in kept:
+        if file.is_symlink():
+            raise PipelineError(
+                f"{str(file)!r} is a link",
+                why="a package holds files only, so that it is the same everywhere",
+                fix="include the file it points to",
+            )
+    return [(file, file.relative_to(start).as_posix()) for file in dict.fromkeys(kept) if file.is_file()]
+
+
+def _is_skipped(path: Path) -> bool:
+    return path.suffix == ".pyc" or any(part in _SKIPPED or part.startswith(".") for part in path.parts)
+
+
+def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
+    try:
+        for name, content in files.items():
+            path = unfinished / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for folder, _, _ in os.walk(unfinished):
+            _sync_folder(Path(folder))
+        unfinished.chmod(0o755)
+        os.rename(unfinished, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        # Another process was first: its folder is as good as ours, and is compared below.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_unpacked(files: Mapping[str, bytes], target: Path) -> None:
+    for name, content in files.items():
+        path = target / name
+        if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+            raise CorruptData(
+                f"the unpacked package at {str(target)!r} was changed",
+                why=f"{name!r} is not as in the package",
+                fix="remove the folder: it is unpacked again",
+            )

@@ -1,0 +1,1 @@
+"""Per-key state, timers, outbox and offsets of intervals."""

@@ -1,0 +1,124 @@
+"""The row store in memory: a real implementation for tests, models and the simulator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.core.clock import Millis
+from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.rows import row_changes
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, OutboxRow, Snapshot, TimerRow
+
+
+@dataclass(slots=True)
+class _Interval:
+    row: IntervalRow
+    states: dict[str, bytes] = field(default_factory=dict)
+    timers: dict[tuple[str, str], TimerRow] = field(default_factory=dict)
+    outbox: dict[int, OutboxRow] = field(default_factory=dict)
+    outbox_id: int = 0  # the last one given
+
+    def oldest_work(self) -> Millis:
+        holds = (timer.hold_ms for timer in self.timers.values() if not timer.late)
+        return min((*(out.ts_min for out in self.outbox.values()), *holds), default=LOW_MAX)
+
+
+class MemoryRows:
+    """The `RowStore` protocol in memory. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._intervals: dict[tuple[str, int], _Interval] = {}
+
+    def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
+        """Create the interval, or add the inputs it does not know."""
+        with self._lock:
+            found = self._intervals.get((ref.job_birth, ref.partition))
+            if found is None:
+                row = row_changes.new_row(ref, offsets, low)
+                self._intervals[ref.job_birth, ref.partition] = _Interval(row)
+            else:
+                found.row = row_changes.after_repeated_create(ref, found.row, offsets)
+
+    def exists(self, ref: IntervalRef) -> bool:
+        """True if there is one of this birth."""
+        with self._lock:
+            found = self._intervals.get((ref.job_birth, ref.partition))
+            return found is not None and found.row.birth == ref.birth
+
+    def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
+        """Take ownership under a new token."""
+        with self._lock:
+            found = self._of(ref)
+            found.row = row_changes.after_acquire(
+                ref, found.row, generation=generation, shard_epoch=shard_epoch
+            )
+            return found.row
+
+    def fence(self, ref: IntervalRef, *, generation: int) -> int:
+        """Refuse every owner of a smaller generation."""
+        with self._lock:
+            found = self._of(ref)
+            found.row = row_changes.after_fence(found.row, generation=generation)
+            return found.row.token
+
+    def snapshot(
+        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+    ) -> Snapshot:
+        """One consistent read under the token."""
+        with self._lock:
+            found = self._of(ref)
+            row_changes.check_token(ref, found.row, token)
+            due = (timer for timer in found.timers.values() if timer.at_ms <= timers_up_to)
+            timers = tuple(sorted(due, key=lambda timer: (timer.at_ms, timer.key, timer.tag)))
+            wanted = {*keys, *(timer.key for timer in timers)}
+            states = {key: found.states[key] for key in wanted if key in found.states}
+            return Snapshot(row=found.row, states=states, timers=timers, outbox=tuple(found.outbox.values()))
+
+    def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
+        """Write one step, all of it or nothing."""
+        with self._lock:
+            found = self._of(ref)
+            row_changes.check_token(ref, found.row, token)
+            row_changes.check_version(ref, found.row, version)
+            # Written to a copy first: a refused change must leave nothing behind.
+            new = _Interval(
+                found.row, dict(found.states), dict(found.timers), dict(found.outbox), found.outbox_id
+            )
+            for key, state in changes.states.items():
+                if state is None:
+                    new.states.pop(key, None)
+                else:
+                    new.states[key] = state
+            for name in changes.timers_deleted:
+                new.timers.pop(name, None)
+            new.timers.update({(timer.key, timer.tag): timer for timer in changes.timers_set})
+            for out in changes.outbox:
+                new.outbox_id += 1
+                new.outbox[new.outbox_id] = replace(out, id=new.outbox_id)
+            new.row = row_changes.after_commit(found.row, changes, oldest_work=new.oldest_work())
+            self._intervals[ref.job_birth, ref.partition] = new
+            return new.row
+
+    def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
+        """Forget outbox rows that the bus has."""
+        with self._lock:
+            found = self._of(ref)
+            row_changes.check_token(ref, found.row, token)
+            for sent in ids:
+                found.outbox.pop(sent, None)
+            found.row = row_changes.after_delivery(found.row, oldest_work=found.oldest_work())
+            return found.row
+
+    def peek(self, ref: IntervalRef) -> IntervalRow:
+        """The row as it stands."""
+        with self._lock:
+            return self._of(ref).row
+
+    def _of(self, ref: IntervalRef) -> _Interval:
+        found = self._intervals.get((ref.job_birth, ref.partition))
+        row_changes.check_birth(ref, None if found is None else found.row.birth)
+        assert found is not None
+        return found

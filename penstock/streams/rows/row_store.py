@@ -1,0 +1,156 @@
+"""What the row store promises for one interval (job, partition): fenced ownership, one atomic write per step.
+
+Everything the exactly-once step needs: state, timers, outbox, offsets, lows, intent, behind one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.core.clock import Millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalRef:
+    """Which interval: the job's name for people, its birth id, the partition, the interval's own birth id."""
+
+    job: str
+    job_birth: str
+    partition: int
+    birth: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerRow:
+    """A pending low-watermark timer. (key, tag) is unique; `hold` keeps the output low down until it is gone.
+
+    A `late` timer was set by a late record with a hold behind the low: nothing can be held back for it any
+    more, so it does not count in the output low, and what it produces carries the flag.
+    """
+
+    key: str
+    tag: str
+    at_ms: Millis
+    hold_ms: Millis
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """Productions for one output partition, checkpointed before they are sent."""
+
+    id: int  # ascending over the interval's life, never used twice
+    category: str
+    category_birth: str
+    partition: int
+    first_seq: int
+    count: int
+    ts_min: Millis  # of the productions that are not late; LOW_MAX if all are
+    payload: bytes  # Arrow IPC stream, schema of the category
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A stateless step's promise: exactly this range with exactly this plan and package."""
+
+    ranges: Mapping[str, tuple[int, int]]  # input category birth -> [start, end)
+    package: str
+    plan: Mapping[str, Any]
+    plan_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalRow:
+    """The one row that is locked, checked and bumped by every write."""
+
+    birth: str
+    generation: int
+    shard_epoch: int
+    token: int
+    version: int
+    offsets: Mapping[str, int]  # input category birth -> next offset to read
+    input_low: Millis
+    output_low: Millis
+    event_time_max: Mapping[str, Millis]  # running maximum per event_time input category birth
+    next_seq: Mapping[str, int]  # "<category birth>:<partition>" -> next outbox sequence (starts at 1)
+    intent: Intent | None = None
+    counters: Mapping[str, int] = field(
+        default_factory=dict
+    )  # records, late, behind_low, timers, productions, bad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One consistent read: the row, timers due up to a time, the whole outbox (by id), and the states of the
+    asked keys *and of the keys of those timers*, so that user code never needs a second read.
+    """
+
+    row: IntervalRow
+    states: Mapping[str, bytes]
+    timers: tuple[TimerRow, ...]
+    outbox: tuple[OutboxRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """One step's write. None means: as it was. Mappings are merged; offsets never go back."""
+
+    offsets: Mapping[str, int] | None = None
+    input_low: Millis | None = None
+    event_time_max: Mapping[str, Millis] | None = None
+    states: Mapping[str, bytes | None] = field(default_factory=dict)  # None: delete
+    timers_set: tuple[TimerRow, ...] = ()
+    timers_deleted: tuple[tuple[str, str], ...] = ()  # (key, tag)
+    outbox: tuple[OutboxRow, ...] = ()  # ids are assigned by the store; `id` is ignored
+    intent: Intent | None = None
+    clear_intent: bool = False
+    counters: Mapping[str, int] = field(default_factory=dict)  # added
+
+
+class RowStore(Protocol):
+    """The rows of intervals. Safe for many processes; connections are opened after fork.
+
+    All but `create` and `exists` raise IntervalMissing if the interval is absent or of another birth.
+    """
+
+    def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
+        """Create the interval. Repeated with the same birth it only adds the offsets of inputs that
+        it does not know yet; with another birth: IntervalError.
+        """
+
+    def exists(self, ref: IntervalRef) -> bool:
+        """True if there is one of this birth."""
+
+    def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
+        """Take ownership: Fenced unless (generation, shard_epoch) >= the stored pair; else pair := mine,
+        token += 1. The returned row carries the new token.
+        """
+
+    def fence(self, ref: IntervalRef, *, generation: int) -> int:
+        """Raise the pair to at least (generation, 0) and the token by one; returns the token.
+
+        Repeated for a generation that already stands, it does nothing and returns the token.
+        """
+
+    def snapshot(
+        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+    ) -> Snapshot:
+        """Fenced if `token` is not the stored one. Timers come ordered by (at_ms, key, tag)."""
+
+    def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
+        """One short transaction: lock the row, token equal else Fenced, version equal else VersionMoved,
+        write all, version + 1. `next_seq` follows from the outbox rows. output_low is computed here:
+        min(input low, oldest undelivered production, oldest hold), never below the old one; late productions
+        and late timers do not count.
+        """
+
+    def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
+        """Delete outbox rows that the bus has, raise output_low; checks the token alone; version + 1.
+
+        Ids that are gone already (a twin was faster) are passed over.
+        """
+
+    def peek(self, ref: IntervalRef) -> IntervalRow:
+        """The row as it stands, without ownership: for status, lag and tests."""

@@ -1,0 +1,234 @@
+"""The row store on one host: one SQLite file per interval, one short transaction per write.
+
+Every row carries a checksum: a damaged one is CorruptData, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from penstock.core.clock import Millis
+from penstock.core.errors import IntervalError
+from penstock.core.sql_store import translate_sqlite
+from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.rows import row_changes, row_codec
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot
+from penstock.streams.rows.sqlite_files import FORMAT, TABLES, SqliteFiles, creating
+
+_KEYS_PER_READ = 500
+
+_WRITE_ROW = (
+    "INSERT OR REPLACE INTO interval (only, birth, generation, shard_epoch, token, version, offsets, "
+    "input_low, output_low, event_time_max, next_seq, intent, counters, crc) "
+    "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_READ_ROW = (
+    "SELECT birth, generation, shard_epoch, token, version, offsets, input_low, output_low, event_time_max, "
+    "next_seq, intent, counters, crc FROM interval"
+)
+_WRITE_STATE = (
+    "INSERT INTO states (key, value, crc) VALUES (?, ?, ?) "
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value, crc = excluded.crc"
+)
+# A timer set again as it was costs no write.
+_WRITE_TIMER = (
+    "INSERT INTO timers (key, tag, at_ms, hold_ms, late, crc) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (key, tag) DO UPDATE "
+    "SET at_ms = excluded.at_ms, hold_ms = excluded.hold_ms, late = excluded.late, crc = excluded.crc "
+    "WHERE at_ms <> excluded.at_ms OR hold_ms <> excluded.hold_ms OR late <> excluded.late"
+)
+_WRITE_OUTBOX = (
+    "INSERT INTO outbox (category, category_birth, partition, first_seq, count, ts_min, payload, crc) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+class SqliteRows:
+    """The `RowStore` protocol on SQLite files. May be pickled, forked and shared by threads.
+
+    `fault(point)` is called at "begin", "commit" and "committed" of every write; tests raise or die there.
+    """
+
+    def __init__(self, folder: Path, *, fault: Callable[[str], None] | None = None) -> None:
+        self._folder, self._fault, self._files = Path(folder), fault, SqliteFiles()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SqliteRows, (self._folder,)
+
+    def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
+        """Create the interval, or add the inputs it does not know."""
+        with creating(self._path(ref)) as connection:
+            self._point("begin")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for table in TABLES:
+                    connection.execute(table)
+                connection.execute(f"PRAGMA user_version={FORMAT}")
+                _write_row(connection, row_changes.new_row(ref, offsets, low))
+            else:
+                row = _read_row(ref, connection)
+                assert row is not None, "a file with tables has a row"
+                _write_row(connection, row_changes.after_repeated_create(ref, row, offsets), unless=row)
+            self._point("commit")
+        self._point("committed")
+
+    def exists(self, ref: IntervalRef) -> bool:
+        """True if there is one of this birth."""
+        with self._translated(ref):
+            connection = self._files.open(self._path(ref))
+            row = None if connection is None else _read_row(ref, connection)
+            return row is not None and row.birth == ref.birth
+
+    def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
+        """Take ownership under a new token."""
+        with self._write(ref) as (connection, row):
+            new = row_changes.after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
+            _write_row(connection, new)
+        return new
+
+    def fence(self, ref: IntervalRef, *, generation: int) -> int:
+        """Refuse every owner of a smaller generation."""
+        with self._write(ref) as (connection, row):
+            new = row_changes.after_fence(row, generation=generation)
+            _write_row(connection, new, unless=row)
+        return new.token
+
+    def snapshot(
+        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+    ) -> Snapshot:
+        """One consistent read under the token."""
+        with self._read(ref) as (connection, row):
+            row_changes.check_token(ref, row, token)
+            due = connection.execute(
+                "SELECT key, tag, at_ms, hold_ms, late, crc FROM timers WHERE at_ms <= ? "
+                "ORDER BY at_ms, key, tag",
+                (timers_up_to,),
+            )
+            timers = tuple(row_codec.timer_of(ref, record) for record in due)
+            states = _read_states(ref, connection, {*keys, *(timer.key for timer in timers)})
+            found = connection.execute(
+                "SELECT id, category, category_birth, partition, first_seq, count, ts_min, payload, crc "
+                "FROM outbox ORDER BY id"
+            )
+            outbox = tuple(row_codec.outbox_of(ref, record) for record in found)
+        return Snapshot(row=row, states=states, timers=timers, outbox=outbox)
+
+    def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
+        """Write one step, all of it or nothing."""
+        with self._write(ref) as (connection, row):
+            row_changes.check_token(ref, row, token)
+            row_changes.check_version(ref, row, version)
+            _write_changes(connection, changes)
+            new = row_changes.after_commit(row, changes, oldest_work=_oldest_work(connection))
+            _write_row(connection, new)
+        return new
+
+    def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
+        """Forget outbox rows that the bus has."""
+        with self._write(ref) as (connection, row):
+            row_changes.check_token(ref, row, token)
+            connection.executemany("DELETE FROM outbox WHERE id = ?", [(sent,) for sent in ids])
+            new = row_changes.after_delivery(row, oldest_work=_oldest_work(connection))
+            _write_row(connection, new)
+        return new
+
+    def peek(self, ref: IntervalRef) -> IntervalRow:
+        """The row as it stands."""
+        with self._read(ref) as (_connection, row):
+            return row
+
+    def _path(self, ref: IntervalRef) -> Path:
+        if re.fullmatch(r"[A-Za-z0-9_-]+", ref.job_birth) is None:
+            raise IntervalError(
+                f"job {ref.job!r} has no rows under the birth id {ref.job_birth!r}",
+                why="a birth id is letters and digits; it names a folder and must not leave its place",
+                fix="use the birth id that the job store gave",
+            )
+        return self._folder / ref.job_birth / f"p{ref.partition:05d}.db"
+
+    def _point(self, name: str) -> None:
+        if self._fault is not None:
+            self._fault(name)
+
+    @contextmanager
+    def _translated(self, ref: IntervalRef) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._files.discard(self._path(ref))
+            raise translate_sqlite(error, f"interval {row_changes.name_of(ref)}: {error}") from error
+
+    @contextmanager
+    def _transaction(self, ref: IntervalRef, begin: str) -> Iterator[tuple[sqlite3.Connection, IntervalRow]]:
+        with self._translated(ref):
+            connection = self._files.open(self._path(ref))
+            if connection is None:
+                row_changes.check_birth(ref, None)
+            assert connection is not None
+            connection.execute(begin)
+            try:
+                row = _read_row(ref, connection)
+                row_changes.check_birth(ref, None if row is None else row.birth)
+                assert row is not None
+                yield connection, row
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):  # whatever brought us here is the news
+                        connection.execute("ROLLBACK")
+
+    def _read(self, ref: IntervalRef) -> AbstractContextManager[tuple[sqlite3.Connection, IntervalRow]]:
+        return self._transaction(ref, "BEGIN")
+
+    @contextmanager
+    def _write(self, ref: IntervalRef) -> Iterator[tuple[sqlite3.Connection, IntervalRow]]:
+        # IMMEDIATE takes the write lock before the row is read: a plain BEGIN would let a zombie commit.
+        with self._transaction(ref, "BEGIN IMMEDIATE") as (connection, row):
+            self._point("begin")
+            yield connection, row
+            self._point("commit")
+        self._point("committed")
+
+
+def _read_row(ref: IntervalRef, connection: sqlite3.Connection) -> IntervalRow | None:
+    record = connection.execute(_READ_ROW).fetchone()
+    return None if record is None else row_codec.row_of(ref, record)
+
+
+def _write_row(
+    connection: sqlite3.Connection, row: IntervalRow, *, unless: IntervalRow | None = None
+) -> None:
+    if row is not unless:
+        connection.execute(_WRITE_ROW, row_codec.record_of_row(row))
+
+
+def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str]) -> dict[str, bytes]:
+    wanted, states = sorted(keys), {}
+    query = f"SELECT key, value, crc FROM states WHERE key IN ({','.join('?' * _KEYS_PER_READ)})"
+    for first in range(0, len(wanted), _KEYS_PER_READ):
+        chunk = wanted[first : first + _KEYS_PER_READ]
+        chunk += chunk[-1:] * (_KEYS_PER_READ - len(chunk))  # one prepared statement for all chunks
+        for key, value, crc in connection.execute(query, chunk):
+            states[key] = row_codec.state_of(ref, key, value, crc)
+    return states
+
+
+def _write_changes(connection: sqlite3.Connection, changes: Changes) -> None:
+    kept = sorted((key, state) for key, state in changes.states.items() if state is not None)
+    connection.executemany(
+        _WRITE_STATE, [(key, state, row_codec.state_crc(key, state)) for key, state in kept]
+    )
+    gone = sorted((key,) for key, state in changes.states.items() if state is None)
+    connection.executemany("DELETE FROM states WHERE key = ?", gone)
+    connection.executemany("DELETE FROM timers WHERE key = ? AND tag = ?", sorted(changes.timers_deleted))
+    connection.executemany(_WRITE_TIMER, sorted(map(row_codec.record_of_timer, changes.timers_set)))
+    connection.executemany(_WRITE_OUTBOX, map(row_codec.record_of_outbox, changes.outbox))
+
+
+def _oldest_work(connection: sqlite3.Connection) -> Millis:
+    hold = connection.execute("SELECT min(hold_ms) FROM timers WHERE late = 0").fetchone()[0]
+    production = connection.execute("SELECT min(ts_min) FROM outbox").fetchone()[0]
+    return min(LOW_MAX if hold is None else hold, LOW_MAX if production is None else production)

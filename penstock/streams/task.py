@@ -1,0 +1,112 @@
+"""What one task needs in every process that works for it: driver, source planner, Python workers. Pure: values only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.core.clock import Millis
+from penstock.streams.step import OutputSpec
+from penstock.streams.rows.row_store import IntervalRef
+
+# Columns that every row between the source and the step carries beside the user's own.
+# `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read.
+SYSTEM_COLUMNS = (
+    ("_kind", "tinyint"),
+    ("_meta", "string"),
+    ("_input", "tinyint"),
+    ("_offset", "bigint"),
+    ("_ts", "bigint"),
+    ("_key", "string"),
+    ("_late", "boolean"),
+    ("_bad", "string"),
+    ("_raw", "binary"),
+)
+DATA, BEGIN, END, BAD = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """The category a task reads, as it was when the task started."""
+
+    category: str
+    birth: str
+    columns: tuple[tuple[str, str], ...]
+    format: str
+    watermark: str
+    lateness_ms: Millis
+    ts_column: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedInterval:
+    """An interval this task acquired: under which token it writes, and as which producer it publishes."""
+
+    ref: IntervalRef
+    token: int
+    producer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDescriptor:
+    """Everything the processes of one task share; JSON, because it travels as an option of the data source."""
+
+    task_id: str
+    job: str
+    kind: str
+    bus: str
+    rows: str
+    intervals: tuple[OwnedInterval, ...]
+    input: Input
+    outputs: tuple[OutputSpec, ...]
+    plan: Mapping[str, Any]
+    package_hash: str
+    package_folder: str
+    package_entry: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    batch_rows_max: int = 50_000
+    # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
+    replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
+
+    def logic(self) -> dict[str, Any]:
+        """What decides which records come out for a range: kept in an intent, so that a successor can repeat it."""
+        return {
+            "input": asdict(self.input),
+            "outputs": [asdict(output) for output in self.outputs],
+            "plan": dict(self.plan),
+        }
+
+    def logic_hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.logic(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def schema_ddl(self) -> str:
+        """Columns of the source's rows, as Spark SQL."""
+        own = ", ".join(f"`{name}` {kind}" for name, kind in self.input.columns)
+        return ", ".join(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS) + (f", {own}" if own else "")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> TaskDescriptor:
+        data = json.loads(text)
+        data["input"] = input_from(data["input"])
+        data["outputs"] = tuple(output_from(item) for item in data["outputs"])
+        data["intervals"] = tuple(
+            OwnedInterval(ref=IntervalRef(**item["ref"]), token=item["token"], producer=item["producer"])
+            for item in data["intervals"]
+        )
+        return TaskDescriptor(**data)
+
+
+def input_from(data: Mapping[str, Any]) -> Input:
+    """An input from its JSON form."""
+    return Input(**{**data, "columns": tuple((name, kind) for name, kind in data["columns"])})
+
+
+def output_from(data: Mapping[str, Any]) -> OutputSpec:
+    """An output from its JSON form."""
+    return OutputSpec(**{**data, "columns": tuple((name, kind) for name, kind in data["columns"])})

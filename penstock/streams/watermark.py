@@ -1,0 +1,78 @@
+"""Which records are late, and where a step must stop to let timers fire (MillWheel 4.5).
+
+Pure: both are functions of the log alone, so results do not depend on batches, restarts or backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.clock import Millis
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Mark
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """After the first `position` rows of the step the input low is `low`."""
+
+    position: int
+    low: Millis
+
+
+def event_time_lows(
+    ts: npt.ArrayLike, max_before: Millis, lateness_ms: Millis
+) -> tuple[npt.NDArray[np.bool_], Millis]:
+    """For each record whether it is late, and the running maximum after the last one.
+
+    Late: behind the maximum of everything before it, minus the lateness. A log starts with LOW_MIN.
+    """
+    times = np.asarray(ts, dtype=np.int64)
+    running = np.maximum.accumulate(np.concatenate((np.array([max_before], dtype=np.int64), times)))
+    return times < running[:-1] - lateness_ms, int(running[-1])
+
+
+def event_time_low(max_seen: Millis, lateness_ms: Millis) -> Millis:
+    """The low watermark behind a running maximum."""
+    return LOW_MIN if max_seen <= LOW_MIN else max_seen - lateness_ms
+
+
+def low_at_end(marks: Sequence[Mark], *, before: Millis, event_time: Millis | None) -> Millis:
+    """An input's low once all of a range is read. `event_time`: its running maximum minus lateness, if any.
+
+    An event-time input counts no producers: the only mark that speaks for it is the end of a bounded source.
+    """
+    marked = max((mark.low for mark in marks), default=before)
+    if event_time is None:
+        return max(before, marked)
+    return LOW_MAX if marked >= LOW_MAX else max(before, event_time)
+
+
+def cut_at_marks(
+    row_inputs: Ints, row_offsets: Ints, marks: Sequence[Sequence[Mark]], *, low: Millis
+) -> tuple[Cut, ...]:
+    """Where the input low rises among the rows of a step, and to what.
+
+    `marks[i]` are those of input i above `low`, in order; rows of one input ascend by offset. The input low
+    is the minimum over the inputs, each counted from `low`.
+    """
+    events = []
+    for number, found in enumerate(marks):
+        places = np.flatnonzero(row_inputs == number)
+        passed = np.searchsorted(row_offsets[places], np.array([mark.end for mark in found], dtype=np.int64))
+        events += [
+            (int(places[count - 1]) + 1 if count else 0, mark.low, number)
+            for mark, count in zip(found, passed, strict=True)
+        ]
+    cuts, lows, reached = [], [low] * len(marks), low
+    for position, new, number in sorted(events):
+        lows[number] = max(lows[number], new)
+        if min(lows) > reached:
+            reached = min(lows)
+            cuts.append(Cut(position=position, low=reached))
+    return tuple(cuts)

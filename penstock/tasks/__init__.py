@@ -1,0 +1,1 @@
+"""Where it runs: task specs, shards, containers, failover (Turbine IV)."""

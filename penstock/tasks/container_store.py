@@ -1,0 +1,106 @@
+"""The rows of containers: each one's lease, and what it last said of itself. `shard_store` writes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.core.clock import Millis
+from penstock.core.sql_store import METADATA
+from penstock.tasks.messages import TaskReport
+
+CONTAINERS = sa.Table(
+    "containers",
+    METADATA,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("incarnation", sa.String, nullable=False),
+    sa.Column("folder_id", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("renewals", sa.BigInteger, nullable=False),
+    sa.Column("registered_ms", sa.BigInteger, nullable=False),
+    sa.Column("seen_ms", sa.BigInteger, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("list_version", sa.BigInteger, nullable=False),
+    sa.Column("assignment_version", sa.BigInteger, nullable=False),
+    sa.Column("engine_ready", sa.Boolean, nullable=False),
+    sa.Column("host", sa.String, nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("tasks", sa.Text, nullable=False),
+    sa.Column("known_dead", sa.Boolean, nullable=False),
+    sa.Column("cordoned", sa.Boolean, nullable=False),
+)
+
+
+class ContainerState(StrEnum):
+    """`live`: has a lease. `withheld`: its lease runs out unanswered. `gone`: failed over, lease over."""
+
+    LIVE = "live"
+    WITHHELD = "withheld"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRow:
+    """One container's lease, and what it last said of itself."""
+
+    name: str
+    incarnation: str
+    folder_id: str
+    state: ContainerState
+    renewals: int
+    registered_ms: Millis
+    seen_ms: Millis
+    sequence: int
+    list_version: int
+    assignment_version: int
+    engine_ready: bool
+    host: str
+    pid: int
+    tasks: tuple[TaskReport, ...]
+    known_dead: bool
+    cordoned: bool
+
+    @property
+    def may_run(self) -> bool:
+        """Whether anything of it may still be alive."""
+        return self.state is not ContainerState.GONE and not self.known_dead
+
+
+def read_container(connection: sa.Connection, name: str) -> ContainerRow | None:
+    """The row of that name."""
+    row = connection.execute(sa.select(CONTAINERS).where(CONTAINERS.c.name == name)).mappings().first()
+    return None if row is None else _container_row(row)
+
+
+def read_containers(connection: sa.Connection) -> tuple[ContainerRow, ...]:
+    """Every container ever heard of, by name."""
+    rows = connection.execute(sa.select(CONTAINERS).order_by(CONTAINERS.c.name)).mappings()
+    return tuple(_container_row(row) for row in rows)
+
+
+def _container_row(row: sa.RowMapping) -> ContainerRow:
+    tasks = tuple(TaskReport(**item) for item in json.loads(row["tasks"]))
+    return ContainerRow(**{**row, "state": ContainerState(row["state"]), "tasks": tasks})
+
+
+def _container_values(row: ContainerRow) -> dict[str, Any]:
+    return {**asdict(row), "state": str(row.state), "tasks": json.dumps([asdict(task) for task in row.tasks])}
+
+
+def insert_container(connection: sa.Connection, row: ContainerRow) -> None:
+    """Requires: no row of that name."""
+    connection.execute(sa.insert(CONTAINERS).values(**_container_values(row)))
+
+
+def write_container(connection: sa.Connection, row: ContainerRow) -> None:
+    """Replace the whole row."""
+    update_container(connection, row.name, **_container_values(row))
+
+
+def update_container(connection: sa.Connection, name: str, /, **values: Any) -> None:
+    """Change single columns."""
+    connection.execute(sa.update(CONTAINERS).where(CONTAINERS.c.name == name).values(**values))

@@ -1,0 +1,404 @@
+"""Drives placement, liveness and movement: who owns which shard, decided in the store before it is told.
+
+Synchronous: beats are answered under one lock, `tick(now_ms)` is one round. `now_ms` is the boot clock;
+`wall_of` turns it into a time for people.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.core.clock import Millis
+from penstock.core.errors import NotFound, StoreUnavailable
+from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.liveness import Alert, FailOver, Liveness
+from penstock.tasks.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    Profile,
+    Registered,
+    ShardEntry,
+    ShardState,
+    TaskReport,
+    Verdict,
+)
+from penstock.tasks.placement import Mode, Move, Placement, place_shards
+from penstock.tasks.shard_store import FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.tasks.sharding import SHARD_COUNT
+
+CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How patient and how busy a Shard Manager is."""
+
+    balance_ms: Millis = 30 * 60_000
+    balance_soon_ms: Millis = (
+        5_000  # after the task list or the set of containers changed, or with moves left to do
+    )
+    moves_max: int = 8  # under way at once
+    add_timeout_ms: Millis = 15_000  # told, heard from, and yet not recorded: the shard is taken back
+    drop_timeout_ms: Millis = 60_000  # told, heard from, and yet not reaped: the container's lease runs out
+
+
+@dataclass(slots=True)
+class TickReport:
+    """What one round did."""
+
+    failed_over: list[str] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+
+
+class ShardManager:
+    """The one active Shard Manager of its term."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        *,
+        profile: Profile,
+        term: int,
+        list_version: Callable[[], int],
+        shard_loads: Callable[[], Mapping[int, float]],
+        shard_count: int = SHARD_COUNT,
+        pace: Pace | None = None,
+        send_canary: Callable[[Heartbeat], None] | None = None,
+        wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
+    ) -> None:
+        """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking."""
+        self._store, self._profile, self._term, self._shard_count = store, profile, term, shard_count
+        self._list_version, self._shard_loads, self._pace = list_version, shard_loads, pace or Pace()
+        self._send_canary, self._wall_of = send_canary, wall_of
+        self._lock = threading.RLock()
+        self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
+        self._liveness = Liveness(profile)
+        self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
+        self._told: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, since): told, not yet acknowledged
+        self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
+        self._balanced_ms: Millis = 0
+        self._balanced_on: tuple[object, ...] = ()
+        self._loads: Mapping[int, float] = {}
+        self._refused = ""
+        self._is_begun = False
+
+    # -- what containers and their hosts say ------------------------------------------------------------
+
+    def register(
+        self,
+        container: str,
+        incarnation: str,
+        *,
+        folder_id: str,
+        now_ms: Millis,
+        host: str = "",
+        pid: int = 0,
+    ) -> Registered:
+        """Begin an incarnation. `folder_id` is the folder whose lock the caller holds: it proves a return."""
+        with self._lock:
+            self._begin(now_ms)
+            row, assignment = self._store.register(
+                container,
+                incarnation,
+                folder_id=folder_id,
+                host=host,
+                pid=pid,
+                term=self._term,
+                at_ms=self._wall_of(now_ms),
+            )
+            self._watch(row, now_ms)
+            kept = tuple(entry.shard for entry in assignment.shards)
+            return Registered(term=self._term, assignment_version=assignment.version, kept=kept)
+
+    def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
+        """Answer one beat with the container's whole assignment."""
+        # Before the lock: a beat that waits for a round to end has arrived, and that round must know it.
+        self._inbox.append((beat, now_ms))
+        with self._lock:
+            self._begin(now_ms)
+            self._drain()
+            if beat.container == CANARY:
+                return HeartbeatReply(
+                    verdict=Verdict.OK, term=self._term, sequence=beat.sequence, assignment_version=0
+                )
+            outcome = self._store.beat(beat, term=self._term, at_ms=self._wall_of(now_ms))
+            if outcome.verdict is Verdict.OK:
+                self._renewals[beat.container] = outcome.renewals
+                self._note_acknowledged(beat, outcome.assignment.shards, now_ms)
+            return HeartbeatReply(
+                verdict=outcome.verdict,
+                term=self._term,
+                sequence=beat.sequence,
+                assignment_version=outcome.assignment.version,
+                shards=outcome.assignment.shards,
+                shard_count=self._shard_count,
+                list_version=self._list_version(),
+                reason=outcome.reason,
+            )
+
+    def on_container_dead(self, container: str, incarnation: str, now_ms: Millis) -> bool:
+        """Its host saw it exit with all its processes: fail it over at once. False: not this incarnation."""
+        with self._lock:
+            self._begin(now_ms)
+            if not self._store.mark_dead(
+                container, incarnation, term=self._term, at_ms=self._wall_of(now_ms)
+            ):
+                return False
+            self._liveness.on_dead(container, incarnation)
+            reason = "its exit was seen"
+            action = FailOver(container=container, incarnation=incarnation, known_dead=True, reason=reason)
+            self._fail_over(action, now_ms, TickReport())
+            return True
+
+    def cordon(
+        self, container: str, now_ms: Millis, *, cordoned: bool = True, reason: str = "asked to"
+    ) -> None:
+        """Drain a container: it loses its shards and gets no new ones; or take it back."""
+        with self._lock:
+            at_ms = self._wall_of(now_ms)
+            if not self._store.cordon(
+                container, cordoned=cordoned, term=self._term, at_ms=at_ms, reason=reason
+            ):
+                raise NotFound(
+                    f"there is no container {container!r}",
+                    why="no container of that name ever registered",
+                    fix="`penstock status` lists them",
+                )
+
+    # -- one round --------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: Millis) -> TickReport:
+        """Look at the time, fail over, place what nobody owns, balance when it is due."""
+        report = TickReport()
+        with self._lock:
+            self._begin(now_ms)
+            self._drain()
+            for row in self._store.containers():
+                self._watch(row, now_ms)
+            for action in self._liveness.on_time(now_ms).actions:
+                if isinstance(action, FailOver):
+                    self._fail_over(action, now_ms, report)
+                else:
+                    report.alerts.append(action)
+                    self._store.note(
+                        "alert", action.kind, "alert", action.reason, at_ms=self._wall_of(now_ms)
+                    )
+            self._loads = self._read_loads()
+            shards, containers = self._store.shards(), self._store.containers()
+            if any(row.container is None for row in shards):
+                self._rearrange(self._plan(Mode.EMERGENCY, now_ms), now_ms, report)
+            self._answer_slowness(shards, containers, now_ms, report)
+            self._balance(shards, containers, now_ms, report)
+            self._beat_to_myself(now_ms)
+        return report
+
+    def _begin(self, now_ms: Millis) -> None:
+        """Take over: every container in the store gets a full interval from now."""
+        if self._is_begun:
+            return
+        self._store.ensure_shards(self._shard_count, term=self._term)
+        for row in self._store.containers():
+            self._watch(row, now_ms)
+        self._balanced_ms = now_ms
+        self._is_begun = True
+
+    def _watch(self, row: ContainerRow, now_ms: Millis) -> None:
+        """Let liveness know what the store knows: a write that seemed to fail may have happened."""
+        if row.state is ContainerState.GONE:
+            return
+        if not self._liveness.is_watching(row.name, row.incarnation):
+            self._liveness.on_registered(row.name, row.incarnation, now_ms)
+            self._renewals[row.name] = row.renewals
+        if row.state is ContainerState.WITHHELD:
+            self._liveness.on_withheld(row.name)
+        if row.known_dead:
+            self._liveness.on_dead(row.name, row.incarnation)
+
+    def _drain(self) -> None:
+        while self._inbox:
+            beat, received_ms = self._inbox.popleft()
+            if beat.container == CANARY:
+                self._liveness.on_canary(beat.sequence)
+            else:
+                self._liveness.on_beat(beat.container, beat.incarnation, received_ms)
+
+    def _beat_to_myself(self, now_ms: Millis) -> None:
+        if now_ms - self._canary_ms < self._profile.heartbeat_ms:
+            return
+        self._canary_sequence, self._canary_ms = self._canary_sequence + 1, now_ms
+        self._liveness.on_canary_sent(self._canary_sequence, now_ms)
+        beat = Heartbeat(container=CANARY, incarnation=str(self._term), sequence=self._canary_sequence)
+        if self._send_canary is None:
+            self._inbox.append((beat, now_ms))
+        else:
+            self._send_canary(beat)
+
+    def _fail_over(self, action: FailOver, now_ms: Millis, report: TickReport) -> None:
+        outcome = self._store.fail_over(
+            action.container,
+            action.incarnation,
+            renewals=None if action.known_dead else self._renewals[action.container],
+            plan=self._plan(Mode.EMERGENCY, now_ms),
+            term=self._term,
+            at_ms=self._wall_of(now_ms),
+            reason=action.reason,
+        )
+        if isinstance(outcome, Renewed):
+            # Somebody at the other end is alive and reaches the store: a full interval from this look on.
+            self._renewals[action.container] = outcome.renewals
+            self._liveness.on_beat(action.container, action.incarnation, now_ms)
+            return
+        self._liveness.on_gone(action.container, now_ms)
+        if isinstance(outcome, FailedOver):
+            report.failed_over.append(action.container)
+            report.moves.extend(outcome.placement.moves)
+
+    # -- placement --------------------------------------------------------------------------------------
+
+    def _accepting(self, containers: tuple[ContainerRow, ...], now_ms: Millis) -> tuple[str, ...]:
+        """Where shards may go: heard of lately, ready, and not on the way out."""
+        silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
+        return tuple(
+            row.name
+            for row in containers
+            if row.state is ContainerState.LIVE
+            and row.engine_ready
+            and not (row.known_dead or row.cordoned or row.name in silent)
+        )
+
+    def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
+        def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
+            moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
+            heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
+            return place_shards(
+                [row.shard for row in shards if row.shard not in moving],
+                self._accepting(containers, now_ms),
+                {shard: name for shard, name in heading.items() if name is not None},
+                loads=self._loads,
+                mode=mode,
+                leaving=frozenset(row.name for row in containers if row.cordoned),
+                in_motion=moving,
+                moves_max=max(0, self._pace.moves_max - len(moving)),
+            )
+
+        return plan
+
+    def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport) -> Placement:
+        placement = self._store.rearrange(plan, term=self._term, at_ms=self._wall_of(now_ms))
+        report.moves.extend(placement.moves)
+        refused = (
+            f"{len(placement.refusals)} shards stay: {placement.refusals[0].reason}"
+            if placement.refusals
+            else ""
+        )
+        if refused and refused != self._refused:  # once per occasion, not once per round
+            self._store.note("placement", "shards", "refused", refused, at_ms=self._wall_of(now_ms))
+        self._refused = refused
+        return placement
+
+    def _balance(
+        self,
+        shards: tuple[ShardRow, ...],
+        containers: tuple[ContainerRow, ...],
+        now_ms: Millis,
+        report: TickReport,
+    ) -> None:
+        draining = {row.name for row in containers if row.cordoned}
+        is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
+        basis = (tuple(sorted(self._loads.items())), self._accepting(containers, now_ms))
+        is_soon = is_draining or basis != self._balanced_on
+        wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms
+        if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
+            return
+        placement = self._rearrange(self._plan(Mode.PERIODIC, now_ms), now_ms, report)
+        self._balanced_ms = now_ms
+        # Moves begun now may not be all that is needed: the budget is small on purpose.
+        self._balanced_on = () if placement.moves else basis
+
+    def _read_loads(self) -> Mapping[int, float]:
+        try:
+            return self._shard_loads()
+        except StoreUnavailable:
+            return self._loads  # the job layer is away: balance on what was known
+
+    # -- shards told and not acknowledged ---------------------------------------------------------------
+
+    def _note_acknowledged(self, beat: Heartbeat, told: tuple[ShardEntry, ...], now_ms: Millis) -> None:
+        acked = set(beat.acked)
+        for entry in told:
+            if entry in acked:
+                self._told.pop(entry.shard, None)
+            elif self._told.get(entry.shard, (0, 0))[0] != entry.epoch:
+                self._told[entry.shard] = (entry.epoch, now_ms)
+
+    def _answer_slowness(
+        self,
+        shards: tuple[ShardRow, ...],
+        containers: tuple[ContainerRow, ...],
+        now_ms: Millis,
+        report: TickReport,
+    ) -> None:
+        # A silent container is slow at everything: that is for liveness to judge.
+        silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
+        incarnations = {row.name: row.incarnation for row in containers}
+        for row in shards:
+            epoch, since_ms = self._told.get(row.shard, (0, now_ms))
+            if row.container is None or row.container in silent or row.epoch != epoch:
+                continue
+            waited_ms = now_ms - since_ms
+            if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
+                reason = f"{row.container} did not record it for {waited_ms} ms"
+                self._rearrange(self._take_back(row, reason, now_ms), now_ms, report)
+            elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
+                reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
+                incarnation, at_ms = incarnations[row.container], self._wall_of(now_ms)
+                if self._store.withhold(
+                    row.container, incarnation, term=self._term, at_ms=at_ms, reason=reason
+                ):
+                    self._liveness.on_withheld(row.container)
+
+    def _take_back(self, slow: ShardRow, reason: str, now_ms: Millis) -> Plan:
+        def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
+            others = set(self._accepting(containers, now_ms)) - {slow.container}
+            if slow not in shards or not others:
+                return Placement()
+            held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
+            chosen = place_shards([slow.shard], others, held, loads=self._loads, mode=Mode.EMERGENCY).moves
+            return Placement(
+                moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen)
+            )
+
+        return plan
+
+    # -- what others ask (read from the store, without the lock: nobody waits for a round) ----------------
+
+    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
+        """Whether no task of `job` up to `generation` runs: each container proved it or its lease is over."""
+        return all(
+            row.list_version >= list_version
+            and not any(task.job == job and task.generation <= generation for task in row.tasks)
+            for row in self._store.containers()
+            if row.may_run
+        )
+
+    def containers(self) -> tuple[ContainerRow, ...]:
+        """Every container ever heard of; `state` says whether it lives."""
+        return self._store.containers()
+
+    def shards(self) -> tuple[ShardRow, ...]:
+        """Every shard's record."""
+        return self._store.shards()
+
+    def task_reports(self, job: str | None = None) -> tuple[tuple[str, TaskReport], ...]:
+        """(container, task) as last reported by containers that may still run something."""
+        return tuple(
+            (row.name, task)
+            for row in self._store.containers()
+            if row.may_run
+            for task in row.tasks
+            if job is None or task.job == job
+        )

@@ -1,0 +1,225 @@
+"""The watchdog of a container (Turbine IV-C): sends the heartbeats, keeps the lease, kills the engine when it is over.
+
+A process of its own, because a paused or stuck engine cannot run its own timer.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from penstock.core.clock import Clock, Millis
+from penstock.core.errors import PenstockError
+from penstock.tasks.lease import Lease
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.tasks.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
+
+log = structlog.get_logger(__name__)
+
+# A fresh interpreter needs this long for its first sign of life on a loaded machine.
+ENGINE_START_MS: Millis = 60_000
+STOP_MS: Millis = 8_000
+
+
+class ShardManagerLink(Protocol):
+    """The Shard Manager, over whatever wire."""
+
+    def register(self, container: str, incarnation: str) -> None:
+        """Announce a new incarnation; raises Refused while another one lives."""
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """One heartbeat and its answer."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One life of the engine process and what it last said."""
+
+    process: subprocess.Popen[bytes]
+    incarnation: str
+    started_ms: Millis
+    lease: Lease
+    sequence: int = 0
+    last_sign_ms: Millis | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Warden:
+    """Runs one engine after another until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        container: str,
+        folder: Path,
+        engine_command: Sequence[str],
+        link: ShardManagerLink,
+        profile: Profile,
+        clock: Clock,
+        new_incarnation: Callable[[], str],
+    ) -> None:
+        self._container, self._folder, self._command = container, folder, tuple(engine_command)
+        self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
+        self._stop = threading.Event()
+        self._signs: queue.Queue[tuple[str, Millis, dict[str, Any]]] = queue.Queue()
+        self._replies: queue.Queue[tuple[str, HeartbeatReply]] = queue.Queue()
+        self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
+
+    def stop(self) -> None:
+        """Ask for an orderly end: tasks stop, the engine exits, `run` returns."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Keep an engine alive until `stop`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        pid_file = self._folder / "engine.pid"
+        left = reap_leftovers(pid_file)
+        if left:
+            log.info("reaped a previous life", container=self._container, processes=left)
+        threading.Thread(target=self._send_beats, name="beats", daemon=True).start()
+        while not self._stop.is_set():
+            incarnation = self._register()
+            if incarnation is None:
+                return
+            engine = self._spawn(incarnation)
+            write_pid_file(pid_file, engine.process.pid)
+            reason = self._watch(engine)
+            self._end(engine, reason)
+            pid_file.unlink(missing_ok=True)
+
+    def _register(self) -> str | None:
+        while not self._stop.is_set():
+            incarnation = self._new_incarnation()
+            try:
+                self._link.register(self._container, incarnation)
+                return incarnation
+            except PenstockError as error:
+                log.warning("cannot register yet", container=self._container, error=error.what, why=error.why)
+                self._stop.wait(self._profile.heartbeat_ms / 1000)
+        return None
+
+    def _spawn(self, incarnation: str) -> _Engine:
+        with (self._folder / "engine.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*self._command, "--incarnation", incarnation],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        engine = _Engine(
+            process=process,
+            incarnation=incarnation,
+            started_ms=self._clock.boot_ms(),
+            lease=Lease(deadline_ms=self._profile.deadline_ms),
+        )
+        threading.Thread(target=self._read_signs, args=(engine,), name="signs", daemon=True).start()
+        log.info("engine started", container=self._container, incarnation=incarnation, pid=process.pid)
+        return engine
+
+    def _watch(self, engine: _Engine) -> str:
+        """Returns why this engine must end."""
+        next_beat_ms = 0
+        while not self._stop.is_set():
+            self._take_signs(engine)  # what lies in the pipe comes before any look at the time
+            self._take_replies(engine)
+            now_ms = self._clock.boot_ms()
+            if engine.process.poll() is not None:
+                return f"the engine ended by itself with code {engine.process.returncode}"
+            lost = engine.lease.on_time(now_ms).actions
+            if lost:
+                return lost[0].reason
+            age_ms = now_ms - (engine.last_sign_ms or engine.started_ms)
+            limit_ms = self._profile.engine_stale_ms if engine.last_sign_ms is not None else ENGINE_START_MS
+            if age_ms > limit_ms:
+                return f"no sign of life from the engine for {age_ms} ms"
+            if now_ms >= next_beat_ms and engine.last_sign_ms is not None:
+                next_beat_ms = now_ms + self._profile.heartbeat_ms
+                self._queue_beat(engine, now_ms)
+            self._stop.wait(0.1)
+        return "asked to stop"
+
+    def _queue_beat(self, engine: _Engine, now_ms: Millis) -> None:
+        engine.sequence += 1
+        beat = Heartbeat.from_json(
+            {
+                "container": self._container,
+                "incarnation": engine.incarnation,
+                "sequence": engine.sequence,
+                "pid": engine.process.pid,
+                **engine.report,
+            }
+        )
+        try:
+            self._beats.put_nowait(beat)
+            engine.lease.on_sent(engine.sequence, now_ms)
+        except queue.Full:
+            pass  # the last one is still on its way; the lease goes on counting
+
+    def _send_beats(self) -> None:
+        while True:
+            beat = self._beats.get()
+            try:
+                self._replies.put((beat.incarnation, self._link.beat(beat)))
+            except PenstockError as error:
+                log.warning("heartbeat not acknowledged", container=self._container, error=error.what)
+
+    def _take_replies(self, engine: _Engine) -> None:
+        while not self._replies.empty():
+            incarnation, reply = self._replies.get()
+            if incarnation != engine.incarnation:
+                continue
+            engine.lease.on_ack(reply, self._clock.boot_ms())
+            if reply.verdict is Verdict.OK:
+                self._tell(engine, {"reply": reply.to_json()})
+
+    def _take_signs(self, engine: _Engine) -> None:
+        while not self._signs.empty():
+            incarnation, at_ms, report = self._signs.get()
+            if incarnation == engine.incarnation:
+                engine.last_sign_ms, engine.report = at_ms, report
+
+    def _read_signs(self, engine: _Engine) -> None:
+        assert engine.process.stdout is not None
+        for line in engine.process.stdout:
+            try:
+                sign = json.loads(line)
+                self._signs.put((engine.incarnation, int(sign["at_ms"]), dict(sign["report"])))
+            except (ValueError, KeyError, TypeError):
+                log.warning("the engine said something unreadable", line=line[:200])
+
+    def _tell(self, engine: _Engine, message: dict[str, Any]) -> None:
+        assert engine.process.stdin is not None
+        try:
+            engine.process.stdin.write(json.dumps(message).encode() + b"\n")
+            engine.process.stdin.flush()
+        except (BrokenPipeError, OSError):
+            pass  # it is ending; the next look at the process says so
+
+    def _end(self, engine: _Engine, reason: str) -> None:
+        log.info("engine ends", container=self._container, incarnation=engine.incarnation, reason=reason)
+        if self._stop.is_set():
+            self._tell(engine, {"stop": True})
+            try:
+                engine.process.wait(STOP_MS / 1000)
+            except subprocess.TimeoutExpired:
+                log.warning("the engine did not stop in time", container=self._container)
+        session = engine.process.pid
+        while is_session_alive(session):
+            kill_session(session)
+            threading.Event().wait(0.05)
+        engine.process.wait()
+        assert engine.process.stdin is not None and engine.process.stdout is not None
+        engine.process.stdout.close()
+        try:
+            engine.process.stdin.close()
+        except (BrokenPipeError, OSError):
+            pass

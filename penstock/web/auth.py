@@ -1,0 +1,36 @@
+"""Which role may do what over HTTP. Deny by default: a verb that is not in the table is nobody's. Pure.
+
+Layers have a table of their own, which the Job Service checks.
+"""
+
+from __future__ import annotations
+
+from penstock.core.errors import Refused
+
+EVERYBODY = frozenset({"reader", "developer", "oncall", "scaler", "admin"})
+VERBS: dict[str, frozenset[str]] = {
+    "status.read": EVERYBODY,
+    "job.read": EVERYBODY,
+    "job.write": frozenset({"developer", "oncall", "scaler", "admin"}),
+    "pipeline.plan": frozenset({"developer", "admin"}),
+    "pipeline.submit": frozenset({"developer", "admin"}),
+    "category.read": EVERYBODY | {"container"},
+    "category.create": frozenset({"developer", "admin"}),
+    "package.read": frozenset({"developer", "container", "admin"}),
+    "package.write": frozenset({"developer", "admin"}),
+    "journal.read": EVERYBODY,
+    "log.read": frozenset({"developer", "oncall", "admin"}),
+    "task.read": EVERYBODY | {"container"},
+    "container.beat": frozenset({"container", "admin"}),
+}
+
+
+def require(role: str, verb: str) -> None:
+    """Refused unless the table says yes."""
+    allowed = VERBS.get(verb, frozenset())
+    if role not in allowed:
+        raise Refused(
+            f"the role {role!r} may not {verb}",
+            why=f"that needs one of: {', '.join(sorted(allowed)) or 'nobody'}",
+            fix="use a token of such a role",
+        )

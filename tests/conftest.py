@@ -1,0 +1,70 @@
+"""What all tests share: how many seeds a simulation runs, how hypothesis draws, and the one Spark session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SEEDS_DEFAULT = 5
+
+# `ci` gives the same examples every time, so that a failure is a change of the code; `explore` looks for new ones.
+# A shared machine may stall anywhere, so no example has a deadline.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seeds",
+        type=int,
+        default=SEEDS_DEFAULT,
+        metavar="N",
+        help=f"run every test that takes a `seed` with seeds 0..N-1 (default {SEEDS_DEFAULT})",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `seed` runs once per seed, unless it names its own."""
+    if "seed" in metafunc.fixturenames and not _names_its_own(metafunc, "seed"):
+        metafunc.parametrize("seed", range(metafunc.config.getoption("--seeds")))
+
+
+def _names_its_own(metafunc: pytest.Metafunc, argument: str) -> bool:
+    names: set[str] = set()
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        given = mark.args[0] if mark.args else mark.kwargs.get("argnames", "")
+        names.update(part.strip() for part in (given.split(",") if isinstance(given, str) else given))
+    return argument in names
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` is marked `e2e`."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+        if "e2e" in item.path.parts:
+            item.add_marker("e2e")
+
+
+@pytest.fixture(scope="session")
+def seed_count(request: pytest.FixtureRequest) -> int:
+    """How many seeds were asked for, for tests that loop themselves."""
+    return int(request.config.getoption("--seeds"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The tuned session that containers use; one for the whole run, since a JVM takes seconds to start."""
+    # Imported here: collecting the fast tests must need neither PySpark nor Java.
+    from penstock.streams.engine.session import build_session
+
+    session = build_session("penstock-tests", 2, tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()

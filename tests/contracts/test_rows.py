@@ -1,0 +1,428 @@
+"""What every row store must do, on every implementation."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import (
+    CorruptData,
+    DiskFull,
+    Fenced,
+    IntervalError,
+    IntervalMissing,
+    VersionMoved,
+)
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.row_store import (
+    Changes,
+    Intent,
+    IntervalRef,
+    IntervalRow,
+    OutboxRow,
+    RowStore,
+    TimerRow,
+)
+from penstock.streams.rows.sqlite_rows import SqliteRows
+
+REF = IntervalRef(job="z.count", job_birth="j1", partition=3, birth="i1")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def rows(request: pytest.FixtureRequest, tmp_path: Path) -> RowStore:
+    return MemoryRows() if request.param == "memory" else SqliteRows(tmp_path / "rows")
+
+
+@pytest.fixture
+def owned(rows: RowStore) -> IntervalRow:
+    rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
+    return rows.acquire(REF, generation=1, shard_epoch=7)
+
+
+def an_outbox_row(*, first: int = 1, count: int = 2, ts_min: int = 500, partition: int = 0) -> OutboxRow:
+    return OutboxRow(
+        id=0,
+        category="out",
+        category_birth="o1",
+        partition=partition,
+        first_seq=first,
+        count=count,
+        ts_min=ts_min,
+        payload=b"\x00payload\xff",
+    )
+
+
+def a_timer(key: str = "k", tag: str = "t", at_ms: int = 1000, **others: object) -> TimerRow:
+    return replace(TimerRow(key=key, tag=tag, at_ms=at_ms, hold_ms=at_ms - 1), **others)
+
+
+def commit(rows: RowStore, row: IntervalRow, **changes: object) -> IntervalRow:
+    return rows.commit(REF, token=row.token, version=row.version, changes=Changes(**changes))
+
+
+def test_a_new_interval_has_no_owner_and_the_offsets_of_its_plan(rows: RowStore) -> None:
+    assert not rows.exists(REF)
+    rows.create(REF, offsets={"in": 5}, low=-1)
+    row = rows.peek(REF)
+    assert rows.exists(REF)
+    assert (row.token, row.generation, row.shard_epoch, row.offsets, row.input_low, row.output_low) == (
+        0, 0, 0, {"in": 5}, -1, -1,
+    )  # fmt: skip
+
+
+def test_creating_again_adds_only_inputs_it_does_not_know(rows: RowStore, owned: IntervalRow) -> None:
+    commit(rows, owned, offsets={"in": 9}, input_low=70)
+    rows.create(REF, offsets={"in": 0, "other": 4}, low=LOW_MIN)
+    row = rows.peek(REF)
+    assert (row.offsets, row.input_low, row.token) == ({"in": 9, "other": 4}, 70, owned.token)
+
+
+def test_creating_over_another_birth_is_an_error_and_changes_nothing(
+    rows: RowStore, owned: IntervalRow
+) -> None:
+    with pytest.raises(IntervalError, match="another one"):
+        rows.create(replace(REF, birth="i2"), offsets={"in": 0}, low=LOW_MIN)
+    assert rows.peek(REF) == owned
+
+
+@pytest.mark.parametrize(
+    "ref", [replace(REF, partition=4), replace(REF, birth="i2"), replace(REF, job_birth="j2")]
+)
+def test_a_missing_interval_or_another_birth_is_never_an_empty_state(
+    rows: RowStore, owned: IntervalRow, ref: IntervalRef
+) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: rows.acquire(ref, generation=9, shard_epoch=9),
+        lambda: rows.fence(ref, generation=9),
+        lambda: rows.snapshot(ref, token=owned.token, keys=(), timers_up_to=0),
+        lambda: rows.commit(ref, token=owned.token, version=owned.version, changes=Changes()),
+        lambda: rows.delivered(ref, token=owned.token, ids=()),
+        lambda: rows.peek(ref),
+    ]
+    for call in calls:
+        with pytest.raises(IntervalMissing):
+            call()
+    assert not rows.exists(ref)
+    assert rows.peek(REF) == owned
+
+
+def test_each_acquire_gives_a_new_token_and_smaller_pairs_are_fenced(
+    rows: RowStore, owned: IntervalRow
+) -> None:
+    assert (owned.token, owned.generation, owned.shard_epoch) == (1, 1, 7)
+    assert rows.acquire(REF, generation=1, shard_epoch=7).token == 2
+    assert rows.acquire(REF, generation=2, shard_epoch=0).token == 3  # the pair is ordered: generation first
+    for generation, shard_epoch in ((1, 99), (0, 0), (2, -1)):
+        with pytest.raises(Fenced):
+            rows.acquire(REF, generation=generation, shard_epoch=shard_epoch)
+    assert rows.peek(REF).token == 3
+
+
+def test_a_fence_raises_the_pair_and_the_token_once(rows: RowStore, owned: IntervalRow) -> None:
+    assert rows.fence(REF, generation=2) == 2
+    assert rows.fence(REF, generation=2) == 2
+    assert rows.fence(REF, generation=1) == 2
+    row = rows.peek(REF)
+    assert (row.generation, row.shard_epoch, row.token) == (2, 0, 2)
+    with pytest.raises(Fenced):
+        rows.acquire(REF, generation=1, shard_epoch=99)
+    assert rows.acquire(REF, generation=2, shard_epoch=0).token == 3
+
+
+def test_an_old_token_neither_reads_nor_writes(rows: RowStore, owned: IntervalRow) -> None:
+    new = rows.acquire(REF, generation=1, shard_epoch=7)
+    for call in (
+        lambda: rows.snapshot(REF, token=owned.token, keys=(), timers_up_to=0),
+        lambda: rows.commit(REF, token=owned.token, version=new.version, changes=Changes(input_low=9)),
+        lambda: rows.delivered(REF, token=owned.token, ids=[1]),
+        # A token from the future is as wrong as one from the past.
+        lambda: rows.commit(REF, token=new.token + 1, version=new.version, changes=Changes(input_low=9)),
+    ):
+        with pytest.raises(Fenced):
+            call()
+    assert rows.peek(REF) == new
+
+
+def test_a_step_is_written_whole(rows: RowStore, owned: IntervalRow) -> None:
+    intent = Intent(ranges={"in": (5, 9)}, package="p", plan={"stages": [1]}, plan_hash="h")
+    row = commit(
+        rows,
+        owned,
+        offsets={"in": 9},
+        input_low=800,
+        event_time_max={"in": 950},
+        states={"k": b"one", "l": b""},
+        timers_set=(
+            a_timer("k", "b", 1000),
+            a_timer("k", "a", 1000),
+            a_timer("j", "z", 1000),
+            a_timer(at_ms=2000),
+        ),
+        outbox=(an_outbox_row(), an_outbox_row(partition=1, count=1)),
+        intent=intent,
+        counters={"records": 4},
+    )
+    assert row == rows.peek(REF)
+    assert row.version == owned.version + 1
+    assert (row.offsets, row.input_low, row.event_time_max) == ({"in": 9}, 800, {"in": 950})
+    assert (row.next_seq, row.intent, row.counters) == ({"o1:0": 3, "o1:1": 2}, intent, {"records": 4})
+    stored = rows.snapshot(REF, token=row.token, keys=["k", "l", "none"], timers_up_to=1999)
+    assert stored.row == row
+    assert stored.states == {"k": b"one", "l": b""}
+    assert [(timer.key, timer.tag) for timer in stored.timers] == [("j", "z"), ("k", "a"), ("k", "b")]
+    assert stored.outbox == (
+        replace(an_outbox_row(), id=1),
+        replace(an_outbox_row(partition=1, count=1), id=2),
+    )
+
+
+def test_what_is_not_named_stays_as_it_was(rows: RowStore, owned: IntervalRow) -> None:
+    intent = Intent(ranges={"in": (5, 9)}, package="p", plan={}, plan_hash="h")
+    first = commit(
+        rows, owned, offsets={"in": 9}, input_low=800, states={"k": b"1"}, intent=intent, counters={"a": 1}
+    )
+    second = commit(rows, first, offsets={"other": 2}, states={"l": b"2"}, counters={"a": 2, "b": 1})
+    assert (second.offsets, second.input_low, second.intent) == ({"in": 9, "other": 2}, 800, intent)
+    assert second.counters == {"a": 3, "b": 1}
+    third = commit(rows, second, states={"k": None}, clear_intent=True)
+    assert third.intent is None
+    assert rows.snapshot(REF, token=1, keys=["k", "l"], timers_up_to=0).states == {"l": b"2"}
+
+
+def test_a_lost_race_of_twins_changes_nothing(rows: RowStore, owned: IntervalRow) -> None:
+    first = commit(rows, owned, offsets={"in": 9}, states={"k": b"1"})
+    with pytest.raises(VersionMoved):
+        commit(rows, owned, offsets={"in": 7}, states={"k": b"2"})
+    assert rows.peek(REF) == first
+    assert rows.snapshot(REF, token=1, keys=["k"], timers_up_to=0).states == {"k": b"1"}
+
+
+def test_a_refused_change_leaves_nothing_behind(rows: RowStore, owned: IntervalRow) -> None:
+    """Sequences with a gap, or offsets that go back, are bugs; the write they are part of must vanish as a whole."""
+    for wrong in ({"outbox": (an_outbox_row(first=2),)}, {"offsets": {"in": 4}}):
+        with pytest.raises(AssertionError):
+            commit(rows, owned, states={"k": b"1"}, timers_set=(a_timer(),), **wrong)
+    stored = rows.snapshot(REF, token=owned.token, keys=["k"], timers_up_to=LOW_MAX)
+    assert (stored.row, stored.states, stored.timers, stored.outbox) == (owned, {}, (), ())
+
+
+def test_the_states_of_due_timers_come_unasked(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(
+        rows, owned, states={"k": b"1", "l": b"2"}, timers_set=(a_timer("k"), a_timer("l", at_ms=5000))
+    )
+    assert rows.snapshot(REF, token=row.token, keys=(), timers_up_to=1000).states == {"k": b"1"}
+    assert rows.snapshot(REF, token=row.token, keys=["l"], timers_up_to=1000).states == {"k": b"1", "l": b"2"}
+
+
+def test_a_timer_set_again_moves_and_a_deleted_one_is_gone(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(rows, owned, timers_set=(a_timer(), a_timer("l")))
+    moved = a_timer(at_ms=3000, hold_ms=20, late=True)
+    row = commit(rows, row, timers_set=(moved,), timers_deleted=(("l", "t"), ("none", "t")))
+    assert rows.snapshot(REF, token=row.token, keys=(), timers_up_to=LOW_MAX).timers == (moved,)
+
+
+def test_output_low_is_held_by_holds_and_undelivered_productions(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(
+        rows, owned, input_low=1000, outbox=(an_outbox_row(ts_min=300),), timers_set=(a_timer(at_ms=601),)
+    )
+    assert (row.input_low, row.output_low) == (1000, 300)
+    row = rows.delivered(REF, token=row.token, ids=[1])
+    assert row.output_low == 600
+    row = commit(rows, row, timers_deleted=(("k", "t"),))
+    assert row.output_low == 1000
+
+
+def test_late_timers_and_productions_hold_nothing(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(
+        rows,
+        owned,
+        input_low=1000,
+        outbox=(an_outbox_row(ts_min=LOW_MAX),),
+        timers_set=(a_timer(at_ms=5, late=True),),
+    )
+    assert row.output_low == 1000
+
+
+def test_lows_never_go_back(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(rows, owned, input_low=1000)
+    row = commit(rows, row, input_low=400, timers_set=(a_timer(at_ms=101),))
+    assert (row.input_low, row.output_low) == (1000, 1000)
+
+
+def test_ids_of_the_outbox_are_never_used_twice(rows: RowStore, owned: IntervalRow) -> None:
+    """A slow twin that marks row 1 as delivered again must not hit a newer row."""
+    row = commit(rows, owned, outbox=(an_outbox_row(),))
+    row = rows.delivered(REF, token=row.token, ids=[1])
+    row = commit(rows, row, outbox=(an_outbox_row(first=3),))
+    after = rows.delivered(REF, token=row.token, ids=[1])
+    assert after.version == row.version + 1
+    (left,) = rows.snapshot(REF, token=row.token, keys=(), timers_up_to=0).outbox
+    assert (left.id, left.first_seq) == (2, 3)
+
+
+def test_any_text_may_be_a_key(rows: RowStore, owned: IntervalRow) -> None:
+    keys = ["", "nul\x00inside", "ünïcode", "😀", "' OR 1=1 --", "a" * 10_000]
+    row = commit(
+        rows,
+        owned,
+        states={key: key.encode() for key in keys},
+        timers_set=tuple(a_timer(key, key) for key in keys),
+    )
+    stored = rows.snapshot(REF, token=row.token, keys=keys, timers_up_to=1000)
+    assert stored.states == {key: key.encode() for key in keys}
+    assert [timer.key for timer in stored.timers] == sorted(keys)
+
+
+def test_ten_thousand_keys_in_one_step(rows: RowStore, owned: IntervalRow) -> None:
+    keys = [f"key {number}" for number in range(10_000)]
+    row = commit(
+        rows, owned, states=dict.fromkeys(keys, b"x" * 20), timers_set=tuple(a_timer(key) for key in keys)
+    )
+    stored = rows.snapshot(REF, token=row.token, keys=keys, timers_up_to=1000)
+    assert (len(stored.states), len(stored.timers)) == (10_000, 10_000)
+
+
+# What only files can get wrong.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "rows"
+
+
+@pytest.fixture
+def files(folder: Path) -> SqliteRows:
+    rows = SqliteRows(folder)
+    rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
+    return rows
+
+
+def _file(folder: Path) -> Path:
+    return folder / "j1" / "p00003.db"
+
+
+def test_opening_never_creates_a_file(folder: Path) -> None:
+    rows = SqliteRows(folder)
+    assert not rows.exists(REF)
+    with pytest.raises(IntervalMissing):
+        rows.acquire(REF, generation=1, shard_epoch=1)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("point", ["begin", "commit"])
+def test_a_creation_that_was_cut_off_counts_as_absent_and_can_be_repeated(folder: Path, point: str) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from penstock.streams.rows.row_store import IntervalRef\n"
+        "from penstock.streams.rows.sqlite_rows import SqliteRows\n"
+        "die = lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == sys.argv[2] else None\n"
+        "ref = IntervalRef(job='z.count', job_birth='j1', partition=3, birth='i1')\n"
+        "SqliteRows(Path(sys.argv[1]), fault=die).create(ref, offsets={'in': 1}, low=0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder), point], check=False)
+    assert done.returncode == -9
+    rows = SqliteRows(folder)
+    assert _file(folder).exists()
+    assert not rows.exists(REF)
+    with pytest.raises(IntervalMissing):
+        rows.peek(REF)
+    rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
+    assert rows.peek(REF).offsets == {"in": 5}
+
+
+def test_a_store_that_was_pickled_sees_the_same_rows(files: SqliteRows) -> None:
+    row = files.acquire(REF, generation=1, shard_epoch=1)
+    assert pickle.loads(pickle.dumps(files)).peek(REF) == row
+
+
+def _commit_in_child(rows: SqliteRows, row: IntervalRow) -> None:
+    rows.commit(REF, token=row.token, version=row.version, changes=Changes(states={"child": b"1"}))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_opens_its_own_connection(files: SqliteRows) -> None:
+    row = files.acquire(REF, generation=1, shard_epoch=1)  # the parent's connection is open now
+    child = multiprocessing.get_context("fork").Process(target=_commit_in_child, args=(files, row))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    row = commit(files, files.peek(REF), states={"parent": b"2"})
+    assert dict(files.snapshot(REF, token=row.token, keys=["child", "parent"], timers_up_to=0).states) == {
+        "child": b"1",
+        "parent": b"2",
+    }
+
+
+def test_a_write_that_dies_before_its_commit_leaves_nothing(files: SqliteRows, folder: Path) -> None:
+    row = files.acquire(REF, generation=1, shard_epoch=1)
+
+    class Died(BaseException):
+        pass
+
+    def die(point: str) -> None:
+        if point == "commit":
+            raise Died
+
+    with pytest.raises(Died):
+        commit(SqliteRows(folder, fault=die), row, states={"k": b"1"}, outbox=(an_outbox_row(),))
+    stored = files.snapshot(REF, token=row.token, keys=["k"], timers_up_to=LOW_MAX)
+    assert (stored.row, stored.states, stored.outbox) == (row, {}, ())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE outbox SET payload = x'00'",
+        "UPDATE outbox SET first_seq = 9",
+        "UPDATE states SET value = x'00'",
+        "UPDATE states SET key = 'other'",
+        "UPDATE timers SET at_ms = 7",
+        "UPDATE interval SET token = 1, input_low = 5",
+    ],
+)
+def test_a_damaged_row_is_found_by_its_checksum(files: SqliteRows, folder: Path, damage: str) -> None:
+    row = files.acquire(REF, generation=1, shard_epoch=1)
+    commit(files, row, states={"k": b"1"}, timers_set=(a_timer(),), outbox=(an_outbox_row(),))
+    raw = sqlite3.connect(_file(folder))
+    raw.execute(damage)
+    raw.commit()
+    raw.close()
+    with pytest.raises(CorruptData, match="damaged"):
+        files.snapshot(REF, token=row.token, keys=["k", "other"], timers_up_to=LOW_MAX)
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(files: SqliteRows) -> None:
+    row = files.acquire(REF, generation=1, shard_epoch=1)
+    connection = files._files.open(_file(files._folder))
+    assert connection is not None
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(DiskFull):
+        commit(files, row, states={f"key {n}": os.urandom(500) for n in range(1000)})
+    assert files.peek(REF) == row
+    assert commit(files, row, states={"k": b"1"}).version == row.version + 1
+
+
+def test_a_birth_id_cannot_leave_the_folder(files: SqliteRows) -> None:
+    with pytest.raises(IntervalError, match="birth id"):
+        files.create(replace(REF, job_birth="../outside"), offsets={}, low=0)
+
+
+def test_a_file_that_was_replaced_is_opened_anew(files: SqliteRows, folder: Path) -> None:
+    """A kept connection to a removed file would write into nothing."""
+    files.acquire(REF, generation=1, shard_epoch=1)
+    (folder / "j1").rename(folder / "gone")
+    with pytest.raises(IntervalMissing):
+        files.peek(REF)
+    files.create(REF, offsets={"in": 8}, low=0)
+    assert files.peek(REF).offsets == {"in": 8}

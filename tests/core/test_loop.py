@@ -1,0 +1,91 @@
+"""The loop runs rounds until it is stopped, whatever a round does."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import structlog
+
+from penstock.core.loop import Loop, SystemClock, sleep_ms
+
+WAIT_S = 10  # a limit for a stalled machine, never reached when all is well
+
+
+class Rounds:
+    """A round that counts itself, fails when told to, and stops its loop at the end."""
+
+    def __init__(self, *, last: int, failing: frozenset[int] = frozenset()) -> None:
+        self.count, self.last, self.failing = 0, last, failing
+        self.reached = threading.Event()
+        self.loop: Loop | None = None
+
+    def __call__(self) -> None:
+        self.count += 1
+        if self.count == self.last:
+            assert self.loop is not None
+            self.loop.stop()
+            self.reached.set()
+        if self.count in self.failing:
+            raise RuntimeError(f"round {self.count} broke")
+
+
+def a_loop(rounds: Rounds, *, every_ms: int = 1) -> Loop:
+    rounds.loop = Loop(name="test", round_=rounds, every_ms=every_ms)
+    return rounds.loop
+
+
+def test_rounds_repeat_until_stopped():
+    rounds = Rounds(last=3)
+    loop = a_loop(rounds)
+    loop.run()
+    assert (rounds.count, loop.rounds, loop.failures) == (3, 3, 0)
+
+
+def test_a_round_that_raises_is_counted_logged_and_repeated():
+    rounds = Rounds(last=5, failing=frozenset({2, 3}))
+    loop = a_loop(rounds)
+    with structlog.testing.capture_logs() as logs:
+        loop.run()
+    assert (rounds.count, loop.rounds, loop.failures) == (5, 3, 2)
+    assert loop.last_error == "RuntimeError: round 3 broke"
+    assert [(entry["log_level"], entry["streak"], entry["exc_info"]) for entry in logs] == [
+        ("error", 1, True),
+        ("error", 2, False),  # the trace is told once per streak
+    ]
+
+
+def test_a_poke_runs_the_next_round_at_once():
+    rounds = Rounds(last=2)
+    loop = a_loop(rounds, every_ms=3_600_000).start()
+    loop.poke()
+    assert rounds.reached.wait(WAIT_S)
+    loop.stop()
+
+
+def test_stop_ends_a_waiting_loop_and_its_thread():
+    began = threading.Event()
+    loop = Loop(name="test-stop", round_=began.set, every_ms=3_600_000).start()
+    assert began.wait(WAIT_S)
+    loop.stop(timeout_ms=WAIT_S * 1000)
+    assert not [thread for thread in threading.enumerate() if thread.name == "test-stop"]
+    assert loop.rounds == 1
+
+
+def test_stopping_from_inside_a_round_does_not_wait_for_itself():
+    rounds = Rounds(last=1)
+    loop = a_loop(rounds).start()
+    assert rounds.reached.wait(WAIT_S)
+    loop.stop()
+    assert loop.rounds == 1
+
+
+@pytest.mark.parametrize("read", [SystemClock().now_ms, SystemClock().boot_ms])
+def test_the_clocks_count_milliseconds_forward(read):
+    before = read()
+    sleep_ms(20)
+    assert 20 <= read() - before < WAIT_S * 1000
+
+
+def test_the_wall_clock_tells_the_unix_time_in_milliseconds():
+    assert 1_700_000_000_000 < SystemClock().now_ms() < 10_000_000_000_000

@@ -1,0 +1,169 @@
+"""A small world for the State Syncer: a real store, a bus and containers that remember, and faults on demand."""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import PenstockError
+from penstock.core.sql_store import Database, take_term
+from penstock.jobs.job_service import JobService
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.state_syncer import StateSyncer, SyncReport
+from tests.builders import DEVELOPER, ONCALL
+
+ROUND_MS = 4_000
+
+
+class Crash(BaseException):
+    """The process is gone. Nobody may catch it but the test."""
+
+
+def producers_of(birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """(category, producer) for everything a config writes."""
+    return {
+        (output["category"], f"{birth}:{config['kind']}:{config['lineage']}:{partition}")
+        for output in config["outputs"]
+        for partition in range(config["partitions"])
+    }
+
+
+@dataclass
+class FakeData:
+    """The bus and the rows: what is registered and how far each job is fenced."""
+
+    point: Callable[[str], None]
+    registered: set[tuple[str, str]] = field(default_factory=set)
+    fenced: dict[str, int] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    refuse: Callable[[str, str, Mapping[str, Any]], PenstockError | None] = lambda call, job, config: None
+
+    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+        self._begin("prepare", job, config)
+        # Cut off half-way, some are registered and some are not.
+        producers = sorted(producers_of(birth, config))
+        self.registered |= set(producers[::2])
+        self.point("prepare half-way")
+        self.registered |= set(producers)
+        self.point("prepared")
+
+    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+        self._begin("fence", job, config)
+        self.fenced[job] = max(generation, self.fenced.get(job, 0))
+        self.point("fence")
+
+    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+        self._begin("retire", job, old)
+        kept = set() if new is None else producers_of(birth, new)
+        self.registered -= producers_of(birth, old) - kept
+        self.point("retire")
+
+    def _begin(self, call: str, job: str, config: Mapping[str, Any]) -> None:
+        self.calls.append((call, job))
+        self.point(call)
+        if (error := self.refuse(call, job, config)) is not None:
+            raise error
+
+
+@dataclass
+class FakeTasks:
+    """The containers: a task stops at the second look, or never if it is stuck."""
+
+    point: Callable[[str], None]
+    stuck: set[str] = field(default_factory=set)
+    looks: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
+        self.point("is_stopped")
+        key = (job, generation, list_version)
+        self.looks[key] = self.looks.get(key, 0) + 1
+        return job not in self.stuck and self.looks[key] > 1
+
+
+class World:
+    """Everything a syncer lives in. `fail_at(n, error)` makes the nth point from now raise, once."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.points, self._fail_at, self._error = 0, 0, lambda: Crash()
+        self.database = Database(path, fault=self._point)
+        self.store = JobStore(self.database)
+        self.service = JobService(self.store)
+        self.data, self.tasks = FakeData(self._point), FakeTasks(self._point)
+        self.now_ms = 0
+        self.syncer = self.restart()
+
+    def restart(self) -> StateSyncer:
+        term = take_term(self.database, "syncer", "test")
+        self.syncer = StateSyncer(self.store, self.tasks, self.data, term=term)
+        return self.syncer
+
+    def save(self) -> Callable[[], None]:
+        """Remember this moment; calling the answer goes back to it, far faster than building a new world."""
+        saved, now_ms = sqlite3.connect(":memory:"), self.now_ms
+        raw = self.database._engine.raw_connection().driver_connection
+        raw.backup(saved)
+        kept = copy.deepcopy((self.data.registered, self.data.fenced, self.tasks.stuck, self.tasks.looks))
+
+        def restore() -> None:
+            saved.backup(raw)
+            data = copy.deepcopy(kept)
+            self.data.registered, self.data.fenced, self.tasks.stuck, self.tasks.looks = data
+            self.now_ms = now_ms
+            self.fail_at(0)
+            self.restart()
+
+        return restore
+
+    def fail_at(self, number: int, error: Callable[[], BaseException] = Crash) -> None:
+        self.points, self._fail_at, self._error = 0, number, error
+
+    def round(self) -> SyncReport:
+        self.now_ms += ROUND_MS
+        return self.syncer.sync_once(self.now_ms)
+
+    def settle(self, rounds_max: int = 40) -> int:
+        """Run rounds until one finds nothing to do; a crash is followed by a restart. Returns the rounds."""
+        for number in range(rounds_max):
+            try:
+                if self.round().is_quiet:
+                    return number
+            except Crash:
+                self.restart()
+            except PenstockError:
+                pass  # the loop logs it and calls again
+        raise AssertionError(f"not settled after {rounds_max} rounds")
+
+    def write(self, layer: str, job: str = "demo.count", **changes: Any) -> int:
+        actor = ONCALL if layer == "oncall" else DEVELOPER
+        return self.service.patch_layer(
+            job, layer, changes, actor=actor, reason="test", idempotency_key=None, now_ms=self.now_ms
+        )
+
+    def outcome(self) -> dict[str, Any]:
+        """All that is durable, but for the times."""
+        records = self.store.load([job.name for job in self.store.overview()])
+        return {
+            "running": {name: _timeless(record.running) for name, record in records.items()},
+            "plans": [name for name, record in records.items() if record.plan is not None],
+            "quarantine": {name: _timeless(record.quarantine) for name, record in records.items()},
+            "retirements": [name for name, record in records.items() if record.retirements],
+            "registered": self.data.registered,
+            "fenced": self.data.fenced,
+            "audit": [(row.action, row.subject, row.reason, dict(row.data)) for row in self.store.audit()],
+        }
+
+    def _point(self, name: str) -> None:
+        self.points += 1
+        if self.points == self._fail_at:
+            self._fail_at = 0
+            raise self._error()
+
+
+def _timeless(row: Any) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {name: getattr(row, name) for name in row.__slots__ if name not in ("updated_ms", "since_ms")}

@@ -1,0 +1,125 @@
+"""A pipeline compiled and prepared in a temporary folder, with tasks started by hand: the data plane without a control plane."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.jobs.config import validate_config
+from penstock.jobs.sync_plan import map_partitions
+from penstock.streams.bus.log import Log
+from penstock.streams.catalogue import LogCatalogue, category_from_json
+from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.injector import Injector
+from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.packages import build_package, load_pipeline
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.plan import compile_pipeline
+from penstock.streams.rows.row_store import RowStore
+
+
+class Stage:
+    """One folder: bus, rows, packages, and the jobs of one pipeline."""
+
+    def __init__(self, spark: Any, folder: Path, pipeline: Path, category: dict[str, Any]) -> None:
+        from penstock.streams.engine.spark_tasks import SparkTasks
+
+        self.bus, self.rows_place = f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
+        self.log: Log = open_log(self.bus)
+        self.rows: RowStore = open_rows(self.rows_place)
+        self.log.create(category_from_json(category))
+        self._packages: dict[str, bytes] = {}
+        self._shelf = UnpackedPackages(folder / "packages", lambda hash_: self._packages[hash_])
+        self.deaths: list[str] = []
+        self._folder, self._spark = folder, spark
+        self.tasks = self.new_engine()
+        self.data = StreamDataPlane(self.log, self.rows)
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.compile(pipeline)
+        del SparkTasks
+
+    def new_engine(self) -> Any:
+        """Another container's engine (in the same session, which does not matter to it)."""
+        from penstock.streams.engine.spark_tasks import SparkTasks
+
+        return SparkTasks(
+            self._spark,
+            bus=self.bus,
+            rows=self.rows_place,
+            package_folder=self._shelf.folder_of,
+            checkpoints=self._folder / "checkpoints",
+            die=self.deaths.append,
+        )
+
+    def compile(self, pipeline: Path, **changes: Any) -> None:
+        """Compile a file and prepare what its jobs need."""
+        package = build_package(pipeline)
+        self._packages[package.hash] = package.data
+        compiled = compile_pipeline(load_pipeline(pipeline), LogCatalogue(self.log), package.ref())
+        for body in compiled.to_json()["jobs"]:
+            merged = {**body, "trigger_ms": 200, **changes}
+            config = validate_config(body["name"], merged).to_json()
+            self.configs[config["name"]] = config
+            self.data.prepare(config["name"], self.birth(config["name"]), config)
+
+    def birth(self, job: str) -> str:
+        """Births are fixed here: a job lives once per stage."""
+        return f"birth-{job}".replace(".", "-")
+
+    def start(self, job: str, *, generation: int = 1, epoch: int = 1, tasks: int = 1, engine: Any = None) -> list[str]:
+        """Start all tasks of a job; returns their ids."""
+        from penstock.streams.engine.spark_tasks import Assignment
+
+        config = self.configs[job]
+        mapping = map_partitions(config["partitions"], tasks)
+        ids = []
+        for index in range(tasks):
+            ids.append(f"{job}/{index}")
+            (engine or self.tasks).start(
+                Assignment(
+                    task_id=ids[-1],
+                    job=job,
+                    job_birth=self.birth(job),
+                    generation=generation,
+                    shard_epoch=epoch,
+                    partitions=[p for p, owner in enumerate(mapping) if owner == index],
+                    config=config,
+                )
+            )
+        return ids
+
+    def stop(self, ids: Iterable[str], engine: Any = None) -> None:
+        """Stop tasks and see them end."""
+        engine = engine or self.tasks
+        for task_id in ids:
+            engine.stop(task_id)
+        wait_for(lambda: all(view.state in ("stopped", "failed", "fenced") for view in engine.poll()), "tasks to stop")
+        for task_id in list(ids):
+            engine.forget(task_id)
+
+    def injector(self, category: str, epoch: int = 1) -> Injector:
+        """Somebody who writes records."""
+        return Injector(self.log, category, "test-injector", epoch=epoch)
+
+    def records(self, category: str) -> list[dict[str, Any]]:
+        """Everything in a category, partition by partition."""
+        found: list[dict[str, Any]] = []
+        for partition, end in enumerate(self.log.end_offsets(category)):
+            for batch in self.log.read(category, partition, 0, end):
+                found += batch.to_pylist()
+        return found
+
+    def counts(self, category: str = "query_counts") -> Counter[tuple[str, int, int]]:
+        """The sink of the Zeitgeist pipeline, as a bag."""
+        return Counter((row["query"], row["second"], row["count"]) for row in self.records(category))
+
+
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 90) -> None:
+    """Poll until it holds, or fail saying what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"gave up waiting for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,562 @@
+"""Pipelines become jobs: where they are cut, what is carried, how things are called, what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import ConfigError, NotFound, PipelineError
+from penstock.jobs.config import validate_config
+from penstock.streams.bus.log import CategorySpec
+from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
+from penstock.streams.compiled import PackageRef
+from penstock.streams.computation import Computation
+from penstock.streams.drawing import WIDTH, draw_plan
+from penstock.streams.graph import Edge, Filter, Graph, Place, Sink, Source
+from penstock.streams.packages import load_pipeline
+from penstock.streams.pipeline import Pipeline
+from penstock.streams.plan import compile_graph, compile_pipeline
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "zeitgeist"
+PACKAGE = PackageRef(name="zeitgeist", version="1", hash="ab" * 32, entry="pipeline.py")
+QUERIES = CategorySpec(
+    name="queries",
+    partitions=3,
+    columns=(("query", "string"), ("lang", "string"), ("ts", "bigint"), ("score", "double")),
+    format="json",
+    watermark="injector",
+    ts_column="ts",
+)
+EVENTS = CategorySpec(name="events", partitions=2, columns=(("user", "string"), ("n", "int")))
+CATALOGUE = StaticCatalogue([QUERIES, EVENTS])
+
+
+class Count(Computation):
+    outputs = {"out": {"query": "string", "n": "bigint"}}
+
+
+class Watch(Computation):
+    outputs = {"counts": {"query": "string", "n": "bigint"}, "alerts": {"query": "string", "n": "bigint"}}
+    late = "process"
+
+
+def a_pipeline(partitions=4):
+    return Pipeline("p", partitions=partitions)
+
+
+def compiled(pipeline, catalogue=CATALOGUE):
+    return compile_pipeline(pipeline, catalogue, PACKAGE)
+
+
+def jobs_of(pipeline, catalogue=CATALOGUE):
+    return {job["name"]: job for job in compiled(pipeline, catalogue).to_json()["jobs"]}
+
+
+def out_of(job, stream="out"):
+    return next(output for output in job["outputs"] if output["stream"] == stream)
+
+
+# --- the example ---------------------------------------------------------------------------------------------------
+
+
+def test_the_example_compiles_to_exactly_these_jobs():
+    catalogue = StaticCatalogue([category_from_json(json.loads((EXAMPLE / "queries.json").read_text()))])
+    answer = compile_pipeline(load_pipeline(EXAMPLE / "pipeline.py"), catalogue, PACKAGE).to_json()
+    package = {"name": "zeitgeist", "version": "1", "hash": "ab" * 32, "entry": "pipeline.py"}
+    assert answer["pipeline"] == "zeitgeist" and answer["package"] == package
+    assert answer["jobs"] == [
+        {
+            "name": "zeitgeist.by_query",
+            "pipeline": "zeitgeist",
+            "kind": "stateless",
+            "package": package,
+            "partitions": 4,
+            "inputs": [{"category": "queries", "start": "earliest"}],
+            "outputs": [
+                {
+                    "stream": "out",
+                    "category": "zeitgeist.by_query.de67ae13",
+                    "partitions": 4,
+                    "columns": [["query", "string"]],
+                    "internal": True,
+                    "format": "typed",
+                },
+                {
+                    "stream": "dead",
+                    "category": "queries.dead",
+                    "partitions": 4,
+                    "columns": [
+                        ["reason", "string"],
+                        ["value", "binary"],
+                        ["source_partition", "int"],
+                        ["source_offset", "bigint"],
+                    ],
+                    "internal": False,
+                    "format": "typed",
+                },
+            ],
+            "plan": {
+                "stages": [
+                    {"op": "filter", "expr": "length(trim(query)) > 0 AND lang <> 'robot'"},
+                    {"op": "select", "columns": [["query", "lower(trim(query))", "string"]]},
+                ],
+                "key": "query",
+                "computation": None,
+                "late": "process",
+            },
+        },
+        {
+            "name": "zeitgeist.count_per_second",
+            "pipeline": "zeitgeist",
+            "kind": "stateful",
+            "package": package,
+            "partitions": 4,
+            "inputs": [{"category": "zeitgeist.by_query.de67ae13", "start": "earliest"}],
+            "outputs": [
+                {
+                    "stream": "out",
+                    "category": "query_counts",
+                    "partitions": 4,
+                    "columns": [["query", "string"], ["second", "bigint"], ["count", "bigint"]],
+                    "internal": False,
+                    "format": "typed",
+                }
+            ],
+            "plan": {"stages": [], "key": None, "computation": {"class": "CountPerSecond"}, "late": "drop"},
+        },
+    ]
+    assert [node["name"] for node in answer["graph"]["nodes"]] == [
+        "queries",
+        "filter",
+        "select",
+        "by_query",
+        "count_per_second",
+        "query_counts",
+    ]
+    assert answer["graph"]["edges"][0] == {"from": "queries", "to": "filter", "stream": "out"}
+    assert answer["graph"]["nodes"][-1]["jobs"] == ["zeitgeist.count_per_second"]
+
+
+# --- where jobs are cut --------------------------------------------------------------------------------------------
+
+
+def test_stateless_steps_are_one_job_named_after_the_sink():
+    p = a_pipeline()
+    p.source("queries", start="latest").filter("ts > 0").select("query", "ts + 1 AS t").sink(
+        "out", partitions=5
+    )
+    (job,) = jobs_of(p).values()
+    assert (job["name"], job["kind"], job["partitions"]) == ("p.out", "stateless", 3)
+    assert job["inputs"] == [{"category": "queries", "start": "latest"}]
+    assert out_of(job) == {
+        "stream": "out",
+        "category": "out",
+        "partitions": 5,
+        "columns": [["query", "string"], ["t", "bigint"]],
+        "internal": False,
+        "format": "typed",
+    }
+    assert job["plan"]["key"] is None
+
+
+def test_only_a_json_source_has_dead_letters_in_as_many_partitions_as_it_has():
+    p = a_pipeline()
+    p.source("queries").sink("a")
+    p.source("events").sink("b")
+    jobs = jobs_of(p)
+    assert out_of(jobs["p.a"], "dead")["category"] == "queries.dead"
+    assert out_of(jobs["p.a"], "dead")["partitions"] == 3
+    assert [output["stream"] for output in jobs["p.b"]["outputs"]] == ["out"]
+
+
+def test_steps_between_key_and_computation_run_in_the_stateful_job():
+    p = a_pipeline()
+    keyed = p.source("queries").key_by("query")
+    keyed.filter("ts > 0").select("query", "upper(lang) AS lang").process(Count).sink("counts")
+    jobs = jobs_of(p)
+    assert jobs["p.by_query"]["plan"]["stages"] == [
+        {
+            "op": "select",
+            "columns": [
+                ["query", "`query`", "string"],
+                ["lang", "`lang`", "string"],
+                ["ts", "`ts`", "bigint"],
+            ],
+        }
+    ]
+    stages = jobs["p.count"]["plan"]["stages"]
+    assert [stage["op"] for stage in stages] == ["filter", "select"]
+    assert stages[1]["columns"] == [["query", "query", "string"], ["lang", "upper(lang)", "string"]]
+
+
+def test_steps_behind_a_computation_are_a_further_job():
+    p = a_pipeline()
+    p.source("queries").key_by("query").process(Count).filter("n > 1").sink("big")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query", "p.count", "p.big"]
+    between = out_of(jobs["p.count"])
+    assert between["internal"] and between["category"].startswith("p.count.")
+    assert jobs["p.big"]["inputs"] == [{"category": between["category"], "start": "earliest"}]
+    assert jobs["p.big"]["plan"]["key"] is None  # keyed as the computation produced it
+
+
+def test_computations_in_a_row_each_have_their_shuffle():
+    p = a_pipeline()
+    watched = p.source("queries").key_by("query").process(Count).key_by("n").process(Watch)
+    watched["alerts"].sink("alerts")
+    watched["counts"].sink("counts", partitions=2)
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query", "p.count", "p.by_n", "p.watch"]
+    assert jobs["p.by_n"]["inputs"][0]["category"] == out_of(jobs["p.count"])["category"]
+    assert out_of(jobs["p.watch"], "counts")["partitions"] == 2
+    assert out_of(jobs["p.watch"], "alerts")["category"] == "alerts"
+    assert jobs["p.watch"]["plan"]["late"] == "process"
+
+
+def test_streams_with_the_same_columns_have_categories_of_their_own():
+    p = a_pipeline()
+    watched = p.source("queries").key_by("query").process(Watch)
+    watched["alerts"].filter("n > 1").sink("a")
+    watched["counts"].filter("n > 1").sink("b")
+    job = jobs_of(p)["p.watch"]
+    assert out_of(job, "alerts")["category"] != out_of(job, "counts")["category"]
+
+
+def test_a_stream_with_a_sink_is_read_from_there():
+    p = a_pipeline()
+    counted = p.source("queries").key_by("query").process(Count)
+    counted.sink("counts", partitions=6)
+    counted.filter("n > 1").sink("big")
+    counted.sink("copy")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query", "p.count", "p.big", "p.copy"]
+    for name in ("p.big", "p.copy"):
+        assert jobs[name]["inputs"][0]["category"] == "counts" and jobs[name]["partitions"] == 6
+    assert jobs["p.copy"]["plan"]["stages"] == []
+
+
+def test_branches_of_a_source_are_jobs_of_their_own():
+    p = a_pipeline()
+    english = p.source("queries").filter("lang = 'en'")
+    english.select("query").sink("a")
+    english.key_by("query").process(Count).sink("b")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.a", "p.by_query", "p.count"]
+    assert jobs["p.a"]["plan"]["stages"][0] == jobs["p.by_query"]["plan"]["stages"][0]
+
+
+def test_two_computations_behind_one_key_share_the_shuffle():
+    p = a_pipeline()
+    keyed = p.source("queries").key_by("query")
+    keyed.select("query").process(Count, name="one").sink("a")
+    keyed.select("ts").process(Count, name="two").sink("b")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query", "p.one", "p.two"]
+    assert out_of(jobs["p.by_query"])["columns"] == [["query", "string"], ["ts", "bigint"]]
+    assert jobs["p.one"]["inputs"] == jobs["p.two"]["inputs"]
+
+
+def test_a_key_before_a_sink_needs_no_shuffle():
+    p = a_pipeline()
+    p.source("queries").key_by("query").filter("ts > 0").select("query", "ts").sink("by_query_out")
+    (job,) = jobs_of(p).values()
+    assert job["plan"]["key"] == "query" and job["name"] == "p.by_query_out"
+
+
+def test_a_key_whose_columns_are_lost_before_the_sink_is_written_first():
+    p = a_pipeline()
+    p.source("queries").key_by("query").select("lang").sink("langs")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query", "p.langs"]
+    assert out_of(jobs["p.by_query"])["columns"] == [["query", "string"], ["lang", "string"]]
+    assert jobs["p.langs"]["plan"]["key"] is None
+
+
+def test_only_the_last_of_several_keys_counts():
+    p = a_pipeline()
+    p.source("queries").key_by("lang").filter("ts > 0").key_by("query", "ts").process(Count).sink("counts")
+    jobs = jobs_of(p)
+    assert list(jobs) == ["p.by_query_ts", "p.count"]
+    assert jobs["p.by_query_ts"]["plan"]["key"] == "to_json(array(CAST(query AS string), CAST(ts AS string)))"
+
+
+# --- what is carried -----------------------------------------------------------------------------------------------
+
+
+def test_a_shuffle_carries_only_what_is_used_behind_it_and_the_key():
+    p = a_pipeline()
+    keyed = (
+        p.source("queries").select("query", "lang", "ts", "score * 2 AS double_score").key_by("lower(lang)")
+    )
+    keyed.filter("ts > 0").select("query AS q").process(Count).sink("counts")
+    job = jobs_of(p)["p.by_lower_lang"]
+    assert out_of(job)["columns"] == [["query", "string"], ["lang", "string"], ["ts", "bigint"]]
+    (stage,) = job["plan"]["stages"]
+    assert [name for name, _, _ in stage["columns"]] == ["query", "lang", "ts"]
+
+
+def test_a_column_used_only_by_a_filter_ends_there():
+    p = a_pipeline()
+    keyed = p.source("queries").select("query", "lang", "ts").filter("lang = 'en'").key_by("query")
+    keyed.select("query").process(Count).sink("counts")
+    job = jobs_of(p)["p.by_query"]
+    assert [stage["op"] for stage in job["plan"]["stages"]] == ["select", "filter", "select"]
+    assert [name for name, _, _ in job["plan"]["stages"][0]["columns"]] == ["query", "lang"]
+    assert job["plan"]["stages"][2]["columns"] == [["query", "`query`", "string"]]
+    assert out_of(job)["columns"] == [["query", "string"]]
+
+
+def test_a_computation_uses_every_column_that_reaches_it():
+    p = a_pipeline()
+    p.source("queries").key_by("query").process(Count).sink("counts")
+    job = jobs_of(p)["p.by_query"]
+    assert out_of(job)["columns"] == [list(column) for column in QUERIES.columns]
+    assert job["plan"]["stages"] == []
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def internal_name(key="query", partitions=4, columns=("query", "ts"), condition="ts > 0"):
+    p = a_pipeline(partitions)
+    stream = p.source("queries").filter(condition).select(*columns)
+    stream.key_by(key, name="k").process(Count).sink("counts")
+    return out_of(jobs_of(p)["p.k"])["category"]
+
+
+def test_partitions_columns_and_key_are_part_of_an_internal_name():
+    names = [
+        internal_name(),
+        internal_name(partitions=5),
+        internal_name(columns=("query", "ts", "lang")),
+        internal_name(columns=("ts", "query")),
+        internal_name(columns=("query", "CAST(ts AS string) AS ts")),
+        internal_name(key="ts"),
+        internal_name(key="lower(query)"),
+    ]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("p.k.") and len(name) == len("p.k.") + 8 for name in names)
+
+
+def test_edits_that_change_no_record_layout_keep_every_name():
+    assert internal_name() == internal_name(condition="ts > 100")
+    assert internal_name(key="lower(query)") == internal_name(key="LOWER( query ) /* folded */")
+    plain = a_pipeline()
+    plain.source("queries").key_by("query").process(Count).sink("counts")
+    edited = a_pipeline()
+    edited.source("queries").filter("ts > 0").filter("ts > 1").key_by("query").process(Count).sink("counts")
+    assert list(jobs_of(plain)) == list(jobs_of(edited))
+    assert out_of(jobs_of(plain)["p.by_query"]) == out_of(jobs_of(edited)["p.by_query"])
+
+
+def test_the_same_pipeline_compiles_to_the_same_json():
+    assert internal_name() == internal_name()
+    p = a_pipeline()
+    p.source("queries").key_by("query").process(Count).sink("counts")
+    assert json.dumps(compiled(p).to_json()) == json.dumps(compiled(p).to_json())
+
+
+def test_every_job_is_a_valid_config_and_reads_what_was_written_before():
+    p = a_pipeline()
+    watched = p.source("queries").key_by("query").process(Watch)
+    watched["alerts"].select("query").sink("alerts")
+    watched["counts"].key_by("n").process(Count).sink("counts")
+    written = {"queries"}
+    for job in compiled(p).to_json()["jobs"]:
+        config = validate_config(job["name"], job)
+        assert config.inputs[0].category in written
+        written |= {output.category for output in config.outputs}
+        assert json.loads(json.dumps(job)) == job
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def _process_without_key(p):
+    p.source("queries").filter("ts > 0").process(Count).sink("counts")
+
+
+MISTAKES = {
+    "empty": (lambda p: None, ["is empty", "p.source"]),
+    "unknown category": (
+        lambda p: p.source("querys").sink("x"),
+        ["no category 'querys'", "did you mean 'queries'"],
+    ),
+    "nothing like it": (
+        lambda p: p.source("zzz").sink("x"),
+        ["the bus has: events, queries", "create the category"],
+    ),
+    "no sink": (lambda p: p.source("queries"), ["step 'queries' leads nowhere", '.sink("<category>")']),
+    "no sink after filter": (lambda p: p.source("queries").filter("ts > 0"), ["step 'filter' leads nowhere"]),
+    "one branch ends": (
+        lambda p: [p.source("queries").key_by("query").process(Watch)["alerts"].sink("a")],
+        ["stream 'counts' of step 'watch' leads nowhere", '.stream("counts").sink'],
+    ),
+    "no key": (
+        _process_without_key,
+        ["have no key", "runs per key", '.key_by("<column>") before .process(Count)'],
+    ),
+    "unknown column": (
+        lambda p: p.source("queries").filter("lnag = 'en'").sink("x"),
+        ["step 'filter'", "no column 'lnag'", "lang (string)", "did you mean 'lang'"],
+    ),
+    "column dropped before": (
+        lambda p: p.source("queries").select("query").filter("ts > 0").sink("x"),
+        ["no column 'ts'", "the columns here are query (string)"],
+    ),
+    "column of another stream": (
+        lambda p: p.source("queries").key_by("query").process(Count).filter("lang = 'en'").sink("x"),
+        ["no column 'lang'", "query (string), n (bigint)"],
+    ),
+    "syntax": (
+        lambda p: p.source("queries").filter("ts >").sink("x"),
+        ["does not parse", "something is missing"],
+    ),
+    "aggregate": (
+        lambda p: p.source("queries").select("count(*) AS n").sink("x"),
+        ["count() cannot be used"],
+    ),
+    "clock": (
+        lambda p: p.source("queries").select("now() AS t").sink("x"),
+        ["now() cannot be used", "repeated"],
+    ),
+    "column twice": (lambda p: p.source("queries").select("ts", "ts").sink("x"), ["column 'ts' comes twice"]),
+    "column twice but for case": (
+        lambda p: p.source("queries").select("ts", "ts AS TS").sink("x"),
+        ["'TS' comes twice", "upper from lower"],
+    ),
+    "odd column name": (lambda p: p.source("queries").select("ts AS `a b`").sink("x"), ["'a b'", '"a_b"']),
+    "float key": (
+        lambda p: p.source("queries").key_by("score").process(Count).sink("x"),
+        ["'score' cannot be a key", "double", "bigint"],
+    ),
+    "unknown key": (
+        lambda p: p.source("queries").key_by("quer").process(Count).sink("x"),
+        ["no column 'quer'", "did you mean 'query'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_three_parts(mistake):
+    build, said = MISTAKES[mistake]
+    p = a_pipeline()
+    build(p)
+    with pytest.raises(PipelineError) as caught:
+        compiled(p)
+    error = caught.value
+    assert error.what and error.why and error.fix
+    assert error.what.startswith("test_plan.py:") or mistake == "empty"
+    for words in said:
+        assert words in str(error)
+
+
+def test_a_computation_right_behind_another_needs_a_key_too():
+    p = a_pipeline()
+    watched = p.source("queries").key_by("query").process(Count).filter("n > 1").process(Watch)
+    watched["alerts"].sink("a")
+    watched["counts"].sink("b")
+    with pytest.raises(PipelineError, match="'watch' processes records that have no key"):
+        compiled(p)
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (CategorySpec(name="x", partitions=4, columns=(("query", "string"),)), []),
+        (
+            CategorySpec(name="x", partitions=4, columns=(("q", "string"),)),
+            ["other columns", "q string", "query string"],
+        ),
+        (
+            CategorySpec(name="x", partitions=9, columns=(("query", "string"),)),
+            ["9 partitions, not 4", "partitions=9"],
+        ),
+        (
+            CategorySpec(name="x", partitions=4, columns=(("query", "string"),), format="json"),
+            ["from outside"],
+        ),
+        (
+            CategorySpec(name="x", partitions=4, columns=(("query", "string"),), watermark="injector"),
+            ["from outside"],
+        ),
+    ],
+)
+def test_a_sink_that_exists_must_fit(there, said):
+    p = a_pipeline()
+    p.source("queries").select("query").sink("x")
+    catalogue = StaticCatalogue([QUERIES, there])
+    if not said:
+        assert out_of(jobs_of(p, catalogue)["p.x"])["category"] == "x"
+        return
+    with pytest.raises(PipelineError) as caught:
+        compiled(p, catalogue)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_a_graph_from_elsewhere_may_not_run_in_a_circle():
+    place = Place(file="x.sql", line=1)
+    graph = Graph(
+        name="p",
+        partitions=1,
+        steps=(
+            Source(name="s", place=place, category="queries"),
+            Filter(name="a", place=place, condition="ts > 0"),
+            Filter(name="b", place=place, condition="ts > 0"),
+            Sink(name="x", place=place, category="x"),
+        ),
+        edges=(
+            Edge(source="b", target="a"),
+            Edge(source="a", target="b"),
+            Edge(source="s", target="x"),
+        ),
+    )
+    with pytest.raises(PipelineError, match="runs in a circle") as caught:
+        compile_graph(graph, CATALOGUE, PACKAGE)
+    assert caught.value.why and caught.value.fix
+
+
+# --- drawing and catalogue -----------------------------------------------------------------------------------------
+
+
+def test_the_drawing_fits_and_names_every_job_and_category():
+    p = a_pipeline()
+    watched = p.source("queries").filter(" AND ".join(["lang = 'en'"] * 20)).key_by("query").process(Watch)
+    watched["alerts"].select("query").sink("alerts")
+    watched["counts"].sink("counts")
+    answer = compiled(p)
+    drawn = draw_plan(answer)
+    assert all(len(line) <= WIDTH for line in drawn.splitlines())
+    for job in answer.jobs:
+        assert job.name in drawn and all(output.category in drawn for output in job.outputs)
+    order = [drawn.index(f"┌─ {job.name} ") for job in answer.jobs]
+    assert all(before < after for before, after in pairwise(order))
+
+
+def test_a_category_survives_json():
+    assert category_from_json(json.loads(json.dumps(category_to_json(QUERIES)))) == QUERIES
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"colums": []}, "did you mean 'columns'"),
+        ({"columns": [["_x", "string"]]}, "'_x'"),
+        ({"columns": [["x", "text"]]}, "'text'"),
+        ({"columns": 5}, "not complete"),
+    ],
+)
+def test_a_wrong_description_of_a_category_is_refused(change, said):
+    with pytest.raises(ConfigError, match="category") as caught:
+        category_from_json({**category_to_json(EVENTS), **change})
+    assert said in str(caught.value)
+
+
+def test_a_missing_category_lists_what_there_is():
+    with pytest.raises(NotFound) as caught:
+        CATALOGUE.describe("event")
+    assert "did you mean 'events'" in str(caught.value) and "queries" in str(caught.value)

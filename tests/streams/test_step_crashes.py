@@ -1,0 +1,206 @@
+"""A crash after every operation of the stateful step, in every order of retries; zombies and twins at every point.
+
+Every run must end with the state, timers, outputs, offsets and lows of a run that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import Fenced
+from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.sqlite_rows import SqliteRows
+from tests.streams.step_world import REF, SMALL_LOG, Crash, Event, Points, World, crash, faulty
+
+# Two records, one mark between them, the end: small enough for every pair of crashes.
+TINY_LOG: tuple[Event, ...] = (("a", 100), 1000, ("b", 1100), LOW_MAX)
+
+
+def a_world(events: tuple[Event, ...]) -> World:
+    return World(rows=MemoryRows(), log=MemoryLog()).build(events)
+
+
+def undisturbed(events: tuple[Event, ...]) -> dict[str, Any]:
+    world = a_world(events)
+    world.live([100])
+    return world.result()
+
+
+def points_of(events: tuple[Event, ...], cuts: list[int]) -> int:
+    points = Points()
+    faulty(a_world(events), points).live(cuts)
+    return points.passed
+
+
+def check(world: World, expected: dict[str, Any], where: object) -> None:
+    assert world.result() == expected, where
+    world.check_marks()
+
+
+@pytest.mark.parametrize("cuts", [[1], [2, 1], [100]])
+def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
+    """The successor cuts the rest of the log otherwise than the one that died."""
+    expected = undisturbed(SMALL_LOG)
+    count = points_of(SMALL_LOG, cuts)
+    assert count >= 14
+    for at in range(count):
+        world = a_world(SMALL_LOG)
+        with pytest.raises(Crash):
+            faulty(world, Points(at, crash)).live(cuts)
+        faulty(world, Points()).live([3])
+        check(world, expected, at)
+
+
+def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
+    """Life 1 dies at every point; life 2 at every point of what it then does; life 3 finishes."""
+    expected, pairs = undisturbed(TINY_LOG), 0
+    for first in range(points_of(TINY_LOG, [1])):
+        second = 0
+        while True:
+            world = a_world(TINY_LOG)
+            with pytest.raises(Crash):
+                faulty(world, Points(first, crash)).live([1])
+            points = Points(second, crash)
+            try:
+                faulty(world, points).live([2])
+            except Crash:
+                faulty(world, Points()).live([1])
+                check(world, expected, (first, second))
+                pairs, second = pairs + 1, second + 1
+                continue
+            assert points.passed <= second, "life 2 crashes at each of its points before it survives"
+            check(world, expected, (first, second))
+            break
+    assert pairs > 300
+
+
+def test_a_zombie_paused_at_every_point_changes_nothing_and_is_fenced() -> None:
+    """Life 1 pauses at a point; life 2 acquires and finishes all; life 1 wakes up and goes on."""
+    expected = undisturbed(SMALL_LOG)
+    count = points_of(SMALL_LOG, [2])
+    for at in range(count):
+        world = a_world(SMALL_LOG)
+        fenced = _run_with(world, at, lambda world=world: faulty(world, Points()).live([3]))
+        # Past its last effect there is nothing left to refuse; before its acquire it is the newer owner.
+        assert fenced or at in (0, count - 1), at
+        check(world, expected, at)
+
+
+def test_a_zombie_that_wakes_while_its_successor_has_only_acquired_changes_nothing() -> None:
+    expected = undisturbed(SMALL_LOG)
+    for at in range(1, points_of(SMALL_LOG, [2]) - 1):
+        world = a_world(SMALL_LOG)
+        successor = faulty(world, Points())
+        held: list[Any] = []
+        assert _run_with(world, at, lambda held=held, successor=successor: held.append(successor.open())), at
+        end = successor.log.end_offsets("in")[0]
+        successor.run(held[0], successor.position(), end)
+        successor.run(held[0], end, end)
+        check(world, expected, at)
+
+
+def test_a_twin_at_every_point_changes_nothing() -> None:
+    """Two workers of one life and token run the same range; the second runs whole inside the first."""
+    expected = undisturbed(SMALL_LOG)
+    end = len([event for event in SMALL_LOG if isinstance(event, tuple)])
+    for middle in (2, end):
+        at = 0
+        while True:
+            world = a_world(SMALL_LOG)
+            world.run(world.open(), 0, 1)
+            token = world.rows.peek(REF).token
+            twin = faulty(world, Points())
+            points = Points(at, lambda twin=twin, token=token: twin.run(twin.step(token), 0, end))
+            slow = faulty(world, points)
+            slow.run(slow.step(token), 1, middle)
+            if points.passed <= at:
+                break
+            last = faulty(world, Points())
+            last.run(last.step(token), world.position(), end)
+            check(world, expected, (middle, at))
+            at += 1
+        assert at >= 6
+
+
+def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing() -> None:
+    expected = undisturbed(TINY_LOG)
+    for outer in range(12):
+        for inner in range(12):
+            world = a_world(TINY_LOG)
+            world.open()
+            token = world.rows.peek(REF).token
+            twin = faulty(world, Points(inner, crash))
+            slow = faulty(world, Points(outer, lambda twin=twin, token=token: twin.run(twin.step(token), 0, 2)))
+            try:
+                slow.run(slow.step(token), 0, 1)
+            except Crash:
+                pass
+            faulty(world, Points()).live([1])
+            check(world, expected, (outer, inner))
+
+
+def _run_with(world: World, at: int, act: Any) -> bool:
+    """Life 1, with `act` at one of its points. True if it was fenced after it."""
+    try:
+        faulty(world, Points(at, act)).live([2])
+    except Fenced:
+        return True
+    return False
+
+
+# Real files, real processes, SIGKILL.
+
+
+def _files(folder: Path) -> World:
+    return World(rows=SqliteRows(folder / "rows"), log=EmbeddedLog(folder / "bus"))
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _life(folder: Path, at: int, cuts: list[int], in_transaction: bool) -> None:
+    """One process: a life that kills itself at a point, between two effects or inside a transaction of the rows."""
+    points = Points(at, _die)
+    if in_transaction:
+        rows = SqliteRows(folder / "rows", fault=lambda _point: points.next())
+        World(rows=rows, log=EmbeddedLog(folder / "bus"), clock_ms=10**9).live(cuts)
+    else:
+        world = _files(folder)
+        world.clock_ms = 10**9
+        faulty(world, points).live(cuts)
+
+
+@pytest.mark.parametrize("in_transaction", [False, True], ids=["between effects", "inside transactions"])
+def test_sigkill_at_every_point_on_files_changes_nothing(tmp_path: Path, in_transaction: bool) -> None:
+    """Life 1 is killed at a point, life 2 at another one, and so on until one lives to the end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.streams.test_step_crashes"])
+    expected, at, killed = undisturbed(TINY_LOG), 0, 0
+    while True:
+        folder = tmp_path / str(at)
+        _files(folder).build(TINY_LOG)
+        codes = []
+        for life in range(20):
+            point = at if life == 0 else at // 2 if life == 1 else -1
+            process = context.Process(target=_life, args=(folder, point, [1 + life], in_transaction))
+            process.start()
+            process.join(60)
+            codes.append(process.exitcode)
+            if process.exitcode == 0:
+                break
+        check(_files(folder), expected, (at, codes))
+        assert set(codes) <= {0, -signal.SIGKILL}, (at, codes)
+        if codes == [0]:
+            break
+        killed, at = killed + len(codes) - 1, at + 1
+    assert killed >= 20

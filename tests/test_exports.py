@@ -1,0 +1,63 @@
+"""The public face, pinned: names, version, the command, the marker for type checkers.
+
+A failure here means: users will notice. Change the table on purpose, and say so in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from importlib import metadata
+
+import pytest
+
+import penstock
+from tests.tidy_rules import PACKAGE, ROOT
+
+PUBLIC: dict[str, set[str]] = {
+    "penstock": {"Computation", "Context", "Pipeline", "Record", "Timer", "Value"},
+    "penstock.core": set(),
+    "penstock.streams": set(),
+}
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize(("package", "names"), PUBLIC.items(), ids=PUBLIC)
+def test_a_package_exports_exactly_these_names(package: str, names: set[str]):
+    listed = getattr(importlib.import_module(package), "__all__", [])
+    assert set(listed) == names
+    assert list(listed) == sorted(listed)
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in PUBLIC for name in sorted(PUBLIC[package])]
+)
+def test_an_exported_name_leads_to_something_documented(package: str, name: str):
+    assert getattr(importlib.import_module(package), name).__doc__
+
+
+def test_a_name_that_is_not_exported_is_a_plain_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        penstock.no_such_name  # noqa: B018
+
+
+def test_the_version_is_told_the_same_everywhere():
+    assert penstock.__version__ == PROJECT["version"] == metadata.version("penstock")
+
+
+def test_the_command_is_installed_and_can_be_loaded():
+    (command,) = [
+        entry for entry in metadata.distribution("penstock").entry_points if entry.name == "penstock"
+    ]
+    assert command.value == PROJECT["scripts"]["penstock"] == "penstock.cli.main:main"
+    assert callable(command.load())
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_the_control_plane_is_declared_without_spark():
+    assert not [line for line in PROJECT["dependencies"] if line.startswith(("pyspark", "pandas"))]
+    assert "pyspark==4.3.0" in PROJECT["optional-dependencies"]["spark"]

@@ -1,0 +1,440 @@
+"""The project's own rules, each a function from a source file to complaints. `test_tidy.py` runs them.
+
+A rule that a named file may break has an allow-list with the reason; an entry nobody needs any more is a complaint.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "penstock"
+LINES_MAX = 450
+FUNCTION_LINES_MAX = 80
+
+# --- who may import whom. `app`, `client` and the like are the files of that name right under `penstock/`.
+LOWER = {"core", "jobs", "tasks", "resources", "streams"}
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "core": set(),
+    "jobs": {"core"},
+    "tasks": {"core", "jobs"},
+    "resources": {"core", "jobs", "tasks"},
+    "streams": {"core", "jobs"},
+    "sim": {"core", "jobs", "tasks", "resources"},
+    "client": LOWER,
+    "container": LOWER | {"client"},
+    "web": LOWER | {"app"},
+    "app": LOWER | {"web", "client", "container"},
+    "cli": LOWER | {"app", "web", "client", "container", "sim"},
+}
+# Single modules above or beside an area that it may see all the same.
+MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {
+    # The bus's contract and its memory twin, nothing else of the data plane.
+    "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory_log"),
+    # How errors look on the wire; both ends must agree.
+    "client": ("penstock.web.problems",),
+}
+
+# --- what a module that calls itself pure must not reach, directly or through what it imports
+EFFECTS = {
+    "asyncio", "concurrent", "fastapi", "httpx", "logging", "multiprocessing", "os", "psutil", "pyspark",
+    "random", "secrets", "shutil", "signal", "socket", "sqlalchemy", "sqlite3", "structlog", "subprocess",
+    "tempfile", "threading", "time", "urllib", "uuid", "uvicorn",
+}  # fmt: skip
+HTTP = {"aiohttp", "fastapi", "http", "httpx", "requests", "starlette", "urllib", "uvicorn", "websockets"}
+HTTP_HARMLESS = {"http.HTTPStatus", "urllib.parse"}
+SQL = {"sqlalchemy", "sqlite3", "psycopg"}
+CLOCKS = {"asyncio", "concurrent", "multiprocessing", "sched", "time"}
+# A lock guards memory; everything else of `threading` runs or waits.
+LOCKS = {"Lock", "RLock", "local"}
+
+MAY_WAIT: Mapping[str, str] = {
+    "core/loop.py": "the one place for threads, sleeps and the wall clock",
+    "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
+    "container.py": "an engine listens to its warden and starts Spark beside its rounds",
+    "streams/engine/spark_tasks.py": "a Spark query is awaited in a thread of its own",
+    "streams/engine/step_worker.py": "measures how long a step was busy, inside Spark's Python worker",
+}
+MAY_CATCH_ALL: Mapping[str, str] = {
+    "core/loop.py": "a bug in one round must not end the service",
+    "streams/engine/spark_tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
+}
+
+BAD_NAMES = re.compile(r"^(?:.*_)?(?:utils?|helpers?|common|base|misc|impl)$")
+PAPER_MANAGERS = {"ShardManager", "TaskManager", "CapacityManager"}
+BAD_CLASSES = re.compile(r"^(?:Abstract|Base)[A-Z]|(?:Impl|Utils?|Helpers?|Manager|Base)$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file, parsed."""
+
+    path: str  # relative to the package, with slashes
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
+    @property
+    def area(self) -> str:
+        first = self.path.split("/")[0]
+        return first.removesuffix(".py")
+
+    @property
+    def module(self) -> str:
+        parts = ("penstock/" + self.path).removesuffix(".py").removesuffix("/__init__").split("/")
+        return ".".join(parts)
+
+    @property
+    def is_pure(self) -> bool:
+        return re.search(r"\bPure[:.]", self.docstring) is not None
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Everything imported anywhere in the file; `from a import b` is "a.b"."""
+        return frozenset(self._imports(self.tree))
+
+    @cached_property
+    def runtime_imports(self) -> frozenset[str]:
+        """The same, without what only the type checker reads."""
+        only_types = {
+            name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.If)
+            and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            for statement in node.body
+            for name in self._imports(statement)
+        }
+        return self.imports - only_types
+
+    def _imports(self, tree: ast.AST) -> Iterator[str]:
+        package = self.module.split(".") if self.path.endswith("__init__.py") else self.module.split(".")[:-1]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                origin = ".".join([*above, *([node.module] if node.module else [])])
+                yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+    def uses(self) -> Iterator[str]:
+        """Every `a.b` that is written, where `a` is a plain name."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                yield f"{node.value.id}.{node.attr}"
+
+
+Rule = Callable[[Source], Iterator[str]]
+
+
+def tops(names: frozenset[str]) -> set[str]:
+    """The top-level packages of imported names."""
+    return {name.split(".")[0] for name in names}
+
+
+def imports_only_downwards(source: Source) -> Iterator[str]:
+    """Areas import what lies below them, never back, and tasks and streams never each other."""
+    if source.area in ("__init__", "__main__"):
+        return
+    allowed = MAY_IMPORT.get(source.area)
+    if allowed is None:
+        yield f"{source.area} is no area of the layout: name it in MAY_IMPORT, with what it may import"
+        return
+    for name in sorted(source.imports):
+        parts = name.split(".")
+        if parts[0] != "penstock" or len(parts) == 1 or parts[1] in (source.area, "__version__"):
+            continue
+        also = MAY_ALSO_IMPORT.get(source.area, ())
+        if any(name == module or name.startswith(module + ".") for module in also):
+            continue
+        if parts[1] not in allowed:
+            yield f"{source.area} may not import {parts[1]} ({name})"
+
+
+def spark_stays_in_the_engine(source: Source) -> Iterator[str]:
+    """The control plane and every simulation start without a JVM."""
+    if source.path.startswith("streams/engine/") or source.path == "streams/bus/spark_source.py":
+        return
+    if tops(source.imports) & {"pyspark", "py4j"}:
+        yield "imports pyspark outside streams/engine/ and streams/bus/spark_source.py"
+
+
+def http_stays_at_the_edge(source: Source) -> Iterator[str]:
+    """HTTP is spoken in web/ and client.py alone."""
+    if source.area in ("web", "client"):
+        return
+    for name in sorted(source.imports):
+        if name.split(".")[0] in HTTP and not any(name.startswith(ok) for ok in HTTP_HARMLESS):
+            yield f"imports {name}: HTTP belongs in web/ and client.py"
+
+
+def sql_stays_in_stores(source: Source) -> Iterator[str]:
+    """SQL is written in stores alone."""
+    if source.path.endswith("_store.py") or source.path.startswith(("streams/rows/", "streams/bus/")):
+        return
+    for name in sorted(tops(source.runtime_imports) & SQL):
+        yield f"imports {name}: SQL belongs in *_store.py, streams/rows/ and streams/bus/"
+
+
+def waits_only_in_the_loop(source: Source) -> Iterator[str]:
+    """Time is an argument; threads, sleeps and clocks live in core/loop.py."""
+    found = [f"imports {name}" for name in sorted(tops(source.imports) & CLOCKS)]
+    found += [
+        f"uses {name}"
+        for name in sorted(set(source.uses()) | {n for n in source.imports if n.startswith("threading.")})
+        if name.startswith("threading.") and name.split(".")[1] not in LOCKS
+    ]
+    found += [
+        f"uses {name}"
+        for name in sorted(source.uses())
+        if name in ("datetime.now", "datetime.utcnow", "date.today")
+    ]
+    yield from _unless_allowed(source, found, MAY_WAIT, "time is an argument, threads belong in core/loop.py")
+
+
+def catches_only_what_it_knows(source: Source) -> Iterator[str]:
+    """An error nobody expected is a bug, and must be seen."""
+    found = [
+        f"line {node.lineno}: catches everything"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ExceptHandler) and _is_broad(node.type)
+    ]
+    yield from _unless_allowed(source, found, MAY_CATCH_ALL, "name the errors you expect")
+
+
+def _is_broad(kind: ast.expr | None) -> bool:
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(item is None or ast.unparse(item) in ("Exception", "BaseException") for item in kinds)
+
+
+def _unless_allowed(source: Source, found: list[str], allowed: Mapping[str, str], rule: str) -> Iterator[str]:
+    if source.path not in allowed:
+        yield from (f"{complaint}: {rule}" for complaint in found)
+    elif not found:
+        yield "is on an allow-list in tests/tidy_rules.py that it no longer needs"
+
+
+def has_a_docstring(source: Source) -> Iterator[str]:
+    """Every module says which question it answers."""
+    if not source.docstring.strip():
+        yield "has no module docstring"
+
+
+def is_not_too_long(source: Source) -> Iterator[str]:
+    """A file is what people open: past the limit it is two things."""
+    lines = source.text.count("\n")
+    if lines > LINES_MAX:
+        yield f"has {lines} lines, more than {LINES_MAX}: which two things is it?"
+
+
+def functions_fit_a_screen(source: Source) -> Iterator[str]:
+    """A function is read in one look."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"line {node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}"
+
+
+def names_say_something(source: Source) -> Iterator[str]:
+    """No file for leftovers, no class that is only a role."""
+    for part in source.path.removesuffix(".py").split("/"):
+        if BAD_NAMES.match(part):
+            yield f"{part!r} names no question that a file answers"
+    for node in ast.walk(source.tree):
+        if (
+            isinstance(node, ast.ClassDef)
+            and BAD_CLASSES.search(node.name)
+            and node.name not in PAPER_MANAGERS
+        ):
+            yield f"line {node.lineno}: class {node.name} is named after a role, not after what it is"
+
+
+def packages_only_re_export(source: Source) -> Iterator[str]:
+    """An __init__.py has a docstring, imports and names; below the top three it is only a docstring."""
+    if not source.path.endswith("__init__.py"):
+        return
+    exports = source.path in ("__init__.py", "core/__init__.py", "streams/__init__.py")
+    for node in source.tree.body[1:]:
+        if ast.unparse(node) != "from __future__ import annotations" and not (exports and _re_exports(node)):
+            yield f"line {node.lineno}: an __init__.py re-exports at most, and only in penstock/, core/, streams/"
+
+
+def _re_exports(node: ast.stmt) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name == "__getattr__"  # looks a name up when it is first used
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    return isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign)
+
+
+def nothing_is_left_undone(source: Source) -> Iterator[str]:
+    """What is not there yet is not pretended."""
+    for node in ast.walk(source.tree):
+        if (
+            isinstance(node, ast.Raise)
+            and node.exc is not None
+            and "NotImplementedError" in ast.unparse(node.exc)
+        ):
+            yield f"line {node.lineno}: raises NotImplementedError"
+
+
+RULES: tuple[Rule, ...] = (
+    imports_only_downwards,
+    spark_stays_in_the_engine,
+    http_stays_at_the_edge,
+    sql_stays_in_stores,
+    waits_only_in_the_loop,
+    catches_only_what_it_knows,
+    has_a_docstring,
+    is_not_too_long,
+    functions_fit_a_screen,
+    names_say_something,
+    packages_only_re_export,
+    nothing_is_left_undone,
+)
+
+
+# --- rules over the whole package
+
+
+def effects_reached(sources: Mapping[str, Source]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Per module: each effect it reaches at import, with the chain of modules that leads to it."""
+    reached: dict[str, dict[str, tuple[str, ...]]] = {
+        name: {effect: (name,) for effect in tops(source.runtime_imports) & EFFECTS}
+        for name, source in sources.items()
+    }
+    changed = True
+    while changed:
+        changed = False
+        for name, source in sources.items():
+            for below in modules_imported(source, sources):
+                for effect, chain in reached[below].items():
+                    if effect not in reached[name]:
+                        reached[name][effect] = (name, *chain)
+                        changed = True
+    return reached
+
+
+def modules_imported(source: Source, sources: Mapping[str, Source]) -> Iterator[str]:
+    """The modules of the package that this one imports; `penstock.a.b.name` is the module `penstock.a.b`."""
+    for name in sorted(source.runtime_imports):
+        module = name if name in sources else name.rpartition(".")[0]
+        if module in sources and module != source.module:
+            yield module
+
+
+def impure(sources: Mapping[str, Source]) -> Iterator[str]:
+    """Complaints about modules that say `Pure:` and reach an effect."""
+    for name, effects in effects_reached(sources).items():
+        if sources[name].is_pure:
+            for effect, chain in sorted(effects.items()):
+                yield f"{name} says it is pure, but reaches {effect}: {' -> '.join(chain)}"
+
+
+def undeclared(source: Source, *, with_spark: bool) -> Iterator[str]:
+    """Complaints about imports that the installed package would lack."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(project["optional-dependencies"]["spark"] if with_spark else ())]
+    # FastAPI brings Starlette, PySpark brings Py4J: importing them by name is part of using the two.
+    declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("-", "_").lower() for line in lines} | {
+        "starlette",
+        "py4j",
+    }
+    for top in sorted(tops(source.imports) - {"penstock"}):
+        if not _is_standard(top) and top.lower() not in declared:
+            yield f"imports {top}, which pyproject.toml does not declare{'' if with_spark else ' for the control plane'}"
+
+
+def _is_standard(top: str) -> bool:
+    import sys
+
+    return top in sys.stdlib_module_names or top == "__future__"
+
+
+# --- rules over every text file. The words are put together so that this file does not complain about itself.
+
+UNDONE = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")) + r")\b")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.>~}*$])/(?:"
+    + "|".join(("ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk", "t" + "mp"))
+    + r")/\w"
+)
+REGISTRIES = re.compile(
+    "|".join(
+        ("py" + r"pi\.(?:org|python\.org)", "pythonho" + r"sted\.org", "anaconda" + r"\.(?:org|com)/", "npm" + r"js\.org",
+         "maven" + r"\.(?:org|apache\.org)", "arti" + "factory", "(?:--|^)(?:extra-)?index" + "-url", "--find" + "-links [^$]", "--trusted" + "-host ")
+    ),
+    flags=re.MULTILINE,
+)  # fmt: skip
+PATCHES = re.compile(r"\bmock\.patch\b|\bfrom unittest import mock\b|\bimport unittest\.mock\b|\bmocker\b")
+LOCK_LINE = re.compile(
+    r"^(?:[a-z0-9][a-z0-9.-]*==[0-9][0-9a-z.+]*(?: ; [^/]+)? \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?| *#[^/\\]*|)$"
+)
+TEXT_RULES: Mapping[str, re.Pattern[str]] = {
+    "leaves something undone": UNDONE,
+    "names a path of one machine": MACHINE_PATH,
+    "names a package registry": REGISTRIES,
+}
+SKIPPED = {".git", ".venv", ".penstock", "build", "dist", "spark-warehouse", "__pycache__"}
+TEXT_SUFFIXES = {
+    "",
+    ".cfg",
+    ".in",
+    ".ini",
+    ".json",
+    ".lock",
+    ".md",
+    ".py",
+    ".sh",
+    ".sql",
+    ".toml",
+    ".txt",
+    ".yaml",
+    ".yml",
+}
+
+
+def text_files(root: Path = ROOT) -> Iterator[Path]:
+    """Every file people write, in order."""
+    for path in sorted(root.iterdir()):
+        hidden_cache = path.name.startswith(".") and path.name.endswith("_cache")
+        if (
+            path.name in SKIPPED
+            or hidden_cache
+            or path.name.endswith(".egg-info")
+            or path.name == ".hypothesis"
+        ):
+            continue
+        if path.is_dir():
+            yield from text_files(path)
+        elif path.suffix in TEXT_SUFFIXES and path.name != "LICENSE":
+            yield path
+
+
+def complaints_about_text(text: str) -> Iterator[str]:
+    """What no text file of the project may contain."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for complaint, pattern in TEXT_RULES.items():
+            if pattern.search(line):
+                yield f"line {number} {complaint}: {line.strip()[:100]}"
+
+
+def package_sources() -> dict[str, Source]:
+    """Every module of the package by its dotted name."""
+    found = [
+        Source(path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
+    return {source.module: source for source in found}
