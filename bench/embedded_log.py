@@ -1,8 +1,8 @@
 """How fast the embedded log publishes and reads, next to plain Arrow files with the same records and syncs.
 
 Baseline: one Arrow IPC stream file per publish, file and folder synced; read back through a memory map. It
-has no index, no dedup, no fencing and no checksums (so its reader skips bytes that nobody asks for): the ratio
-is what these cost.
+has no index, no dedup, no fencing and no checksums (so its reader skips bytes that nobody asks for): the
+ratio is what these cost.
 """
 
 from __future__ import annotations

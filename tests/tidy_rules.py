@@ -57,6 +57,8 @@ LOCKS = {"Lock", "RLock", "local"}
 MAY_WAIT: Mapping[str, str] = {
     "core/loop.py": "the one place for threads, sleeps and the wall clock",
     "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
+    "cli/main.py": "a live table waits between two looks",
+    "cli/up.py": "waits for the signal to stop, and serves HTTP beside the control plane's loops",
     "container.py": "an engine listens to its warden and starts Spark beside its rounds",
     "streams/engine/spark_tasks.py": "a Spark query is awaited in a thread of its own",
     "streams/engine/step_worker.py": "measures how long a step was busy, inside Spark's Python worker",

@@ -70,6 +70,7 @@ class ControlPlane:
     lives: int = 0
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
+    sync_ms: Millis = SYNC_MS  # between rounds that find nothing to do
     _is_starting: bool = False
 
     @property
@@ -166,7 +167,7 @@ class ControlPlane:
         )
         self.active = life
         process.on_death.append(lambda: self._on_death(life))
-        process.every(1_000, "tick", lambda: self._tick(life))
+        process.every(max(1_000, self.profile.heartbeat_ms // 4), "tick", lambda: self._tick(life))
         process.every(500, "sync", lambda: self._sync(life))
 
     def _on_death(self, life: Services) -> None:
@@ -194,4 +195,4 @@ class ControlPlane:
         if report is not None:
             self.on_sync(report)
             if report.is_quiet:
-                life.sync_due_ms = now_ms + SYNC_MS
+                life.sync_due_ms = now_ms + self.sync_ms

@@ -13,7 +13,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.state_syncer import SyncReport
-from penstock.sim.control import SYNC_MS, ControlPlane, Parts
+from penstock.sim.control import ControlPlane, Parts
 from penstock.sim.convergence import look
 from penstock.sim.data_plane import ModelDataPlane
 from penstock.sim.faults import DataPlaneFaults, FaultSchedule, StoreFaults
@@ -30,6 +30,7 @@ from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
 
 QUIET_ROUNDS = 30
+QUIET_ROUND_MS: Millis = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,10 +217,10 @@ def _stay_at_rest(world: World) -> None:
     """I12: then nothing happens for 30 rounds."""
     sim, reports = world.sim, list[SyncReport]()
     _settle(world)
-    world.control.on_sync = reports.append
+    world.control.on_sync, world.control.sync_ms = reports.append, QUIET_ROUND_MS
     started, shards = world.population.started, world.shard_store.shards()
     while len(reports) < QUIET_ROUNDS:
-        sim.run(sim.now_ms + SYNC_MS)
+        sim.run(sim.now_ms + QUIET_ROUND_MS)
         busy = [report for report in reports if not report.is_quiet]
         sim.demand("I12 then no action", f"a round did {busy[0]}" if busy else None)
         restarted = world.population.started - started

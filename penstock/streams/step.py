@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OffsetAhead, RowsOlderThanBus
-from penstock.streams.bus.log import CategorySpec, Log
+from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from penstock.streams.rows.row_changes import name_of
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 
@@ -90,9 +90,13 @@ def open_interval(
     row = rows.acquire(ref, generation=generation, shard_epoch=shard_epoch)
     for output in outputs:
         check_category(log, output.category, output.birth)
-        _check_bus_not_ahead(ref, row, producer, output, log.published_to(output.category, producer))
-    for output in outputs:
+        # Fenced before compared: a late publish of the old life could slip in behind the comparison otherwise.
         log.fence(output.category, producer, row.token)
+        ahead = _bus_ahead(ref, row, producer, output, log.published_to(output.category, producer))
+        if ahead is not None:
+            # A successor that was faster may have published meanwhile: then we are fenced, and nothing is wrong.
+            rows.snapshot(ref, token=row.token, keys=(), timers_up_to=LOW_MIN)
+            raise ahead
     return row
 
 
@@ -136,9 +140,9 @@ def report_low(
             )
 
 
-def _check_bus_not_ahead(
+def _bus_ahead(
     ref: IntervalRef, row: IntervalRow, producer: str, output: OutputSpec, published: Mapping[int, int]
-) -> None:
+) -> RowsOlderThanBus | None:
     for partition, last in published.items():
         if producer == ref.birth:  # stateful: sequences are counted by the outbox
             known = row.next_seq.get(f"{output.birth}:{partition}", 1) - 1
@@ -149,9 +153,10 @@ def _check_bus_not_ahead(
             ]
             known = (max(ends, default=0) + 1 << INDEX_BITS) - 1
         if last > known:
-            raise RowsOlderThanBus(
+            return RowsOlderThanBus(
                 f"the rows of interval {name_of(ref)} are older than the bus",
                 why=f"{output.category!r} partition {partition} has sequence {last} of this interval, "
                 f"its rows know of {known} at most: they were restored from an older copy",
                 fix="restore the newest copy of the interval's rows, or reset the job with a new birth",
             )
+    return None

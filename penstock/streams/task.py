@@ -68,6 +68,7 @@ class TaskDescriptor:
     package_entry: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     batch_rows_max: int = 50_000
+    drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
 

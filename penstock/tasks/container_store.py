@@ -72,7 +72,7 @@ class ContainerRow:
 
 def read_container(connection: sa.Connection, name: str) -> ContainerRow | None:
     """The row of that name."""
-    row = connection.execute(sa.select(CONTAINERS).where(CONTAINERS.c.name == name)).mappings().first()
+    row = connection.execute(_READ, {"key": name}).mappings().first()
     return None if row is None else _container_row(row)
 
 
@@ -91,6 +91,15 @@ def _container_values(row: ContainerRow) -> dict[str, Any]:
     return {**asdict(row), "state": str(row.state), "tasks": json.dumps([asdict(task) for task in row.tasks])}
 
 
+# Built once: every beat of every container executes these two.
+_READ = sa.select(CONTAINERS).where(CONTAINERS.c.name == sa.bindparam("key"))
+_WRITE = (
+    sa.update(CONTAINERS)
+    .where(CONTAINERS.c.name == sa.bindparam("key"))
+    .values({column.name: sa.bindparam(column.name) for column in CONTAINERS.c})
+)
+
+
 def insert_container(connection: sa.Connection, row: ContainerRow) -> None:
     """Requires: no row of that name."""
     connection.execute(sa.insert(CONTAINERS).values(**_container_values(row)))
@@ -98,7 +107,7 @@ def insert_container(connection: sa.Connection, row: ContainerRow) -> None:
 
 def write_container(connection: sa.Connection, row: ContainerRow) -> None:
     """Replace the whole row."""
-    update_container(connection, row.name, **_container_values(row))
+    connection.execute(_WRITE, {"key": row.name, **_container_values(row)})
 
 
 def update_container(connection: sa.Connection, name: str, /, **values: Any) -> None:

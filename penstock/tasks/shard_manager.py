@@ -177,7 +177,8 @@ class ShardManager:
         with self._lock:
             self._begin(now_ms)
             self._drain()
-            for row in self._store.containers():
+            shards, containers = self._store.read()
+            for row in containers:
                 self._watch(row, now_ms)
             for action in self._liveness.on_time(now_ms).actions:
                 if isinstance(action, FailOver):
@@ -188,7 +189,8 @@ class ShardManager:
                         "alert", action.kind, "alert", action.reason, at_ms=self._wall_of(now_ms)
                     )
             self._loads = self._read_loads()
-            shards, containers = self._store.shards(), self._store.containers()
+            if report.failed_over:
+                shards, containers = self._store.read()
             if any(row.container is None for row in shards):
                 self._rearrange(self._plan(Mode.EMERGENCY, now_ms), now_ms, report)
             self._answer_slowness(shards, containers, now_ms, report)

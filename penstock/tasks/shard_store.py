@@ -100,6 +100,11 @@ class ShardStore:
         with self._database.transaction() as connection:
             return _shards(connection)
 
+    def read(self) -> tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]:
+        """Both tables at one moment."""
+        with self._database.transaction() as connection:
+            return _shards(connection), read_containers(connection)
+
     def containers(self) -> tuple[ContainerRow, ...]:
         with self._database.transaction() as connection:
             return read_containers(connection)
@@ -372,10 +377,12 @@ def _shards(connection: sa.Connection) -> tuple[ShardRow, ...]:
     return tuple(ShardRow(**{**row, "state": ShardState(row["state"])}) for row in rows)
 
 
+_OF_CONTAINER = sa.select(SHARDS).where(SHARDS.c.container == sa.bindparam("key")).order_by(SHARDS.c.shard)
+
+
 def _assignment(connection: sa.Connection, name: str) -> Assignment:
-    query = sa.select(SHARDS).where(SHARDS.c.container == name).order_by(SHARDS.c.shard)
     entries = tuple(
         ShardEntry(shard=row.shard, epoch=row.epoch, state=ShardState(row.state))
-        for row in connection.execute(query)
+        for row in connection.execute(_OF_CONTAINER, {"key": name})
     )
     return Assignment(version=current_value(connection, _EPOCHS), shards=entries)

@@ -79,12 +79,16 @@ def removed(path: Path | None = None) -> World:
 
 def new_package(path: Path | None = None) -> World:
     world = World(path)
-    bodies = [a_body(f"demo.j{number}") for number in range(3)]
+    births = itertools.count()
     for version in ("1", "2"):
-        compiled = a_pipeline(*({**body, "arguments": {"v": version}} for body in bodies))
-        births = itertools.count()
+        bodies = [a_body(f"demo.j{number}", arguments={"v": version}) for number in range(3)]
         world.service.submit_pipeline(
-            compiled, actor=DEVELOPER, reason="r", idempotency_key=None, now_ms=0, new_birth=lambda: f"b{next(births)}"
+            a_pipeline(*bodies),
+            actor=DEVELOPER,
+            reason="release",
+            idempotency_key=None,
+            now_ms=0,
+            new_birth=lambda: f"birth{next(births)}",
         )
         if version == "1":
             world.settle()
@@ -127,7 +131,11 @@ def test_a_crash_at_any_point_ends_as_no_crash(scenario: Scenario) -> None:
         assert world.outcome() == expected, f"crashed at point {number} of {points}"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    [rescale, given_up_at_the_fence, replaced_while_held, new_package],
+    ids=lambda scenario: scenario.__name__,
+)
 def test_a_store_or_port_that_fails_once_changes_nothing_in_the_end(scenario: Scenario) -> None:
     world, restore, points, expected = uncrashed(scenario)
     for number in range(1, points + 1):
@@ -142,7 +150,7 @@ def test_a_store_or_port_that_fails_once_changes_nothing_in_the_end(scenario: Sc
 
 def test_a_second_crash_soon_after_the_first_changes_nothing() -> None:
     world, restore, points, expected = uncrashed(rescale)
-    for first, second in itertools.product(range(1, points + 1), (1, 2, 3, 5, 8)):
+    for first, second in itertools.product(range(1, points + 1), (1, 4, 9)):
         restore()
         world.fail_at(first)
         with pytest.raises(Crash):
@@ -154,7 +162,9 @@ def test_a_second_crash_soon_after_the_first_changes_nothing() -> None:
         assert world.outcome() == expected, f"crashed at {first}, then at {second}"
 
 
-@pytest.mark.parametrize("scenario", [rescale, new_outputs_behind_a_fence], ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario", [rescale, new_outputs_behind_a_fence], ids=lambda scenario: scenario.__name__
+)
 def test_a_plan_goes_on_after_the_file_is_opened_again(scenario: Scenario, tmp_path: Path) -> None:
     """Each round is a new process on the same file."""
     expected = uncrashed(scenario)[-1]
@@ -164,7 +174,11 @@ def test_a_plan_goes_on_after_the_file_is_opened_again(scenario: Scenario, tmp_p
         world.database.close()
         again = World(tmp_path / "store.db")
         again.data.registered, again.data.fenced = world.data.registered, world.data.fenced
-        again.tasks.stuck, again.tasks.looks, again.now_ms = world.tasks.stuck, world.tasks.looks, world.now_ms
+        again.tasks.stuck, again.tasks.looks, again.now_ms = (
+            world.tasks.stuck,
+            world.tasks.looks,
+            world.now_ms,
+        )
         world = again
     assert world.outcome() == expected
     world.database.close()

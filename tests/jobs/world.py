@@ -16,7 +16,7 @@ from penstock.jobs.job_store import JobStore
 from penstock.jobs.state_syncer import StateSyncer, SyncReport
 from tests.builders import DEVELOPER, ONCALL
 
-ROUND_MS = 4_000
+ROUND_MS = 6_000
 
 
 class Crash(BaseException):

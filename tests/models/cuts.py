@@ -1,8 +1,8 @@
-"""Do results depend on how the log happened to be cut into batches? A model of a consumer that follows the marks.
+"""Do results depend on how the log was cut into batches? A model of a consumer that follows the marks.
 
-Every short log of records and marks is tried, growing while the consumer reads, with every way to cut it. The user's
-code counts records and sets a timer at the end of each record's window, which tells the count; late records are
-dropped. It minds the order of records and timers, as windows, sessions and joins do. Pure.
+Every short log of records and marks is tried, growing while the consumer reads, with every way to cut it. The
+user's code counts records and sets a timer at the end of each record's window, which tells the count; late
+records are dropped. It minds the order of records and timers, as windows, sessions and joins do. Pure.
 """
 
 from __future__ import annotations

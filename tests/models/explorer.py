@@ -1,7 +1,8 @@
-"""Which states can a small protocol reach, and is one of them forbidden? Explicit-state search, breadth first.
+"""Which states can a small protocol reach, and is one of them forbidden? A search, breadth first.
 
-Pure: a model is a few functions over immutable, hashable states; the answer carries the shortest trace to what went
-wrong. Labels that start with `fault:` are the environment's doing; nobody may rely on them to get well again.
+Pure: a model is a few functions over immutable, hashable states; the answer carries the shortest trace to
+what went wrong. Labels that start with `fault:` are the environment's doing; nobody may rely on them to get
+well again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class _Graph(Generic[S]):
 def explore(
     model: Model[S], *, states_max: int = 200_000, goal: Callable[[S], bool] | None = None
 ) -> Found[S]:
-    """Search every reachable state. With `goal`, also: from each of them some path without faults leads to the goal."""
+    """Search every state. With `goal`, also: from each of them a path without faults leads to the goal."""
     graph: _Graph[S] = _Graph({state: None for state in model.initial()}, {}, set())
     queue = deque(graph.came_from)
     while queue:

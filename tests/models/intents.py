@@ -1,8 +1,8 @@
-"""Can a stateless step, which publishes before it commits its offsets, lose, double or mix records? A model of intents.
+"""Can a stateless step, which publishes before it commits, lose, double or mix records? A model of intents.
 
-Three input records, two output partitions (written one after the other), three lives. After the first life a new
-package is released: package 1 writes record o as one row to partition o % 2, package 2 as two rows, one to each. No
-life is told to stop, and each cuts its ranges where it likes. Pure.
+Three input records, two output partitions (written one after the other), three lives. After the first life a
+new package is released: package 1 writes record o as one row to partition o % 2, package 2 as two rows, one
+to each. No life is told to stop, and each cuts its ranges where it likes. Pure.
 """
 
 from __future__ import annotations

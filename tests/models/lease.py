@@ -1,8 +1,9 @@
 """Has a container always stopped before its shards are given away? A model of leases, in ticks of time.
 
-One container, a Shard Manager and perhaps its deposed predecessor. The container stops DEADLINE ticks after the sending
-of what last extended its lease; the manager waits FAILOVER ticks of its own. Beats and answers take any time, come
-twice or never. All times are ages, capped, so that the model is finite without an end of time. Pure.
+One container, a Shard Manager and perhaps its deposed predecessor. The container stops DEADLINE ticks after
+the sending of what last extended its lease; the manager waits FAILOVER ticks of its own. Beats and answers
+take any time, come twice or never. All times are ages, capped, so that the model is finite without an end of
+time. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Rules:
 
 
 class Manager(NamedTuple):
-    """What one manager has seen of the container: how long ago a beat, how long ago a renewal it did not know."""
+    """What a manager has seen of the container: the age of its last beat and of its last new renewal."""
 
     heard_age: int = 0
     looked_age: int = 0

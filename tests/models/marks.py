@@ -1,8 +1,8 @@
-"""Can a record that is on time come behind a mark that says nothing so old follows? A model of lows and marks.
+"""Can a record that is on time come behind a mark that excludes it? A model of lows and marks.
 
-Two producers write to one category. Producer 0 has two steps: the first produces a record of time 5 and sets a timer
-whose hold is 8, the second fires it; producer 1 has one step with a record of time 3. Reports may be late, doubled and
-out of order; two writers turn the producers' lows into marks (W, E). Pure.
+Two producers write to one category. Producer 0 has two steps: the first produces a record of time 5 and sets
+a timer whose hold is 8, the second fires it; producer 1 has one step with a record of time 3. Reports may be
+late, doubled and out of order; two writers turn the producers' lows into marks (W, E). Pure.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class MarksModel:
                 yield label + "finds W unchanged", _with_writer(state, index, Writer())
         else:
             known = writer.known if writer.low is not None else len(state.marks)
-            # Without the rule the first read would be possible at any time; it matters only while W can still rise.
+            # Without the rule this read may come at any time; it matters only while W can still rise.
             if writer.low is not None or last < END:
                 read = writer._replace(known=known, end=len(state.log))
                 yield label + f"reads E {len(state.log)}", _with_writer(state, index, read)

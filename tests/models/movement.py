@@ -1,8 +1,9 @@
 """Can two containers run one shard at once, or can it be lost for ever? A model of shard movement.
 
-One shard, two containers, a Shard Manager that keeps nothing but the store's record. Messages may be lost, late,
-doubled and out of order: everything that was ever true may still arrive, any number of times, so that the history of
-the record is the network. Leases are abstract here: a container cut off stops before its lease is over. Pure.
+One shard, two containers, a Shard Manager that keeps nothing but the store's record. Messages may be lost,
+late, doubled and out of order: everything that was ever true may still arrive, any number of times, so that
+the history of the record is the network. Leases are abstract here: a container cut off stops before its lease
+is over. Pure.
 """
 
 from __future__ import annotations

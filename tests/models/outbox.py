@@ -1,8 +1,8 @@
 """Can a strong production be lost, doubled, reordered or seen before it is durable? A model of the outbox.
 
-Two lives of one interval, two steps, two output partitions. Step 1 produces x and y, step 2 produces z; user code
-cannot be replayed, so a production carries the life that made it. The number of partitions changes between the lives.
-Life 1 is never told to stop. Pure.
+Two lives of one interval, two steps, two output partitions. Step 1 produces x and y, step 2 produces z; user
+code cannot be replayed, so a production carries the life that made it. The number of partitions changes
+between the lives. Life 1 is never told to stop. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OutboxRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The interval in the row store. `history` is everything its timeline ever committed, for the check alone."""
+    """The interval in the row store; `history` is everything it ever committed, for the check alone."""
 
     token: int = 1
     steps_done: int = 0
@@ -116,7 +116,7 @@ class OutboxModel:
             yield from _restores(state)
 
     def _second_life(self, state: State) -> Iterator[tuple[str, State]]:
-        """Raise the row's token and the bus's epoch, compare, run. The two stores are raised in either order."""
+        """Raise the row's token and the bus's epoch, in either order; compare; run."""
         rows, bus, life, rules = state.rows, state.bus, state.lives[1], self._rules
         if rows.token == 1 and life.phase == "absent":
             yield "life 2 takes the rows", state._replace(rows=rows._replace(token=2))
@@ -259,7 +259,7 @@ class OutboxModel:
 
     def final_violation(self, state: State) -> str | None:
         """Unless somebody stopped with a named error, every durable production is on the bus."""
-        # What a damaged bus itself has lost cannot be brought back; only a hole behind later records would hide it.
+        # What a damaged bus lost cannot be brought back; only a hole before later records would hide it.
         if state.alarm or state.fault == "bus":
             return None
         missing = {one for one, _ in state.rows.history} - {one for log in state.bus.logs for one in log}
@@ -273,7 +273,7 @@ def _with_life(state: State, who: int, life: Life) -> State:
 
 
 def _restores(state: State) -> Iterator[tuple[str, State]]:
-    """Either store goes back to an empty copy. Life 1 stops: its next step finds its range above the row's offset."""
+    """Either store goes back to an empty copy; with the rows, life 1 finds its range above the offset."""
     stopped = _with_life(state, 0, state.lives[0]._replace(phase="stopped"))
     if state.rows.steps_done and state.rows.token == 1:
         yield "fault: the rows go back to an older copy", stopped._replace(rows=Rows(), fault="rows")

@@ -1,7 +1,8 @@
-"""Can tasks of the old and the new mapping run at once, or a job stay down, while its plan is carried out? A model of plans.
+"""Can the old and the new mapping run at once, or a job stay down, during its plan? A model of plans.
 
-One job, two containers that follow the task list, a plan that takes generation 1 to generation 2 or gives up, and
-leaders that come and go. Task lists are levels: the service serves what the store says; answers may be late. Pure.
+One job, two containers that follow the task list, a plan that takes generation 1 to generation 2 or gives up,
+and leaders that come and go. Task lists are levels: the service serves what the store says; answers may be
+late. Pure.
 """
 
 from __future__ import annotations

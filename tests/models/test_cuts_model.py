@@ -55,7 +55,7 @@ def test_without_cut_at_marks_records_and_timers_change_places() -> None:
 
 
 def test_without_cut_at_every_mark_the_timers_of_an_earlier_mark_fire_late() -> None:
-    """Two marks in one batch are taken as one, and records between them come before the first one's timers."""
+    """Two marks in a batch are taken as one, and records between them come before the first one's timers."""
     found = without("cut_at_every_mark")
     assert found.problem is not None and found.problem.startswith("depends on batches"), found.story()
     assert found.shows("append Marked(low=5", "append Record", "append Marked(low=10", "batch [0, 3)")

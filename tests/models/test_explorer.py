@@ -9,7 +9,7 @@ from .explorer import TooManyStates, explore
 
 
 class Counter(NamedTuple):
-    """Two processes add one each to a shared number: `read` holds what a process has read, None before and after."""
+    """Two processes add one each to a shared number; `read` is what each has read and not yet written."""
 
     value: int = 0
     read: tuple[int | None, int | None] = (None, None)

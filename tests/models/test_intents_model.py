@@ -53,7 +53,7 @@ def test_without_publish_before_commit_a_fenced_range_is_lost() -> None:
 
 
 def test_without_replay_same_range_the_rest_of_a_begun_range_meets_the_new_package() -> None:
-    """The successor repeats only a part with the old package; the rest is there already and is written anew."""
+    """The successor repeats a part with the old package; the rest is there already and is written anew."""
     found = without("replay_same_range")
     assert found.problem is not None and found.problem.startswith("mixed"), found.story()
     assert found.shows("[0, 2) with package 1", "[0, 1) with package 1", "[1, 2) with package 2")

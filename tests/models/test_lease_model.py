@@ -67,7 +67,7 @@ def test_without_failover_checks_term_a_deposed_manager_gives_shards_away() -> N
 
 
 def test_without_answers_inside_term_a_deposed_manager_keeps_a_container_alive() -> None:
-    """Beats go to the old manager, which answers them; the new one hears nothing and fails the container over."""
+    """Beats go to the old manager, which answers; the new one hears nothing and fails the container over."""
     found = without("answers_inside_term")
     assert found.problem == "two at once", found.story()
     assert found.shows(

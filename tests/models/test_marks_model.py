@@ -18,7 +18,7 @@ def found() -> Found[State]:
 
 
 def test_no_record_on_time_comes_behind_a_mark_that_excludes_it(found: Found[State]) -> None:
-    """Some order of steps, publishes, reports and marks makes an on-time record late, or a watermark go back."""
+    """Some order of steps, publishes, reports and marks makes a record late, or a watermark go back."""
     assert found.problem is None, found.story()
     assert found.states > 90_000
 

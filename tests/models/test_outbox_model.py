@@ -132,7 +132,7 @@ def test_without_bus_compared_at_acquire_restored_rows_lose_new_productions() ->
 
 
 def test_without_fenced_before_compared_a_late_publish_slips_in_after_the_comparison() -> None:
-    """Marks read before the earlier life is fenced may rise afterwards, and the comparison has seen nothing."""
+    """Marks read before the earlier life is fenced may rise afterwards, unseen by the comparison."""
     found = without("fenced_before_compared", with_restore=True)
     assert found.problem is not None and found.problem.startswith("lost"), found.story()
     assert found.shows("life 2 finds the bus in order", "from life 1", "life 2 fences the bus")

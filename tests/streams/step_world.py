@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -193,6 +195,12 @@ def published(log: Log, categories: Sequence[str]) -> dict[str, dict[int, list[d
         }
         for name in categories
     }
+
+
+def fastest_folder() -> Path | None:
+    """A disk in memory if there is one: a killed process leaves the page cache as it is, so fsync decides nothing."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else None
 
 
 class Crash(BaseException):

@@ -1,13 +1,18 @@
 """A crash after every operation of the stateful step, in every order of retries; zombies and twins at every point.
 
-Every run must end with the state, timers, outputs, offsets and lows of a run that nothing happened to.
+Every run must end with the state, timers, outputs, offsets and lows of a run that nothing happened to. Points lie
+before and after each effect. Between one effect and the next there are only reads, so dying after the one is dying
+before the other: crashes take every second point. A pause is another matter, since reads may come before or after it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,17 @@ from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.sqlite_rows import SqliteRows
-from tests.streams.step_world import REF, SMALL_LOG, Crash, Event, Points, World, crash, faulty
+from tests.streams.step_world import (
+    REF,
+    SMALL_LOG,
+    Crash,
+    Event,
+    Points,
+    World,
+    crash,
+    fastest_folder,
+    faulty,
+)
 
 # Two records, one mark between them, the end: small enough for every pair of crashes.
 TINY_LOG: tuple[Event, ...] = (("a", 100), 1000, ("b", 1100), LOW_MAX)
@@ -52,7 +67,7 @@ def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
     expected = undisturbed(SMALL_LOG)
     count = points_of(SMALL_LOG, cuts)
     assert count >= 14
-    for at in range(count):
+    for at in _deaths(count):
         world = a_world(SMALL_LOG)
         with pytest.raises(Crash):
             faulty(world, Points(at, crash)).live(cuts)
@@ -63,9 +78,8 @@ def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
 def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
     """Life 1 dies at every point; life 2 at every point of what it then does; life 3 finishes."""
     expected, pairs = undisturbed(TINY_LOG), 0
-    for first in range(points_of(TINY_LOG, [1])):
-        second = 0
-        while True:
+    for first in _deaths(points_of(TINY_LOG, [1])):
+        for second in _deaths(1000):
             world = a_world(TINY_LOG)
             with pytest.raises(Crash):
                 faulty(world, Points(first, crash)).live([1])
@@ -75,12 +89,12 @@ def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
             except Crash:
                 faulty(world, Points()).live([1])
                 check(world, expected, (first, second))
-                pairs, second = pairs + 1, second + 1
+                pairs += 1
                 continue
             assert points.passed <= second, "life 2 crashes at each of its points before it survives"
             check(world, expected, (first, second))
             break
-    assert pairs > 300
+    assert pairs > 150
 
 
 def test_a_zombie_paused_at_every_point_changes_nothing_and_is_fenced() -> None:
@@ -134,18 +148,24 @@ def test_a_twin_at_every_point_changes_nothing() -> None:
 def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing() -> None:
     expected = undisturbed(TINY_LOG)
     for outer in range(12):
-        for inner in range(12):
+        for inner in _deaths(12):
             world = a_world(TINY_LOG)
             world.open()
             token = world.rows.peek(REF).token
             twin = faulty(world, Points(inner, crash))
-            slow = faulty(world, Points(outer, lambda twin=twin, token=token: twin.run(twin.step(token), 0, 2)))
+            slow = faulty(
+                world, Points(outer, lambda twin=twin, token=token: twin.run(twin.step(token), 0, 2))
+            )
             try:
                 slow.run(slow.step(token), 0, 1)
             except Crash:
                 pass
             faulty(world, Points()).live([1])
             check(world, expected, (outer, inner))
+
+
+def _deaths(count: int) -> list[int]:
+    return [0, *range(1, count, 2)]
 
 
 def _run_with(world: World, at: int, act: Any) -> bool:
@@ -160,8 +180,25 @@ def _run_with(world: World, at: int, act: Any) -> bool:
 # Real files, real processes, SIGKILL.
 
 
+@pytest.fixture
+def memory_disk() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=fastest_folder()) as folder:
+        yield Path(folder)
+
+
 def _files(folder: Path) -> World:
     return World(rows=SqliteRows(folder / "rows"), log=EmbeddedLog(folder / "bus"))
+
+
+def _build(folder: Path) -> None:
+    _files(folder).build(TINY_LOG)
+
+
+def _run(process: Any) -> int | None:
+    process.start()
+    process.join(60)
+    code: int | None = process.exitcode
+    return code
 
 
 def _die() -> None:
@@ -181,26 +218,25 @@ def _life(folder: Path, at: int, cuts: list[int], in_transaction: bool) -> None:
 
 
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["between effects", "inside transactions"])
-def test_sigkill_at_every_point_on_files_changes_nothing(tmp_path: Path, in_transaction: bool) -> None:
+def test_sigkill_at_every_point_on_files_changes_nothing(memory_disk: Path, in_transaction: bool) -> None:
     """Life 1 is killed at a point, life 2 at another one, and so on until one lives to the end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.streams.test_step_crashes"])
-    expected, at, killed = undisturbed(TINY_LOG), 0, 0
-    while True:
-        folder = tmp_path / str(at)
-        _files(folder).build(TINY_LOG)
-        codes = []
-        for life in range(20):
-            point = at if life == 0 else at // 2 if life == 1 else -1
-            process = context.Process(target=_life, args=(folder, point, [1 + life], in_transaction))
-            process.start()
-            process.join(60)
-            codes.append(process.exitcode)
-            if process.exitcode == 0:
+    expected, killed = undisturbed(TINY_LOG), 0
+    # Built elsewhere: copying a file that this process has open through SQLite would drop SQLite's locks.
+    assert _run(context.Process(target=_build, args=(memory_disk / "new",))) == 0
+    for at in range(1000) if in_transaction else _deaths(1000):
+        folder = memory_disk / str(at)
+        shutil.copytree(memory_disk / "new", folder)
+        codes: list[int | None] = []
+        for point in (at, at // 4 * 2 + 1, -1):
+            cuts = [1 + len(codes)]
+            codes.append(_run(context.Process(target=_life, args=(folder, point, cuts, in_transaction))))
+            if codes[-1] == 0:
                 break
         check(_files(folder), expected, (at, codes))
-        assert set(codes) <= {0, -signal.SIGKILL}, (at, codes)
+        assert codes[-1] == 0 and set(codes) <= {0, -signal.SIGKILL}, (at, codes)
         if codes == [0]:
             break
-        killed, at = killed + len(codes) - 1, at + 1
+        killed += len(codes) - 1
     assert killed >= 20

@@ -148,7 +148,9 @@ class World:
             container = self.containers.setdefault(name, Container(name, f"folder-{name}"))
             container.lives, container.sequence, container.is_alive = container.lives + 1, 0, True
             container.runner = FakeRunner()
-            container.manager = TaskManager(container.runner, settings=TaskManagerSettings(stop_timeout_ms=2_000))
+            container.manager = TaskManager(
+                container.runner, settings=TaskManagerSettings(stop_timeout_ms=2_000)
+            )
             container.lease = Lease(FAST.deadline_ms)
             self.manager.register(
                 name, container.incarnation, folder_id=container.folder_id, now_ms=self.now_ms

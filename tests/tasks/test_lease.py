@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from tests.tasks.harness import a_reply
-
 from penstock.tasks.lease import Lease, Stop
 from penstock.tasks.messages import Verdict
+from tests.tasks.harness import a_reply
 
 
 def ack(lease: Lease, sequence: int, now_ms: int, **values: object):

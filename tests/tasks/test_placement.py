@@ -23,7 +23,9 @@ def test_orphans_are_spread_evenly():
 
 
 def test_the_few_shards_with_tasks_are_spread_before_the_many_without():
-    placement = place_shards(range(64), ["c1", "c2"], {}, loads={5: 1.0, 9: 1.0, 40: 1.0, 63: 1.0}, mode=Mode.EMERGENCY)
+    placement = place_shards(
+        range(64), ["c1", "c2"], {}, loads={5: 1.0, 9: 1.0, 40: 1.0, 63: 1.0}, mode=Mode.EMERGENCY
+    )
     current = after({}, placement)
     assert sorted(current[shard] for shard in (5, 9, 40, 63)) == ["c1", "c1", "c2", "c2"]
     assert counts(current, ["c1", "c2"]) == [32, 32]
@@ -87,7 +89,9 @@ worlds = st.tuples(
 @given(worlds)
 def test_no_shard_is_lost_or_moved_twice_or_without_a_reason(world):
     containers, current, loads, mode, leaving, moves_max = world
-    placement = place_shards(range(16), containers, current, loads=loads, mode=mode, leaving=leaving, moves_max=moves_max)
+    placement = place_shards(
+        range(16), containers, current, loads=loads, mode=mode, leaving=leaving, moves_max=moves_max
+    )
     moved = [move.shard for move in placement.moves]
     assert len(moved) == len(set(moved))
     for move in placement.moves:
@@ -103,9 +107,17 @@ def test_no_shard_is_lost_or_moved_twice_or_without_a_reason(world):
 def test_the_same_world_gives_the_same_moves(world):
     containers, current, loads, mode, leaving, moves_max = world
     shuffled = dict(reversed(current.items()))
-    first = place_shards(range(16), containers, current, loads=loads, mode=mode, leaving=leaving, moves_max=moves_max)
+    first = place_shards(
+        range(16), containers, current, loads=loads, mode=mode, leaving=leaving, moves_max=moves_max
+    )
     again = place_shards(
-        reversed(range(16)), containers[::-1], shuffled, loads=loads, mode=mode, leaving=leaving, moves_max=moves_max
+        reversed(range(16)),
+        containers[::-1],
+        shuffled,
+        loads=loads,
+        mode=mode,
+        leaving=leaving,
+        moves_max=moves_max,
     )
     assert first == again
 
@@ -115,7 +127,13 @@ def test_balancing_settles_and_then_nothing_moves(world):
     containers, current, loads, _, leaving, moves_max = world
     for _ in range(200):
         placement = place_shards(
-            range(16), containers, current, loads=loads, mode=Mode.PERIODIC, leaving=leaving, moves_max=moves_max + 1
+            range(16),
+            containers,
+            current,
+            loads=loads,
+            mode=Mode.PERIODIC,
+            leaving=leaving,
+            moves_max=moves_max + 1,
         )
         if not placement.moves:
             break
@@ -123,7 +141,9 @@ def test_balancing_settles_and_then_nothing_moves(world):
     assert placement.moves == ()
 
 
-@given(names.filter(bool), st.dictionaries(st.integers(0, 15), st.sampled_from(["c1", "c2", "c3", "c4", "c5"])))
+@given(
+    names.filter(bool), st.dictionaries(st.integers(0, 15), st.sampled_from(["c1", "c2", "c3", "c4", "c5"]))
+)
 def test_without_loads_settled_counts_differ_by_one_at_most(containers, current):
     current = {shard: name for shard, name in current.items() if name in containers}
     placement = place_shards(range(16), containers, current, loads={}, mode=Mode.PERIODIC, moves_max=99)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.tasks.harness import World
 
 from penstock.core.errors import NotFound, OutcomeUnknown, Refused
 from penstock.core.sql_store import take_term
@@ -13,6 +12,7 @@ from penstock.jobs.ports import TaskActuator
 from penstock.tasks.container_store import ContainerState
 from penstock.tasks.messages import FAST, Heartbeat, ShardState, Verdict
 from penstock.tasks.shard_manager import CANARY, ShardManager
+from tests.tasks.harness import World
 
 TASKS = ["a/0", "a/1", "a/2", "a/3"]
 
@@ -64,7 +64,9 @@ def test_a_shard_is_given_away_only_after_its_drop_is_acknowledged():
     world.run(20_000)
     rows = [row for row in world.store.shards() if row.shard in held]
     busy = {task.shard for _, task in world.manager.task_reports() if task.state == "stopping"}
-    assert busy and all(row.container == "c1" and row.state is ShardState.DROPPING for row in rows if row.shard in busy)
+    assert busy and all(
+        row.container == "c1" and row.state is ShardState.DROPPING for row in rows if row.shard in busy
+    )
     slow.runner.immortal.clear()
     world.run(10_000)
     assert set(world.owners().values()) == {"c2"} and world.tasks_alive() == TASKS
@@ -208,7 +210,7 @@ def test_a_shard_manager_that_takes_over_grants_a_full_interval():
 def test_a_paused_shard_manager_fails_nobody_over_when_it_wakes():
     world = a_world()
     world.is_manager_up = False
-    world.run(7_000)  # within every lease
+    world.run(6_000)  # within every lease
     world.is_manager_up = True
     world.run(60_000)
     assert world.failed_over == []
@@ -373,43 +375,38 @@ def test_a_write_that_happened_but_seemed_to_fail_is_noticed():
     assert world.alive()["c2"] == tuple(TASKS)
 
 
-faults = st.lists(
-    st.tuples(
-        st.sampled_from(["cut", "mend", "kill", "kill seen", "start", "take over", "down", "up", "job", "hang", "cordon"]),
-        st.sampled_from(["c1", "c2", "c3"]),
-        st.integers(1, 20),
-    ),
-    max_size=12,
-)
+FAULTS = ("cut", "mend", "kill", "kill seen", "start", "take over", "down", "up", "job", "hang", "cordon")
 
 
-@settings(max_examples=40)
-@given(faults)
-def test_whatever_happens_no_task_runs_twice_and_in_the_end_each_runs_once(faults):
-    """Safety is checked after every step; liveness after a calm minute."""
-    world = World()
+def inject(world: World, fault: str, name: str, number: int) -> None:
+    container = world.containers[name]
+    match fault:
+        case "cut" | "mend":
+            container.is_connected = fault == "mend"
+        case "kill" | "kill seen" if container.is_alive:
+            world.kill(name, seen=fault == "kill seen" and world.is_manager_up)
+        case "start" if not container.is_alive and world.is_manager_up:
+            world.start(name)
+        case "take over":
+            world.take_over()
+        case "down" | "up":
+            world.is_manager_up = fault == "up"
+        case "job":
+            world.jobs.put("a", mapping=(0, 1, 2, 3), generation=number)
+        case "hang":
+            container.runner.hanging |= set(TASKS)
+        case "cordon" if world.is_manager_up:
+            world.manager.cordon(name, world.now_ms, cordoned=number % 2 == 0)
+
+
+def test_whatever_happens_no_task_runs_twice_and_in_the_end_each_runs_once(seed):
+    """Safety is checked after every step of a dozen faults; liveness after a calm minute."""
+    rng, world = Random(seed), World()
     world.jobs.put("a", mapping=(0, 1, 2, 3))
     world.start("c1", "c2", "c3")
-    for generation, (fault, name, steps) in enumerate(faults, start=2):
-        container = world.containers[name]
-        match fault:
-            case "cut" | "mend":
-                container.is_connected = fault == "mend"
-            case "kill" | "kill seen" if container.is_alive:
-                world.kill(name, seen=fault == "kill seen" and world.is_manager_up)
-            case "start" if not container.is_alive and world.is_manager_up:
-                world.start(name)
-            case "take over":
-                world.take_over()
-            case "down" | "up":
-                world.is_manager_up = fault == "up"
-            case "job":
-                world.jobs.put("a", mapping=(0, 1, 2, 3), generation=generation)
-            case "hang":
-                container.runner.hanging |= set(TASKS)
-            case "cordon" if world.is_manager_up:
-                world.manager.cordon(name, world.now_ms, cordoned=steps % 2 == 0)
-        for _ in range(steps):
+    for number in range(2, 14):
+        inject(world, rng.choice(FAULTS), rng.choice(("c1", "c2", "c3")), number)
+        for _ in range(rng.randrange(1, 30)):
             world.step()
     world.is_manager_up = True
     for name, container in world.containers.items():
@@ -421,4 +418,4 @@ def test_whatever_happens_no_task_runs_twice_and_in_the_end_each_runs_once(fault
     assert world.tasks_alive() == TASKS
     assert all(row.state is ShardState.OWNED for row in world.store.shards())
     loads = sorted(len(tasks) for tasks in world.alive().values())
-    assert loads[-1] - loads[0] <= 2
+    assert loads[-1] - loads[0] <= 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.tasks.harness import dropping, owned
 
 from penstock.core.errors import ConfigError, Fenced, Refused, VersionConflict
 from penstock.core.journal_store import JournalStore
@@ -11,6 +10,7 @@ from penstock.tasks.container_store import ContainerState
 from penstock.tasks.messages import Heartbeat, ShardState, Verdict
 from penstock.tasks.placement import Move, Placement
 from penstock.tasks.shard_store import FailedOver, Renewed, ShardStore
+from tests.tasks.harness import dropping, owned
 
 
 class Desk:
@@ -29,7 +29,9 @@ class Desk:
         return row
 
     def beat(self, name: str, *acked, life: int = 1, sequence: int = 1, **values):
-        beat = Heartbeat(container=name, incarnation=f"{name}-{life}", sequence=sequence, acked=acked, **values)
+        beat = Heartbeat(
+            container=name, incarnation=f"{name}-{life}", sequence=sequence, acked=acked, **values
+        )
         return self.store.beat(beat, term=self.term, at_ms=0)
 
     def move(self, shard: int, source: str | None, target: str) -> None:

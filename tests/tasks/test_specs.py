@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.tasks.harness import Running, a_spec
 
 from penstock.tasks.sharding import shard_loads, shard_of
 from penstock.tasks.specs import TaskSpec, needs_restart, task_specs
+from tests.tasks.harness import Running, a_spec
 
 
 def test_each_task_reads_the_partitions_that_the_mapping_gives_it():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.tasks.harness import a_list, a_reply, a_spec, dropping, owned
 
 from penstock.tasks.fake_runner import FakeRunner
 from penstock.tasks.messages import Verdict
 from penstock.tasks.sharding import shard_of
 from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
+from tests.tasks.harness import a_list, a_reply, a_spec, dropping, owned
 
 SETTINGS = TaskManagerSettings(
     stop_timeout_ms=2_000,
@@ -49,7 +49,9 @@ class Engine:
 
 
 def running(*task_ids: str) -> Engine:
-    engine = Engine().gets(a_list(1, *map(a_spec, task_ids or ("a/0",))), a_reply(10, owned(0, 10), list_version=1))
+    engine = Engine().gets(
+        a_list(1, *map(a_spec, task_ids or ("a/0",))), a_reply(10, owned(0, 10), list_version=1)
+    )
     assert engine.alive() == tuple(sorted(task_ids or ("a/0",)))
     return engine
 
@@ -82,7 +84,12 @@ def test_a_drop_is_acknowledged_only_when_every_run_is_reaped():
     assert engine.manager.report().acked == ()  # dead, but not yet seen to be
     engine.at(2_500)
     assert engine.alive() == () and engine.manager.report().acked == (dropping(0, 11),)
-    assert [line for line in engine.runner.log if "a/1" in line] == ["start a/1", "stop a/1", "kill a/1", "forget a/1"]
+    assert [line for line in engine.runner.log if "a/1" in line] == [
+        "start a/1",
+        "stop a/1",
+        "kill a/1",
+        "forget a/1",
+    ]
 
 
 def test_what_does_not_die_is_killed_again_and_never_acknowledged():
@@ -96,7 +103,9 @@ def test_what_does_not_die_is_killed_again_and_never_acknowledged():
 
 
 def test_a_drop_of_an_unknown_shard_is_acknowledged():
-    assert Engine().gets(a_reply(10, dropping(3, 10), shard_count=4)).manager.report().acked == (dropping(3, 10),)
+    assert Engine().gets(a_reply(10, dropping(3, 10), shard_count=4)).manager.report().acked == (
+        dropping(3, 10),
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,11 @@ def test_a_cached_list_runs_tasks_but_is_not_acknowledged():
     engine = Engine()
     engine.manager.on_task_list(a_list(7, a_spec()), 0, cached=True)
     engine.gets(a_reply(10, owned(0, 10)))
-    assert engine.alive() == ("a/0",) and engine.manager.report().list_version == 0 and engine.manager.is_list_stale
+    assert (
+        engine.alive() == ("a/0",)
+        and engine.manager.report().list_version == 0
+        and engine.manager.is_list_stale
+    )
     engine.gets(a_list(7, a_spec()))
     assert engine.manager.report().list_version == 7 and not engine.manager.is_list_stale
 

@@ -4,11 +4,11 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.harness import MemoryJobs, a_list, a_spec
 
 from penstock.core.sql_store import Database
 from penstock.jobs.running_store import RunningStore
 from penstock.tasks.task_service import RunningSource, TaskList, TaskService, merge_list
+from tests.tasks.harness import MemoryJobs, a_list, a_spec
 
 
 def test_a_delta_holds_the_jobs_that_changed_and_those_that_lost_their_tasks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,8 @@ class IntervalStreamReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         task = TaskDescriptor.from_json(self._descriptor)
+        if task.drain_file and os.path.exists(task.drain_file):
+            return start
         ends = open_log(task.bus).end_offsets(task.input.category)
         budget = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
         share = None if budget is None else max(1, budget // max(1, len(task.intervals)))

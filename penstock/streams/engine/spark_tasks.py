@@ -26,6 +26,9 @@ from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_fr
 
 log = structlog.get_logger(__name__)
 
+# A batch that runs when a task is asked to stop may take this long to end.
+DRAIN_S = 3.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -192,9 +195,11 @@ class SparkTasks:
     def start_query(self, task: TaskDescriptor, trigger_ms: int) -> tuple[StreamingQuery, Path]:
         """Start the query on an empty scratch checkpoint named after the tokens."""
         tokens = "-".join(str(interval.token) for interval in task.intervals)
-        checkpoint = self._checkpoints / f"{task.task_id.replace('/', '_')}-{tokens}"
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        return start_query(self._spark, task, checkpoint=checkpoint, trigger_ms=trigger_ms), checkpoint
+        scratch = self._checkpoints / f"{task.task_id.replace('/', '_')}-{tokens}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        task = replace(task, drain_file=str(scratch / "drain"))
+        return start_query(self._spark, task, checkpoint=scratch / "spark", trigger_ms=trigger_ms), scratch
 
     def cancel(self, query: StreamingQuery) -> None:
         """Cancel the Spark jobs of a query that does not end by itself."""
@@ -235,15 +240,15 @@ class _Run:
         return RunView(task_id=self.assignment.task_id, state=state, error=self._error, metrics=metrics)
 
     def _body(self) -> None:
-        checkpoint: Path | None = None
+        scratch: Path | None = None
         try:
             task, rows = self._owner.open(self.assignment)
             self._meter = LoadMeter(task, trigger_ms=self.assignment.config["trigger_ms"])
             if not self._stop.is_set():
                 self._owner.replay_intents(task, rows)
             if not self._stop.is_set():
-                self._query, checkpoint = self._owner.start_query(task, self.assignment.config["trigger_ms"])
-                self._watch(self._query)
+                self._query, scratch = self._owner.start_query(task, self.assignment.config["trigger_ms"])
+                self._watch(self._query, scratch)
             self._state = "stopped"
         except Exception as error:
             # A thread's border: whatever ended the run becomes its final state, never a silent death.
@@ -254,16 +259,21 @@ class _Run:
                 self._state = "fenced" if is_fenced(error) else "failed"
             log.warning("run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000])
         finally:
-            if checkpoint is not None:
-                shutil.rmtree(checkpoint, ignore_errors=True)
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
 
-    def _watch(self, query: StreamingQuery) -> None:
-        while not self._stop.is_set():
-            if query.awaitTermination(timeout=1):
-                return  # ended by itself: awaitTermination raises what ended it
+    def _watch(self, query: StreamingQuery, scratch: Path) -> None:
+        while not self._stop.wait(0.2):
+            if not query.isActive:
+                query.awaitTermination()  # raises what ended it
+                return
             if self._state == "starting" and query.lastProgress is not None:
                 self._state = "running"
-        query.stop()
+        (scratch / "drain").touch()
+        patience = time.monotonic() + DRAIN_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience and not self.kills:
+            time.sleep(0.05)
+        query.stop()  # cuts a batch off if one still runs: harmless, but noisy and wasted
 
 
 _NAMED = re.compile(r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)(?=\n\s*\n|\n\tat |\nDriver stacktrace|\Z)", re.S)

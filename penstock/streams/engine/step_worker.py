@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from penstock.streams.interval import StatefulStep
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
-from penstock.streams.step import InputRange
+from penstock.streams.step import InputRange, StepReport
 from penstock.streams.task import BAD, BEGIN, DATA, END, OwnedInterval, TaskDescriptor
 
-REPORT_DDL = "partition int, records bigint, productions bigint, late bigint, bad bigint"
+REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
 
 
@@ -42,13 +42,13 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
     ranges = (InputRange(category=task.input.category, birth=task.input.birth, start=span[0], end=span[1]),)
     if task.kind == "stateful":
         data = [batch.drop_columns(_NOT_FOR_USERS) for batch in _data(rest, {})]
-        counters = _stateful(task, interval).run(ranges, data, now_ms=now_ms).counters
+        report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
     else:
-        counters = _run_stateless(task, interval, ranges, rest, now_ms)
-    names = ("records", "productions", "late", "bad")
+        report = _run_stateless(task, interval, ranges, rest, now_ms)
+    counts = {"records": report.records, "published": report.published, "late": report.late, "bad": report.bad}
     return pa.RecordBatch.from_arrays(
-        [pa.array([partition], pa.int32()), *(pa.array([counters.get(name, 0)], pa.int64()) for name in names)],
-        names=["partition", *names],
+        [pa.array([partition], pa.int32()), *(pa.array([count], pa.int64()) for count in counts.values())],
+        names=["partition", *counts],
     )
 
 
@@ -58,7 +58,7 @@ def _run_stateless(
     ranges: tuple[InputRange, ...],
     rest: Iterator[pa.RecordBatch],
     now_ms: int,
-) -> Mapping[str, int]:
+) -> StepReport:
     step = StatelessStep(
         ref=interval.ref,
         token=interval.token,
@@ -75,8 +75,8 @@ def _run_stateless(
     end: dict[str, Any] = {}
     data = list(_data(rest, end))  # drained in any case: the source's worker must not be left blocked
     if not is_mine:
-        return {}  # a twin has committed this range
-    return step.finish(data, event_time_max=end["event_time_max"], now_ms=now_ms).counters
+        return step.already_done(now_ms=now_ms)
+    return step.finish(data, event_time_max=end["event_time_max"], now_ms=now_ms)
 
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:

@@ -44,14 +44,15 @@ def test_kill_9_at_any_time_loses_nothing_acknowledged(tmp_path: Path):
     log.create(SPEC)
     for _ in range(12):
         process, told = start(publish_forever, tmp_path, "a")
-        first = told.recv()
-        time.sleep(rng.random() * 0.05)
+        # Each life gets at least one batch further, however slow the machine is: its first may be a repetition.
+        said = [told.recv() for _ in range(rng.randint(2, 8))]
+        time.sleep(rng.random() * 0.01)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        acknowledged = [first, *heard(told)][-1]
+        acknowledged = [*said, *heard(told)][-1]
         assert check_whole(EmbeddedLog(tmp_path), acknowledged) % 10 == 0
-    assert acknowledged > 100
+    assert acknowledged >= 120
     # What the dead left behind goes; what is visible stays.
     log.clean(now_ms=0, older_than_ms=0)
     assert log.clean(now_ms=1, older_than_ms=0) == 0
