@@ -14,7 +14,7 @@ setup:  ## .venv with the locked packages, and Java; does nothing when nothing c
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
 
 demo: setup  ## a whole pipeline on this machine: load, rescale, kill, release, and a comparison of every record
-	@$(RUN) .venv/bin/penstock demo
+	@$(RUN) $(PY) examples/zeitgeist/demo.py </dev/null
 
 test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
 	@echo "test: fast tests, two at a time"

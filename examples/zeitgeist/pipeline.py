@@ -29,7 +29,7 @@ class CountPerSecond(Computation):
         ctx.produce({"query": ctx.key, "second": second, "count": ctx.state.counts.pop(second)})
 
 
-p = Pipeline("zeitgeist", partitions=4)
+p = Pipeline("zeitgeist", partitions=6)
 (
     p.source("queries")
     .filter("length(trim(query)) > 0 AND lang <> 'robot'")

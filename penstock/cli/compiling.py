@@ -14,6 +14,6 @@ from penstock.streams.plan import compile_pipeline
 def compile_file(path: Path, client: Client, *, version: str = "") -> tuple[CompiledPipeline, Package]:
     """Load the pipeline in this process (the control plane never does) and compile it."""
     pipeline = load_pipeline(path)
-    package = build_package(path)
+    package = build_package(path, pipeline.local_files, name=pipeline.name)
     catalogue = StaticCatalogue([category_from_json(item["spec"]) for item in client.categories()])
     return compile_pipeline(pipeline, catalogue, package.ref(version)), package

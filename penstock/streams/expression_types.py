@@ -6,52 +6,16 @@ Stricter than Spark where Spark would only find out while running, as in compari
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import NoReturn
 
 from sqlglot import exp
 
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
-from penstock.streams.functions import (
-    DENIED,
-    FUNCTIONS,
-    NUMERIC,
-    TIME,
-    Function,
-    accepts,
-    describe_kind,
-)
+from penstock.streams.functions import DENIED, FUNCTIONS, Function, accepts, describe_kind, is_constant
+from penstock.streams.sql_types import DATA_TYPES, VOID, can_cast, can_compare, common_type, element_of
 
-VOID = "void"  # the type of NULL
-_WIDTH = {
-    kind: width for width, kind in enumerate(("tinyint", "smallint", "int", "bigint", "float", "double"))
-}
-_DATA_TYPES = {
-    "TEXT": "string",
-    "VARCHAR": "string",
-    "CHAR": "string",
-    "BIGINT": "bigint",
-    "INT": "int",
-    "SMALLINT": "smallint",
-    "TINYINT": "tinyint",
-    "DOUBLE": "double",
-    "FLOAT": "float",
-    "BOOLEAN": "boolean",
-    "BINARY": "binary",
-    "DECIMAL": "decimal",
-    "DATE": "date",
-    "TIMESTAMP": "timestamp",
-    "TIMESTAMPTZ": "timestamp",
-}
-# From -> what CAST cannot make of it (ANSI). Everything becomes a string; strings become everything.
-_NO_CAST = {
-    "binary": NUMERIC | TIME | {"boolean"},
-    "boolean": TIME | {"binary"},
-    "date": NUMERIC | {"boolean", "binary"},
-    "timestamp": frozenset({"boolean", "binary"}),
-    **dict.fromkeys(NUMERIC, frozenset({"binary", "date"})),
-}
+_CASTS = {"s": "string", "p": "string", "sx": "string", "n": "double", "i": "bigint", "j": "int"}
 _ONE_BY_ONE = "columns are named one by one, so that a new column upstream changes nothing here"
 _BOOLEAN_PAIRS = (exp.And, exp.Or)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
@@ -59,25 +23,6 @@ _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Mod)
 _BITWISE = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
 _PATTERNS = (exp.Like, exp.ILike, exp.RegexpLike)
 _QUERIES = (exp.Query, exp.Exists, exp.Command, exp.DDL, exp.DML)
-
-
-def common_type(types: Sequence[str]) -> str | None:
-    """The type that holds all of these without a cast from or to string; None if there is none."""
-    return reduce(lambda left, right: left and _wider(left, right), types, VOID) or None
-
-
-def _wider(left: str, right: str) -> str:
-    if left == right or right == VOID:
-        return left
-    if left == VOID:
-        return right
-    if left in NUMERIC and right in NUMERIC:
-        if "decimal" in (left, right):
-            return "double" if {"float", "double"} & {left, right} else "decimal"
-        wider = max(left, right, key=_WIDTH.__getitem__)
-        # A float cannot hold every int, so Spark goes to double at once.
-        return "double" if wider == "float" else wider
-    return "timestamp" if {left, right} == TIME else ""
 
 
 class Typer:
@@ -194,18 +139,22 @@ class Typer:
             )
         types = [self.type_of(argument) for argument in node.expressions]
         _check_arguments(function, node.expressions, types)
+        if function.compares:
+            against = [element_of(types[0]), *types[1:]] if name == "array_contains" else types
+            _check_comparable(node, node.expressions, against)
         return self._result(node, function.result, types)
 
     def _result(self, node: exp.Expression, result: str, types: Sequence[str]) -> str:
         match result:
-            case "first" | "last":
-                return types[0 if result == "first" else -1]
-            case "common":
-                return common_type(types) or _no_common(node, types)
+            case "first":
+                return types[0]
+            case "common" | "choice":
+                given = types if result == "common" else types[1:]
+                return common_type(given) or _no_common(node, given)
             case "array":
                 return f"array<{common_type(types) or _no_common(node, types)}>"
             case "element":
-                return _element(types[0])
+                return element_of(types[0])
             case "whole":
                 return "decimal" if types[0] == "decimal" else "bigint"
             case "ratio":
@@ -226,8 +175,10 @@ class Typer:
         return self._all(node, operands, "common", "n")
 
     def _division(self, node: exp.Expression) -> str:
-        wanted = "bigint" if isinstance(node, exp.IntDiv) else "ratio"
-        return self._all(node, [node.this, node.args.get("expression")], wanted, "n")
+        pair = [node.this, node.args.get("expression")]
+        if isinstance(node, exp.IntDiv):
+            return self._all(node, pair, "bigint", "i")
+        return self._all(node, pair, "ratio", "n")
 
     def _compare(self, node: exp.Expression, operands: Sequence[exp.Expression | None]) -> str:
         given = [operand for operand in operands if operand is not None]
@@ -274,16 +225,14 @@ class Typer:
         return common_type(types) or _no_common(node, types)
 
     def _cast(self, node: exp.Cast) -> str:
-        source, target = self.type_of(node.this), _DATA_TYPES.get(node.to.this.name, "")
+        source, target = self.type_of(node.this), DATA_TYPES.get(node.to.this.name, "")
         if not target:
             raise PipelineError(
                 f"CAST to {node.to.sql(dialect='spark')} cannot be used here",
-                why=f"known types: {', '.join(sorted(set(_DATA_TYPES.values())))}",
+                why=f"known types: {', '.join(sorted(set(DATA_TYPES.values())))}",
                 fix="cast to one of these types",
             )
-        if target in _NO_CAST.get(source, frozenset()) or (
-            source.startswith("array<") and target != "string"
-        ):
+        if not can_cast(source, target):
             raise PipelineError(
                 f"{source} cannot be cast to {target} in {_sql(node)}",
                 why="Spark has no such conversion",
@@ -301,7 +250,7 @@ class Typer:
         if not array.startswith("array<") or len(node.expressions) != 1:
             _wrong_type(_sql(node), "needs an array before the brackets", node.this, array, "")
         self._all(node, node.expressions, "int", "i")
-        return _element(array)
+        return element_of(array)
 
 
 def _literal(node: exp.Expression) -> str:
@@ -322,10 +271,6 @@ def _literal(node: exp.Expression) -> str:
     return "double" if "e" in text.lower() else "decimal"
 
 
-def _element(array: str) -> str:
-    return array.removeprefix("array<").removesuffix(">")
-
-
 def _sql(node: exp.Expression) -> str:
     return node.sql(dialect="spark")
 
@@ -340,16 +285,26 @@ def _check_arguments(function: Function, arguments: Sequence[exp.Expression], ty
         )
     for index, (argument, type_) in enumerate(zip(arguments, types, strict=True)):
         kind = function.kind_of(index)
+        if kind is not None and is_constant(kind) and not _is_number(argument):
+            raise PipelineError(
+                f"{function.name}() needs a number written out as argument {index + 1}, not {_sql(argument)}",
+                why="Spark takes no column here",
+                fix="write the number",
+            )
         if kind is not None and not accepts(kind, type_):
             needs = f"needs {describe_kind(kind)} as argument {index + 1}"
             _wrong_type(f"{function.name}()", needs, argument, type_, kind)
 
 
+def _is_number(node: exp.Expression) -> bool:
+    value = node.this if isinstance(node, exp.Neg) else node
+    return isinstance(value, exp.Literal) and not value.is_string
+
+
 def _check_comparable(node: exp.Expression, operands: Sequence[exp.Expression], types: Sequence[str]) -> None:
     first = types[0]
     for operand, type_ in zip(operands[1:], types[1:], strict=True):
-        # Text written next to a time is a time: ts > '2026-01-01'.
-        if common_type([first, type_]) is None and not ({first, type_} & TIME and "string" in (first, type_)):
+        if not can_compare(first, type_):
             raise PipelineError(
                 f"{first} and {type_} cannot be compared in {_sql(node)}",
                 why="Spark would convert one of them, and stop at the first record that does not convert",
@@ -358,9 +313,7 @@ def _check_comparable(node: exp.Expression, operands: Sequence[exp.Expression], 
 
 
 def _wrong_type(where: str, needs: str, operand: exp.Expression, type_: str, kind: str) -> NoReturn:
-    target = {"s": "string", "p": "string", "sx": "string", "n": "double", "i": "bigint", "b": "boolean"}.get(
-        kind
-    )
+    target = _CASTS.get(kind)
     text = _sql(operand)
     if kind == "b":
         fix = f"compare it with something, for example {text} IS NOT NULL"

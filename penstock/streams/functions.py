@@ -10,24 +10,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-INTEGRAL = frozenset({"tinyint", "smallint", "int", "bigint"})
-NUMERIC = INTEGRAL | {"float", "double", "decimal"}
-TIME = frozenset({"date", "timestamp"})
+from penstock.streams.sql_types import INTEGRAL, NUMERIC, TIME, VOID
 
-# What an argument may be. `r` is an array, `p` whatever has a text form, `a` anything.
+# What an argument may be. `r`: an array, `p`: whatever has a text form, `a`: anything,
+# `k`: a number written out, `j`: an int, but no bigint.
 _KINDS: dict[str, tuple[str, frozenset[str]]] = {
     "s": ("string", frozenset({"string"})),
     "n": ("a number", NUMERIC),
     "i": ("int or bigint", INTEGRAL),
+    "j": ("int", INTEGRAL - {"bigint"}),
+    "k": ("a whole number", INTEGRAL),
     "b": ("boolean", frozenset({"boolean"})),
     "x": ("binary", frozenset({"binary"})),
     "sx": ("string or binary", frozenset({"string", "binary"})),
     "t": ("a date or timestamp", TIME),
+    "d": ("a date", frozenset({"date"})),
+    "m": ("a timestamp", frozenset({"timestamp"})),
     "ts": ("a date, timestamp or string", TIME | {"string"}),
     "p": ("string, a number, boolean or a time", NUMERIC | TIME | {"string", "boolean"}),
 }
 
-# name(kinds) -> result; "?" optional, "*" any number; first, last, common, element: taken from the arguments.
+# name(kinds) -> result; "?": optional, "*": any number. Results that are no type follow from the arguments.
 _SIGNATURES = """
 lower(s) -> string                  upper(s) -> string                  lcase(s) -> string
 ucase(s) -> string                  ltrim(s,s?) -> string               rtrim(s,s?) -> string
@@ -42,7 +45,7 @@ concat(p*) -> string                concat_ws(s,p*) -> string           format_s
 instr(s,s) -> int                   locate(s,s,i?) -> int               find_in_set(s,s) -> int
 levenshtein(s,s) -> int             contains(s,s) -> boolean            startswith(s,s) -> boolean
 endswith(s,s) -> boolean            soundex(s) -> string                split(s,s,i?) -> array<string>
-split_part(s,s,i) -> string         regexp_extract(s,s,i?) -> string    regexp_replace(s,s,s,i?) -> string
+split_part(s,s,i) -> string         regexp_extract(s,s,i?) -> string    regexp_replace(s,s,s,k?) -> string
 regexp_like(s,s) -> boolean         rlike(s,s) -> boolean               regexp_count(s,s) -> int
 regexp_instr(s,s) -> int            regexp_substr(s,s) -> string        url_encode(s) -> string
 url_decode(s) -> string             parse_url(s,s,s?) -> string         get_json_object(s,s) -> string
@@ -51,10 +54,10 @@ sha(sx) -> string                   sha1(sx) -> string                  sha2(sx,
 crc32(sx) -> bigint                 hash(a,a*) -> int                   xxhash64(a,a*) -> bigint
 base64(sx) -> string                unbase64(s) -> binary               hex(a) -> string
 unhex(s) -> binary                  encode(s,s) -> binary               decode(x,s) -> string
-bin(i) -> string                    format_number(n,i) -> string
+bin(i) -> string                    format_number(n,j) -> string
 
 abs(n) -> first                     negative(n) -> first                positive(n) -> first
-round(n,i?) -> first                bround(n,i?) -> first               ceil(n) -> whole
+round(n,k?) -> first                bround(n,k?) -> first               ceil(n) -> whole
 ceiling(n) -> whole                 floor(n) -> whole                   mod(n,n) -> common
 pmod(n,n) -> common                 greatest(a,a,a*) -> common          least(a,a,a*) -> common
 try_add(n,n) -> common              try_subtract(n,n) -> common         try_multiply(n,n) -> common
@@ -67,22 +70,22 @@ tan(n) -> double                    asin(n) -> double                   acos(n) 
 atan(n) -> double                   atan2(n,n) -> double                degrees(n) -> double
 radians(n) -> double                rint(n) -> double                   sign(n) -> double
 signum(n) -> double                 pi() -> double                      e() -> double
-nanvl(n,n) -> double                isnan(n) -> boolean                 bit_count(i) -> int
-shiftleft(i,i) -> first             shiftright(i,i) -> first            factorial(i) -> bigint
+isnan(n) -> boolean                 bit_count(i) -> int                 shiftleft(i,i) -> first
+shiftright(i,i) -> first            factorial(i) -> bigint
 
 coalesce(a,a*) -> common            nvl(a,a) -> common                  ifnull(a,a) -> common
-nullif(a,a) -> first                nvl2(a,a,a) -> last                 isnull(a) -> boolean
+nullif(a,a) -> first                nvl2(a,a,a) -> choice               isnull(a) -> boolean
 isnotnull(a) -> boolean             equal_null(a,a) -> boolean          string(a) -> string
 bigint(a) -> bigint                 int(a) -> int                       double(a) -> double
 float(a) -> float                   boolean(a) -> boolean               binary(sx) -> binary
-date(ts) -> date                    timestamp(a) -> timestamp
+date(ts) -> date                    timestamp(ts) -> timestamp
 
 to_timestamp(ts,s?) -> timestamp    to_date(ts,s?) -> date              date_format(ts,s) -> string
 unix_timestamp(ts,s?) -> bigint     to_unix_timestamp(ts,s?) -> bigint  from_unixtime(i,s?) -> string
-unix_seconds(t) -> bigint           unix_millis(t) -> bigint            unix_micros(t) -> bigint
-unix_date(t) -> int                 timestamp_seconds(n) -> timestamp   timestamp_millis(i) -> timestamp
+unix_seconds(m) -> bigint           unix_millis(m) -> bigint            unix_micros(m) -> bigint
+unix_date(d) -> int                 timestamp_seconds(n) -> timestamp   timestamp_millis(i) -> timestamp
 timestamp_micros(i) -> timestamp    date_trunc(s,ts) -> timestamp       trunc(ts,s) -> date
-last_day(ts) -> date                date_add(ts,i) -> date              date_sub(ts,i) -> date
+last_day(ts) -> date                date_add(ts,j) -> date              date_sub(ts,j) -> date
 add_months(ts,i) -> date            datediff(ts,ts) -> int              date_diff(ts,ts) -> int
 months_between(ts,ts,b?) -> double  make_date(i,i,i) -> date            year(ts) -> int
 quarter(ts) -> int                  month(ts) -> int                    day(ts) -> int
@@ -92,9 +95,10 @@ minute(ts) -> int                   second(ts) -> int
 from_utc_timestamp(ts,s) -> timestamp                                   to_utc_timestamp(ts,s) -> timestamp
 
 array(a*) -> array                  size(r) -> int                      array_size(r) -> int
-cardinality(r) -> int               element_at(r,i) -> element          get(r,i) -> element
+cardinality(r) -> int               element_at(r,j) -> element          get(r,i) -> element
 array_contains(r,a) -> boolean      array_join(r,s,s?) -> string
 """
+_COMPARING = ("nullif", "equal_null", "array_contains")
 _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\) -> (\S+)")
 
 
@@ -107,6 +111,11 @@ class Function:
     required: int
     rest: str | None  # the kind of any further ones
     result: str
+
+    @property
+    def compares(self) -> bool:
+        """True if it asks whether its arguments are equal."""
+        return self.name in _COMPARING
 
     def kind_of(self, index: int) -> str | None:
         """What argument `index` must be; None: there is no such argument."""
@@ -132,11 +141,16 @@ class Denied:
 
 def accepts(kind: str, type_: str) -> bool:
     """True if an argument of this kind may have this type. NULL fits everywhere."""
-    if kind == "a" or type_ == "void":
+    if kind == "a" or type_ == VOID:
         return True
     if kind == "r":
         return type_.startswith("array<")
     return type_ in _KINDS[kind][1]
+
+
+def is_constant(kind: str) -> bool:
+    """True if Spark wants the argument written out, not computed."""
+    return kind == "k"
 
 
 def _word(kind: str) -> str:
@@ -202,7 +216,7 @@ DENIED: dict[str, Denied] = {
     **dict.fromkeys(
         _UNREPEATABLE,
         Denied(
-            why="a step is repeated after a crash and must give the same records; this gives others each time",
+            why="a step is repeated after a crash and must give the same records; this gives others",
             fix="take the value from a column of the record (its event time, its own id)",
         ),
     ),
@@ -210,7 +224,7 @@ DENIED: dict[str, Denied] = {
         _AGGREGATES,
         Denied(
             why="an aggregate needs many records, and this step sees one at a time",
-            fix="bring records together with .key_by(...) and count them in a Computation with .process(...)",
+            fix="bring records together with .key_by(...) and count them in a Computation: .process(...)",
         ),
     ),
     **dict.fromkeys(

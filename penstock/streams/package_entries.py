@@ -1,7 +1,7 @@
 """Which files a package holds, and whether they may be written to a disk. Pure: bytes in, bytes out.
 
-A package comes from outside. Everything that could leave its folder, hide a file behind another one, or fill a
-disk is refused before a byte is written.
+A package comes from outside. Everything that could leave its folder, hide a file behind another one, or fill
+a disk is refused before a byte is written.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ def load_entry(folder: Path, entry: str, hash: str) -> ModuleType:
     """The entry module of an unpacked package, imported once per process under a name of its own."""
     code = _loaded.get(hash)
     if code is None or code.entry != folder / entry:
-        code = UserCode(f"penstock_package_{hash}", folder, entry)
-        code.forget()
-        _existing(code.entry, "the package's entry file")
-        _loaded[hash] = code
+        _existing(folder / entry, "the package's entry file")
+        if code is not None:
+            code.forget()
+        code = _loaded[hash] = UserCode(f"penstock_package_{hash}", folder, entry)
     return code.load()
 
 

@@ -158,7 +158,7 @@ class Stream:
         return Processed(pipeline=stream.pipeline, step=stream.step)
 
     def sink(self, category: str, *, partitions: int | None = None, name: str | None = None) -> None:
-        """Write to a category that others may read; it has as many partitions as the pipeline, unless told."""
+        """Write to a category that others may read; by default with the pipeline's number of partitions."""
         place = _here()
         check_category(category, place=place)
         if partitions is not None:

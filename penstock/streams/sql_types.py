@@ -66,7 +66,7 @@ def can_cast(source: str, target: str) -> bool:
 
 
 def can_compare(left: str, right: str) -> bool:
-    """True if values of these types have an order; text written next to a time is a time: ts > '2026-01-01'."""
+    """True if equal and smaller mean something; text next to a time is a time: ts > '2026-01-01'."""
     return common_type([left, right]) is not None or (
         bool({left, right} & TIME) and "string" in (left, right)
     )

@@ -32,8 +32,6 @@ class UserCode:
 
     def load(self) -> ModuleType:
         """Run the entry file, or return the module if it ran already; PipelineError if it does not run."""
-        if self.root in sys.modules:
-            return sys.modules[self.root]
         _finder.folders[self.root] = self
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)

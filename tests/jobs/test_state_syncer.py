@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from penstock.core.errors import (
     CorruptData,
@@ -14,7 +15,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import take_term
 from penstock.jobs import job_store
 from penstock.jobs.layers import LayerRow
-from penstock.jobs.running_store import RunningRow
+from penstock.jobs.running_store import RUNNING, RunningRow
 from penstock.jobs.sync_plan import PlanStep
 from tests.builders import DEVELOPER, a_job, an_output
 from tests.jobs.world import World, producers_of
@@ -365,6 +366,17 @@ def test_a_syncer_that_loses_its_term_in_the_middle_of_a_round_stops_there(world
     assert plan is not None and plan.step is PlanStep.PREPARE
     world.settle()
     assert running(world).config["task_count"] == 2
+
+
+def test_a_plan_is_not_committed_over_a_running_row_that_moved(world: World) -> None:
+    world.write("provisioner", task_count=2)
+    world.round()
+    with world.store.transaction() as connection:
+        connection.execute(sa.update(RUNNING).values(version=99))
+    moved = running(world)
+    report = world.round()
+    assert report.complex == () and "was changed by somebody else" in report.failed[0][1]
+    assert running(world) == moved and world.service.view("demo.count").plan is not None
 
 
 def test_a_port_that_says_fenced_is_the_jobs_trouble_not_the_syncers(world: World) -> None:

@@ -93,7 +93,7 @@ class World:
         self.store = JobStore(self.database)
         self.service = JobService(self.store)
         self.data, self.tasks = FakeData(self._point), FakeTasks(self._point)
-        self.now_ms = 0
+        self.now_ms, self.round_ms = 0, ROUND_MS
         self.syncer = self.restart()
 
     def restart(self) -> StateSyncer:
@@ -122,7 +122,7 @@ class World:
         self.points, self._fail_at, self._error = 0, number, error
 
     def round(self) -> SyncReport:
-        self.now_ms += ROUND_MS
+        self.now_ms += self.round_ms
         return self.syncer.sync_once(self.now_ms)
 
     def settle(self, rounds_max: int = 40) -> int:

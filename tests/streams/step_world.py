@@ -243,6 +243,13 @@ class Points:
             self._act()
 
 
+def deaths(count: int) -> list[int]:
+    """The points at which to die. Between one effect and the next there are only reads, so dying after the one is
+    dying before the other. (A pause is another matter: reads may come before or after it.)
+    """
+    return [0, *range(1, count, 2)]
+
+
 def crash() -> None:
     raise Crash
 

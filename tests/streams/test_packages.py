@@ -290,6 +290,14 @@ def test_a_package_is_imported_once(tmp_path):
     assert load_entry(folder, "pipeline.py", "once") is load_entry(folder, "pipeline.py", "once")
 
 
+def test_threads_that_import_at_once_wait_for_one_import(tmp_path):
+    folder = write(tmp_path, pipeline="import time\ntime.sleep(0.05)\nready = True")
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(load_entry, folder, "pipeline.py", "threads") for _ in range(4)]
+        modules = [load.result() for load in loads]
+    assert all(module is modules[0] and module.ready for module in modules)
+
+
 def test_importing_leaves_no_files_and_no_paths_behind(tmp_path):
     folder = write(tmp_path, pipeline="import helpers", helpers="x = 1")
     before = list(sys.path)

@@ -73,13 +73,13 @@ def test_the_example_compiles_to_exactly_these_jobs():
             "pipeline": "zeitgeist",
             "kind": "stateless",
             "package": package,
-            "partitions": 4,
+            "partitions": 6,
             "inputs": [{"category": "queries", "start": "earliest"}],
             "outputs": [
                 {
                     "stream": "out",
-                    "category": "zeitgeist.by_query.de67ae13",
-                    "partitions": 4,
+                    "category": "zeitgeist.by_query.96ab69a9",
+                    "partitions": 6,
                     "columns": [["query", "string"]],
                     "internal": True,
                     "format": "typed",
@@ -87,7 +87,7 @@ def test_the_example_compiles_to_exactly_these_jobs():
                 {
                     "stream": "dead",
                     "category": "queries.dead",
-                    "partitions": 4,
+                    "partitions": 6,
                     "columns": [
                         ["reason", "string"],
                         ["value", "binary"],
@@ -113,13 +113,13 @@ def test_the_example_compiles_to_exactly_these_jobs():
             "pipeline": "zeitgeist",
             "kind": "stateful",
             "package": package,
-            "partitions": 4,
-            "inputs": [{"category": "zeitgeist.by_query.de67ae13", "start": "earliest"}],
+            "partitions": 6,
+            "inputs": [{"category": "zeitgeist.by_query.96ab69a9", "start": "earliest"}],
             "outputs": [
                 {
                     "stream": "out",
                     "category": "query_counts",
-                    "partitions": 4,
+                    "partitions": 6,
                     "columns": [["query", "string"], ["second", "bigint"], ["count", "bigint"]],
                     "internal": False,
                     "format": "typed",

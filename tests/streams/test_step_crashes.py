@@ -1,8 +1,6 @@
 """A crash after every operation of the stateful step, in every order of retries; zombies and twins at every point.
 
-Every run must end with the state, timers, outputs, offsets and lows of a run that nothing happened to. Points lie
-before and after each effect. Between one effect and the next there are only reads, so dying after the one is dying
-before the other: crashes take every second point. A pause is another matter, since reads may come before or after it.
+Every run must end with the state, timers, outputs, offsets and lows of a run that nothing happened to.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
     expected = undisturbed(SMALL_LOG)
     count = points_of(SMALL_LOG, cuts)
     assert count >= 14
-    for at in _deaths(count):
+    for at in deaths(count):
         world = a_world(SMALL_LOG)
         with pytest.raises(Crash):
             faulty(world, Points(at, crash)).live(cuts)
@@ -78,8 +76,8 @@ def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
 def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
     """Life 1 dies at every point; life 2 at every point of what it then does; life 3 finishes."""
     expected, pairs = undisturbed(TINY_LOG), 0
-    for first in _deaths(points_of(TINY_LOG, [1])):
-        for second in _deaths(1000):
+    for first in deaths(points_of(TINY_LOG, [1])):
+        for second in deaths(1000):
             world = a_world(TINY_LOG)
             with pytest.raises(Crash):
                 faulty(world, Points(first, crash)).live([1])
@@ -148,7 +146,7 @@ def test_a_twin_at_every_point_changes_nothing() -> None:
 def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing() -> None:
     expected = undisturbed(TINY_LOG)
     for outer in range(12):
-        for inner in _deaths(12):
+        for inner in deaths(12):
             world = a_world(TINY_LOG)
             world.open()
             token = world.rows.peek(REF).token
@@ -162,10 +160,6 @@ def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing() -> Non
                 pass
             faulty(world, Points()).live([1])
             check(world, expected, (outer, inner))
-
-
-def _deaths(count: int) -> list[int]:
-    return [0, *range(1, count, 2)]
 
 
 def _run_with(world: World, at: int, act: Any) -> bool:
@@ -221,11 +215,12 @@ def _life(folder: Path, at: int, cuts: list[int], in_transaction: bool) -> None:
 def test_sigkill_at_every_point_on_files_changes_nothing(memory_disk: Path, in_transaction: bool) -> None:
     """Life 1 is killed at a point, life 2 at another one, and so on until one lives to the end."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.streams.test_step_crashes"])
+    # pyarrow imports pandas at its first array, which would cost every process a second.
+    context.set_forkserver_preload(["tests.streams.test_step_crashes", "pandas"])
     expected, killed = undisturbed(TINY_LOG), 0
     # Built elsewhere: copying a file that this process has open through SQLite would drop SQLite's locks.
     assert _run(context.Process(target=_build, args=(memory_disk / "new",))) == 0
-    for at in range(1000) if in_transaction else _deaths(1000):
+    for at in range(1000) if in_transaction else deaths(1000):
         folder = memory_disk / str(at)
         shutil.copytree(memory_disk / "new", folder)
         codes: list[int | None] = []

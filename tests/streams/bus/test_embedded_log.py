@@ -13,7 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.core.errors import CorruptData, DiskFull, EnvironmentProblem, Fenced, NotFound, PenstockError
+from penstock.core.errors import (
+    CorruptData,
+    DiskFull,
+    EnvironmentProblem,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+)
 from penstock.streams.bus.embedded_log import PUBLISH_TRIES, EmbeddedLog
 from penstock.streams.bus.embedded_publish import SegmentCleaned
 from tests.streams.bus.publishers import LARGE, SMALL, SPEC, files, publish, records, stored
@@ -167,6 +175,19 @@ def test_a_publish_that_is_always_cleaned_gives_up_by_name(log: EmbeddedLog, tmp
     assert caught.value.what and caught.value.why and caught.value.fix
     assert tries == [1] * PUBLISH_TRIES
     assert log.end_offsets("clicks") == (0, 0) and files(tmp_path) == set()
+
+
+def test_a_commit_whose_answer_was_lost_keeps_its_file(log: EmbeddedLog, tmp_path: Path):
+    """Written, but the caller hears an error: clearing up must not take a visible file."""
+
+    def lose_the_answer() -> None:
+        raise OutcomeUnknown("no answer")
+
+    slow = EmbeddedLog(tmp_path, fault=Once("publish:after", lose_the_answer))
+    with pytest.raises(OutcomeUnknown):
+        publish(slow, "a", 1, 10, LARGE)
+    assert stored(log, 0) == list(range(1, 11))
+    assert publish(slow, "a", 1, 10, LARGE).trimmed == {0: 10, 1: 10}
 
 
 # The cleaner
