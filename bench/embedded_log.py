@@ -28,8 +28,8 @@ from penstock.streams.bus.log import CategorySpec
 
 SPEC = CategorySpec(name="bench", partitions=4, columns=(("query", "string"), ("n", "bigint")))
 READ_ROWS = 50_000  # as many as a task reads in one micro-batch
-# About a third of the smallest ratio seen in six runs on 2 noisy cores with ext4, which were: large publish
-# 0.39 to 0.56, large read 0.18 to 0.23, small publish 0.52 to 1.35, small read 0.65 to 0.92.
+# About a third of the smallest ratio seen in eight runs on 2 noisy cores with ext4, which were: large publish
+# 0.39 to 0.56, large read 0.16 to 0.23, small publish 0.52 to 1.75, small read 0.65 to 0.96.
 FLOORS = {"publish_large": 0.13, "read_large": 0.06, "publish_small": 0.17, "read_small": 0.2}
 
 Batches = list[dict[int, pa.RecordBatch]]

@@ -97,7 +97,9 @@ def run_warden(settings: ContainerSettings) -> None:
     """The warden's process: returns after SIGTERM or SIGINT, with nothing left running."""
     profile = PROFILES[settings.profile]
     with folder_lock(settings.folder, f"container {settings.name}"):
-        client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=profile.deadline_ms / 4000)
+        client = Client(
+            settings.url, settings.token_file.read_text().strip(), timeout_s=profile.deadline_ms / 4000
+        )
         warden = Warden(
             container=settings.name,
             folder=settings.folder,
@@ -145,7 +147,9 @@ class SparkRunner:
     def poll(self) -> tuple[RunStatus, ...]:
         """Every run not yet forgotten."""
         return tuple(
-            RunStatus(task_id=view.task_id, state=RunState(view.state), error=view.error, metrics=view.metrics)
+            RunStatus(
+                task_id=view.task_id, state=RunState(view.state), error=view.error, metrics=view.metrics
+            )
             for view in self._tasks.poll()
         )
 
@@ -235,7 +239,9 @@ class Engine:
             from penstock.streams.engine.session import build_session, checkpoint_folder, warm_up
             from penstock.streams.engine.spark_tasks import SparkTasks
 
-            spark = build_session(f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch")
+            spark = build_session(
+                f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch"
+            )
             warm_up(spark)
             packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)
             tasks = SparkTasks(

@@ -60,10 +60,10 @@ class Demo:
         self._submit(client, HERE / "pipeline.py", version="1", why="first release")
         generator = QueryGenerator(Injector(log, "queries", "demo", epoch=1), seed=1)
         watch = PauseWatch(client, f"sqlite:{self._folder / 'rows'}", (PARSE, COUNT))
-        generator.rate = CALM_RATE
-        generator.start()
         self._wait("both jobs run", lambda: _running(client, PARSE) == 1 and _running(client, COUNT) == 1)
         watch.start()
+        generator.rate = CALM_RATE
+        generator.start()
         self._wait("first counts in the sink", lambda: _size(log, "query_counts") > 0)
         self._let_the_load_rise(client, generator, watch)
         self._kill_a_container(client, watch)
@@ -105,6 +105,7 @@ class Demo:
             client.patch_layer(COUNT, "base", settings, why="limits of the demo", key="demo-limits")
 
     def _let_the_load_rise(self, client: Client, generator: QueryGenerator, watch: PauseWatch) -> None:
+        self._wait("one task is enough", lambda: _lag(client, COUNT) < 3)
         with watch.event("rescale 1 → 3 tasks"):
             generator.rate = BUSY_RATE
             self._say(f"the load rises from {CALM_RATE:,} to {BUSY_RATE:,} records/s")

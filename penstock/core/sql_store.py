@@ -5,7 +5,6 @@ Each `*_store.py` declares its tables on `METADATA` and runs its SQL through `Da
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from penstock.core.errors import CorruptData, DiskFull, Fenced, OutcomeUnknown, PenstockError, StoreUnavailable
+from penstock.core.errors import Fenced
+from penstock.core.sqlite_errors import translate_sqlite
 
 METADATA = sa.MetaData()
 
@@ -85,22 +85,6 @@ def _prepare_connection(connection: sqlite3.Connection, _record: object) -> None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
     assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2, "an acknowledged write must be on disk"
-
-
-def translate_sqlite(error: sqlite3.Error | None, text: str) -> PenstockError:
-    """Name what a SQLite failure means to us."""
-    name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith("SQLITE_FULL") or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-        return DiskFull(
-            "the disk is full", why=text, fix="free some space; nothing was half-written and work goes on by itself"
-        )
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return CorruptData("a database file is damaged", why=text, fix="restore the file from a backup")
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreUnavailable("the database is busy", why=text, fix="try again")
-    if name.startswith("SQLITE_IOERR"):
-        return OutcomeUnknown("the database could not be written", why=text, fix="look at the disk, then try again")
-    return StoreUnavailable("the database refused the request", why=text, fix="try again, and report it if it stays")
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:

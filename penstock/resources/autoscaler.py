@@ -66,7 +66,9 @@ def _up(load: JobLoad, limits: ScalerLimits) -> Hold | Rescale:
         return Hold(reason=f"{lag}, but {load.task_count} tasks is the limit")
     rate_needed = load.input_rate + load.lag_records / limits.recovery_s  # X + B/t
     task_rate = load.processed_rate / load.task_count  # P: while it lags, a task gives what it can
-    wanted = ceil(min(rate_needed / task_rate, limits.task_count_max)) if task_rate > 0 else load.task_count + 1
+    wanted = (
+        ceil(min(rate_needed / task_rate, limits.task_count_max)) if task_rate > 0 else load.task_count + 1
+    )
     wanted = min(max(wanted, load.task_count + 1), limits.task_count_max)
     return Rescale(
         task_count=wanted,

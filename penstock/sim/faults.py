@@ -257,18 +257,19 @@ def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
     _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
 
 
-def _bad_weather(world: World, schedule: FaultSchedule) -> None:
+def _bad_weather(world: World, _schedule: FaultSchedule) -> None:
     rng, profile = world.sim.rng, world.profile
-    world.network.weather = Weather(
+    weather = Weather(
         loss=rng.choice((0.0, 0.05, 0.3)),
         doubled=rng.choice((0.0, 0.1, 0.5)),
-        late=rng.choice((0.0, 0.1, 0.5)),
+        late=rng.choice((0.1, 0.5, 0.9)),
         late_ms=rng.choice((profile.heartbeat_ms, profile.deadline_ms, 2 * profile.failover_ms)),
         delay_ms=rng.choice((5, 50, 500)),
     )
+    world.network.weather = weather
 
     def clear() -> None:
-        if not schedule.is_over:
+        if world.network.weather is weather:  # not a later one's
             world.network.weather = Weather()
 
     world.sim.after(rng.randrange(1_000, 3 * profile.failover_ms), "weather clears", clear)

@@ -148,7 +148,7 @@ class Container:
         self._warden = warden
         profile = self._around.profile
         warden.every(profile.heartbeat_ms, "beat", self._beat)
-        warden.every(max(250, profile.heartbeat_ms // 20), "watch", self._watch)
+        warden.every(profile.sign_of_life_ms // 2, "watch", self._watch)
         warden.run("register", self._register)
 
     def crash(self, *, for_good: bool = False) -> None:

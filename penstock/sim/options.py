@@ -75,5 +75,5 @@ def draw_options(seed: int) -> Options:
         fault_every_ms=rng.choice((4_000, 8_000, 15_000)) * scale,
         write_every_ms=rng.choice((5_000, 10_000, 20_000)) * scale,
         poison_jobs=rng.choice((0, 0, 0, 1, 2)),
-        safety_ms=1_200_000 if profile == "paper" else 240_000,
+        safety_ms=900_000 if profile == "paper" else 180_000,
     )

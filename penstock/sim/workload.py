@@ -40,7 +40,8 @@ class Workload:
         options, rng = self.world.options, self.world.sim.rng
         self.names = [f"p.j{number}" for number in range(options.jobs)]
         for name in self.names:
-            self.world.sim.after(rng.randrange(options.safety_ms // 3), "create", partial(self._create, name))
+            within_ms = rng.choice((1_000, 1_000, options.safety_ms // 2))
+            self.world.sim.after(rng.randrange(within_ms), "create", partial(self._create, name))
         self._arm()
 
     def touch(self, name: str) -> None:
@@ -76,7 +77,7 @@ class Workload:
             lambda: self._patch(
                 "reset", name, "provisioner", DEVELOPER, {"lineage": rng.randrange(1, 10**6)}
             ),
-            lambda: self._remove(name),
+            lambda: self._remove(name) if rng.random() < 0.5 else None,
             lambda: self._create(name),
             lambda: self._create(name),
         )
@@ -85,7 +86,7 @@ class Workload:
 
     def _create(self, name: str) -> None:
         rng = self.world.sim.rng
-        birth, partitions, count = f"{rng.getrandbits(64):016x}", rng.randint(1, 6), rng.randint(1, 4)
+        birth, partitions, count = f"{rng.getrandbits(64):016x}", rng.randint(2, 6), rng.randint(1, 5)
         body: dict[str, Any] = {
             "pipeline": "p",
             "kind": "stateless",

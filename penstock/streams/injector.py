@@ -39,9 +39,12 @@ class Injector:
         for partition in np.unique(targets).tolist():
             part = table.take(pa.array(np.flatnonzero(targets == partition)))
             first = self._sequences.get(partition, 0) + 1
-            part = part.add_column(0, "_seq", pa.array(np.arange(first, first + part.num_rows, dtype=np.int64)))
+            part = part.add_column(
+                0, "_seq", pa.array(np.arange(first, first + part.num_rows, dtype=np.int64))
+            )
             batches[partition] = pa.RecordBatch.from_arrays(
-                [part.column(name).combine_chunks() for name in self._spec.schema().names], schema=self._spec.schema()
+                [part.column(name).combine_chunks() for name in self._spec.schema().names],
+                schema=self._spec.schema(),
             )
         self._log.publish(
             self._category, producer=self._name, epoch=self._epoch, batches=batches, gapless=True

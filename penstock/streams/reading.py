@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.streams.bus.decode import decode_json
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
-from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
 from penstock.streams.rows.row_store import RowStore
+from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
 from penstock.streams.watermark import event_time_lows
 
 _SYSTEM_TYPES = {

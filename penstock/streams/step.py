@@ -90,11 +90,11 @@ def open_interval(
     row = rows.acquire(ref, generation=generation, shard_epoch=shard_epoch)
     for output in outputs:
         check_category(log, output.category, output.birth)
-        # Fenced before compared: a late publish of the old life could slip in behind the comparison otherwise.
+        # Fenced before compared: a late publish of the old life could slip in behind the comparison.
         log.fence(output.category, producer, row.token)
         ahead = _bus_ahead(ref, row, producer, output, log.published_to(output.category, producer))
         if ahead is not None:
-            # A successor that was faster may have published meanwhile: then we are fenced, and nothing is wrong.
+            # A successor may have published meanwhile: then we are fenced, and nothing is wrong.
             rows.snapshot(ref, token=row.token, keys=(), timers_up_to=LOW_MIN)
             raise ahead
     return row

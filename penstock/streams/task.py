@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.clock import Millis
-from penstock.streams.step import OutputSpec
 from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.step import OutputSpec
 
 # Columns that every row between the source and the step carries beside the user's own.
 # `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read.

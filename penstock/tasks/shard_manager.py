@@ -122,9 +122,8 @@ class ShardManager:
             self._begin(now_ms)
             self._drain()
             if beat.container == CANARY:
-                return HeartbeatReply(
-                    verdict=Verdict.OK, term=self._term, sequence=beat.sequence, assignment_version=0
-                )
+                ok, sequence = Verdict.OK, beat.sequence
+                return HeartbeatReply(verdict=ok, term=self._term, sequence=sequence, assignment_version=0)
             outcome = self._store.beat(beat, term=self._term, at_ms=self._wall_of(now_ms))
             if outcome.verdict is Verdict.OK:
                 self._renewals[beat.container] = outcome.renewals
@@ -144,9 +143,8 @@ class ShardManager:
         """Its host saw it exit with all its processes: fail it over at once. False: not this incarnation."""
         with self._lock:
             self._begin(now_ms)
-            if not self._store.mark_dead(
-                container, incarnation, term=self._term, at_ms=self._wall_of(now_ms)
-            ):
+            at_ms = self._wall_of(now_ms)
+            if not self._store.mark_dead(container, incarnation, term=self._term, at_ms=at_ms):
                 return False
             self._liveness.on_dead(container, incarnation)
             reason = "its exit was seen"
@@ -159,10 +157,8 @@ class ShardManager:
     ) -> None:
         """Drain a container: it loses its shards and gets no new ones; or take it back."""
         with self._lock:
-            at_ms = self._wall_of(now_ms)
-            if not self._store.cordon(
-                container, cordoned=cordoned, term=self._term, at_ms=at_ms, reason=reason
-            ):
+            when = {"term": self._term, "at_ms": self._wall_of(now_ms)}
+            if not self._store.cordon(container, cordoned=cordoned, reason=reason, **when):
                 raise NotFound(
                     f"there is no container {container!r}",
                     why="no container of that name ever registered",
@@ -185,9 +181,7 @@ class ShardManager:
                     self._fail_over(action, now_ms, report)
                 else:
                     report.alerts.append(action)
-                    self._store.note(
-                        "alert", action.kind, "alert", action.reason, at_ms=self._wall_of(now_ms)
-                    )
+                    self._note("alert", action.kind, "alert", action.reason, now_ms)
             self._loads = self._read_loads()
             if report.failed_over:
                 shards, containers = self._store.read()
@@ -259,6 +253,9 @@ class ShardManager:
             report.failed_over.append(action.container)
             report.moves.extend(outcome.placement.moves)
 
+    def _note(self, kind: str, subject: str, decision: str, reason: str, now_ms: Millis) -> None:
+        self._store.note(kind, subject, decision, reason, at_ms=self._wall_of(now_ms))
+
     # -- placement --------------------------------------------------------------------------------------
 
     def _accepting(self, containers: tuple[ContainerRow, ...], now_ms: Millis) -> tuple[str, ...]:
@@ -292,13 +289,10 @@ class ShardManager:
     def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport) -> Placement:
         placement = self._store.rearrange(plan, term=self._term, at_ms=self._wall_of(now_ms))
         report.moves.extend(placement.moves)
-        refused = (
-            f"{len(placement.refusals)} shards stay: {placement.refusals[0].reason}"
-            if placement.refusals
-            else ""
-        )
+        stuck = placement.refusals
+        refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""
         if refused and refused != self._refused:  # once per occasion, not once per round
-            self._store.note("placement", "shards", "refused", refused, at_ms=self._wall_of(now_ms))
+            self._note("placement", "shards", "refused", refused, now_ms)
         self._refused = refused
         return placement
 

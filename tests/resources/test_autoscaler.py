@@ -34,7 +34,10 @@ def looks(count: int, every_ms: int = 1000, **changes: float) -> list[JobLoad]:
     ("loads", "task_count"),
     [
         (looks(3, lag_s=10, input_rate=250, processed_rate=100, lag_records=1500), 3),  # X + B/t over P
-        (looks(3, lag_s=10, input_rate=100, processed_rate=100, lag_records=0), 2),  # always at least one more
+        (
+            looks(3, lag_s=10, input_rate=100, processed_rate=100, lag_records=0),
+            2,
+        ),  # always at least one more
         (looks(3, lag_s=10, input_rate=1e9, processed_rate=100), 8),  # stops at the limit
         (looks(3, lag_s=10, processed_rate=0), 2),  # no rate estimate: one more
     ],
@@ -55,7 +58,11 @@ def test_lag_over_the_slo_adds_tasks(loads: list[JobLoad], task_count: int) -> N
         (looks(30, lag_s=1, task_count=3), 29_000, "quiet for long enough"),
         (looks(70, lag_s=3, task_count=3), 69_000, "half of the SLO"),
         (looks(70, lag_s=1, task_count=2, busy=0.6), 69_000, "busy"),
-        ([*looks(69, lag_s=1, task_count=2, busy=0.1), a_load(69_000, task_count=2, lag_records=900)], 69_000, "grows"),
+        (
+            [*looks(69, lag_s=1, task_count=2, busy=0.1), a_load(69_000, task_count=2, lag_records=900)],
+            69_000,
+            "grows",
+        ),
     ],
 )
 def test_holds_with_a_reason(loads: list[JobLoad], now_ms: int, reason: str) -> None:
@@ -94,7 +101,13 @@ def test_a_decision_stays_within_its_limits(loads: list[JobLoad], now_ms: int) -
 
 
 def a_report(index: int, **changes: object) -> TaskReport:
-    metrics = {"input_rate": 10.0, "processed_rate": 5.0, "busy": 0.2 * index, "lag_records": 20.0, "lag_s": 4.0}
+    metrics = {
+        "input_rate": 10.0,
+        "processed_rate": 5.0,
+        "busy": 0.2 * index,
+        "lag_records": 20.0,
+        "lag_s": 4.0,
+    }
     values: dict[str, object] = {"state": "running", "generation": 1, "metrics": metrics, **changes}
     return TaskReport(task_id=f"j/{index}", job="j", shard=index, **values)  # type: ignore[arg-type]
 

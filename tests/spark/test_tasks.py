@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.stage import Stage, wait_for
+from penstock.streams.testing import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
 CATEGORY = json.loads((ZEITGEIST / "queries.json").read_text())
@@ -48,9 +48,14 @@ def publish(stage: Stage, records: list[tuple[str, int, bytes]], injector: Any, 
     injector.report_low(stamps[-1], now_ms=now_ms)
 
 
+def counts(stage: Stage) -> Counter[tuple[str, int, int]]:
+    """What the sink holds, as a bag."""
+    return Counter((row["query"], row["second"], row["count"]) for row in stage.records("query_counts"))
+
+
 def settle(stage: Stage, expected: Counter[tuple[str, int, int]]) -> None:
-    wait_for(lambda: stage.counts().total() >= expected.total(), f"{expected.total()} counts")
-    assert stage.counts() == expected
+    wait_for(lambda: counts(stage).total() >= expected.total(), f"{expected.total()} counts")
+    assert counts(stage) == expected
 
 
 def test_counts_are_exact_across_rescale_and_restart(stage: Stage) -> None:
@@ -59,7 +64,7 @@ def test_counts_are_exact_across_rescale_and_restart(stage: Stage) -> None:
     everything = queries(0, 3000)
     publish(stage, everything[:1000], injector, now_ms=1000)
     first = stage.start(PARSE) + stage.start(COUNT)
-    wait_for(lambda: stage.counts().total() > 0, "the first counts")
+    wait_for(lambda: counts(stage).total() > 0, "the first counts")
     publish(stage, everything[1000:2000], injector, now_ms=2000)
     stage.stop(first)
     second = stage.start(PARSE, generation=2, tasks=3) + stage.start(COUNT, generation=2, tasks=2)
@@ -78,7 +83,7 @@ def test_a_zombie_changes_nothing(stage: Stage) -> None:
     old_engine = stage.new_engine()
     stage.start(PARSE, engine=old_engine)
     stage.start(COUNT, engine=old_engine)
-    wait_for(lambda: stage.counts().total() > 0, "the first counts")
+    wait_for(lambda: counts(stage).total() > 0, "the first counts")
     new = stage.start(PARSE, epoch=2) + stage.start(COUNT, epoch=2)
     wait_for(lambda: all(view.state == "fenced" for view in old_engine.poll()), "the old owner to be fenced")
     publish(stage, everything[1000:], injector, now_ms=2000)
@@ -93,6 +98,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
     from penstock.streams.engine.spark_tasks import Assignment
     from penstock.streams.reading import read_range
     from penstock.streams.stateless import StatelessStep
+    from penstock.streams.step import InputRange
 
     injector = stage.injector("queries")
     everything = queries(0, 400)
@@ -105,7 +111,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
         job_birth=stage.birth(PARSE),
         generation=1,
         shard_epoch=1,
-        partitions=range(4),
+        partitions=range(6),
         config=config,
     )
     task, _ = stage.tasks.open(assignment)
@@ -127,8 +133,6 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
             package=task.package_hash,
         )
         (span,) = begin["ranges"].values()
-        from penstock.streams.step import InputRange
-
         assert step.begin(
             (InputRange(category="queries", birth=task.input.birth, start=span[0], end=span[1]),)
         )
@@ -149,7 +153,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
         ),
         "the rest to be read",
     )
-    assert stage.counts() == reference(everything[:200])
+    assert counts(stage) == reference(everything[:200])
     stage.stop(ids)
 
 

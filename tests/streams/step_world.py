@@ -30,7 +30,7 @@ SMALL_LOG: tuple[Event, ...] = (
 class CountPerSecond(Computation):
     """Counts per key and second; also tells of every record at once."""
 
-    outputs = {"out": dict(OUT_COLUMNS), "seen": {"at": "bigint"}}  # noqa: RUF012
+    outputs = {"out": dict(OUT_COLUMNS), "seen": {"at": "bigint"}}
     counts = Value(dict[int, int])
     total = Value(int)
 

@@ -31,14 +31,14 @@ class Model:
 class Everything(Computation):
     """One value of each kind."""
 
-    outputs = {"out": {"n": "bigint"}, "other": {}}  # noqa: RUF012
+    outputs = {"out": {"n": "bigint"}, "other": {}}
     number = Value(int)
     best = Value(float, default=-1.0)
     names = Value(list[str])
     seen = Value(set[int])
     counts = Value(dict[int, int])
     last = Value(str | None)
-    model = Value(Model, default=Model())  # noqa: RUF009
+    model = Value(Model, default=Model())
     raw = Value(bytes)
 
     def process_record(self, record: Record, ctx: Context) -> None:
@@ -181,7 +181,7 @@ def test_a_timer_knows_its_tag_time_and_hold() -> None:
 
 def test_productions_may_have_another_key_stream_and_stamp() -> None:
     class Sends(Computation):
-        outputs = {"out": {"n": "bigint"}, "alerts": {"text": "string", "level": "int"}}  # noqa: RUF012
+        outputs = {"out": {"n": "bigint"}, "alerts": {"text": "string", "level": "int"}}
 
         def process_record(self, record: Record, ctx: Context) -> None:
             ctx.produce({"n": None})

@@ -267,7 +267,7 @@ def test_two_inputs_wait_for_the_slower_one() -> None:
 
 
 class _Forgets(Computation):
-    outputs = {"out": {"query": "string", "second": "bigint", "n": "bigint"}, "seen": {"at": "bigint"}}  # noqa: RUF012
+    outputs = {"out": {"query": "string", "second": "bigint", "n": "bigint"}, "seen": {"at": "bigint"}}
     counts = Value(dict[int, int])
 
     def process_record(self, record: Record, ctx: Context) -> None:
@@ -294,7 +294,7 @@ class _Processes(_Forgets):
 class _Does(Computation):
     """Whatever a test wants it to do with a record, or with a timer."""
 
-    outputs = {"out": {"at": "bigint"}}  # noqa: RUF012
+    outputs = {"out": {"at": "bigint"}}
     on_record: Any = staticmethod(lambda record, ctx: None)
     on_timer: Any = staticmethod(lambda timer, ctx: None)
 

@@ -31,6 +31,13 @@ def test_the_few_shards_with_tasks_are_spread_before_the_many_without():
     assert counts(current, ["c1", "c2"]) == [32, 32]
 
 
+def test_an_orphan_with_tasks_goes_where_the_load_is_least_though_more_shards_are_there():
+    current = {0: "c1", 1: "c2", 2: "c2", 3: "c2"}
+    loads = {0: 5.0, 4: 1.0}
+    placement = place_shards(range(6), ["c1", "c2"], current, loads=loads, mode=Mode.EMERGENCY)
+    assert {move.shard: move.target for move in placement.moves} == {4: "c2", 5: "c1"}
+
+
 def test_a_balance_moves_tasks_apart_though_the_counts_are_level():
     current = {shard: "c1" if shard < 6 else "c2" for shard in SHARDS}
     placement = place_shards(SHARDS, ["c1", "c2"], current, loads={0: 1.0, 1: 1.0}, mode=Mode.PERIODIC)

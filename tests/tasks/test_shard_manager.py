@@ -265,12 +265,30 @@ def test_the_canary_goes_through_the_queue_of_all_beats():
 
 
 def test_a_beat_that_waits_for_the_round_to_end_has_arrived():
+    """The same round, with and without a beat in the queue at the moment the container is due."""
+    for has_beat in (True, False):
+        world = a_world()
+        world.containers["c1"].is_connected = False
+        world.run(11_500)
+        world.now_ms += 500
+        if has_beat:
+            world.manager._inbox.append((world.beat_of(world.containers["c1"]), world.now_ms))
+        assert world.manager.tick(world.now_ms).failed_over == ([] if has_beat else ["c1"])
+
+
+def test_a_death_whose_record_seemed_to_fail_is_noticed_in_the_next_round():
     world = a_world()
-    world.containers["c1"].is_connected = False
-    world.run(11_500)
-    world.manager._inbox.append((world.beat_of(world.containers["c1"]), world.now_ms))
-    world.run(2_000)
-    assert world.failed_over == []
+
+    def fault(point: str) -> None:
+        if point == "committed":
+            raise OutcomeUnknown("the answer was lost")
+
+    world.database._fault = fault
+    with pytest.raises(OutcomeUnknown):
+        world.kill("c1", seen=True)
+    world.database._fault = lambda point: None
+    world.step()
+    assert world.failed_over == ["c1"]
 
 
 def test_a_second_container_of_a_live_name_is_refused():

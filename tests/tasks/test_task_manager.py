@@ -124,6 +124,12 @@ def test_a_late_reply_does_not_undo_a_drop(late):
     assert engine.alive() == () and engine.manager.report().acked == (dropping(0, 11),)
 
 
+def test_a_late_reply_does_not_bring_back_a_shard_that_is_gone():
+    engine = running().gets(a_reply(11, dropping(0, 11))).at(500).gets(a_reply(12))
+    engine.gets(a_reply(10, owned(0, 10)), a_reply(11, dropping(0, 11))).at(1_000)
+    assert engine.alive() == () and engine.manager.report().acked == ()
+
+
 def test_doubled_messages_change_nothing():
     reply, task_list = a_reply(10, owned(0, 10)), a_list(1, a_spec())
     engine = Engine().gets(task_list, reply, reply, task_list, reply).at(1_000)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.core.clock import Millis
 from penstock.core.errors import EnvironmentProblem
-from penstock.core.sql_store import translate_sqlite
+from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus import admission
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
 from penstock.streams.bus.segments import Place

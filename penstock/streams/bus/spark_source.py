@@ -12,9 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
-from penstock.streams.task import OwnedInterval, TaskDescriptor
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.reading import read_range
+from penstock.streams.task import OwnedInterval, TaskDescriptor
 
 
 class IntervalPartition(InputPartition):
@@ -67,7 +67,9 @@ class IntervalStreamReader(DataSourceStreamReader):
         if task.drain_file and os.path.exists(task.drain_file):
             return start
         ends = open_log(task.bus).end_offsets(task.input.category)
-        budget = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
+        budget = (
+            None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
+        )
         share = None if budget is None else max(1, budget // max(1, len(task.intervals)))
         offset: dict[str, Any] = {"tick": start["tick"] + 1}
         for interval in task.intervals:

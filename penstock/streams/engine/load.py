@@ -31,6 +31,9 @@ class LoadMeter:
         rows = [open_rows(task.rows).peek(interval.ref) for interval in task.intervals]
         read = sum(row.offsets[task.input.birth] for row in rows)
         there = sum(ends[interval.ref.partition] for interval in task.intervals)
+        progress: Any = query.lastProgress if query is not None else None
+        if progress is None:
+            self._samples.clear()  # the time before the first batch is a start, not a rate
         self._samples.append((now_s, read, there))
         while now_s - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
@@ -39,7 +42,6 @@ class LoadMeter:
         grown = len(self._samples) > 1
         processed_rate = (read - first_read) / span_s if grown else 0.0
         lag_records = float(there - read)
-        progress: Any = query.lastProgress if query is not None else None
         batch_ms = float(progress["durationMs"].get("triggerExecution", 0)) if progress else 0.0
         self._last = {
             "input_rate": (there - first_there) / span_s if grown else 0.0,

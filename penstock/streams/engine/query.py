@@ -16,14 +16,16 @@ from penstock.streams.task import DATA, SYSTEM_COLUMNS, TaskDescriptor
 _PASSED_ON = [name for name, _ in SYSTEM_COLUMNS]
 
 
-def start_query(spark: SparkSession, task: TaskDescriptor, *, checkpoint: Path, trigger_ms: int) -> StreamingQuery:
+def start_query(
+    spark: SparkSession, task: TaskDescriptor, *, checkpoint: Path, trigger_ms: int
+) -> StreamingQuery:
     """Start the task's query. The checkpoint is scratch: offsets come from the row store."""
     descriptor = task.to_json()
     rows = spark.readStream.format("penstock").option("task", descriptor).load()
     return (
         _through_the_step(rows, task, descriptor)
         .writeStream.format("noop")
-        .queryName(task.task_id)
+        .queryName(f"{task.task_id} {checkpoint.parent.name}")
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{trigger_ms} milliseconds")
         .start()
@@ -53,5 +55,7 @@ def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
             ]
             rows = rows.select(*_PASSED_ON, *own)
     if plan.get("key"):
-        rows = rows.withColumn("_key", F.expr(f"CASE WHEN _kind = {DATA} THEN CAST(({plan['key']}) AS STRING) END"))
+        rows = rows.withColumn(
+            "_key", F.expr(f"CASE WHEN _kind = {DATA} THEN CAST(({plan['key']}) AS STRING) END")
+        )
     return rows

@@ -13,7 +13,9 @@ from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
 
 # Hadoop's local file system forks `chmod` and friends for every log file; this manager writes them directly.
-CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 
 
 def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
@@ -46,6 +48,7 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
         .config("spark.task.maxFailures", "1")
+        .config("spark.python.daemon.module", "penstock.streams.engine.worker_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
@@ -69,14 +72,9 @@ def _home_without_zips(scratch: Path) -> Path:
 
 
 def warm_up(session: SparkSession) -> None:
-    """Start the Python workers and load what every step needs, before the first task does."""
-
-    def touch(batches):  # type: ignore[no-untyped-def]
-        import penstock.streams.engine.step_worker  # noqa: F401
-
-        yield from batches
-
-    session.range(1, numPartitions=1).mapInArrow(touch, "id bigint").write.format("noop").mode("overwrite").save()
+    """Start the Python daemon and compile the first plan before the first task does."""
+    rows = session.range(1, numPartitions=1)
+    rows.mapInArrow(lambda batches: batches, "id bigint").write.format("noop").mode("overwrite").save()
 
 
 def checkpoint_folder(scratch: Path) -> Path:

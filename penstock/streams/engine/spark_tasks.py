@@ -19,9 +19,9 @@ from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.engine.load import LoadMeter
 from penstock.streams.engine.query import replay, start_query
-from penstock.streams.step import OutputSpec, open_interval
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow
+from penstock.streams.step import OutputSpec, open_interval
 from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_from, output_from
 
 log = structlog.get_logger(__name__)
@@ -177,7 +177,12 @@ class SparkTasks:
             if row.intent is None:
                 continue
             promised = row.intent.plan
-            log.info("replaying", task=task.task_id, partition=interval.ref.partition, ranges=dict(row.intent.ranges))
+            log.info(
+                "replaying",
+                task=task.task_id,
+                partition=interval.ref.partition,
+                ranges=dict(row.intent.ranges),
+            )
             replay(
                 self._spark,
                 replace(
@@ -257,7 +262,9 @@ class _Run:
                 self._state = "stopped"
             else:
                 self._state = "fenced" if is_fenced(error) else "failed"
-            log.warning("run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000])
+            log.warning(
+                "run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000]
+            )
         finally:
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -271,12 +278,20 @@ class _Run:
                 self._state = "running"
         (scratch / "drain").touch()
         patience = time.monotonic() + DRAIN_S
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience and not self.kills:
+        while (
+            query.isActive
+            and query.status["isTriggerActive"]
+            and time.monotonic() < patience
+            and not self.kills
+        ):
             time.sleep(0.05)
         query.stop()  # cuts a batch off if one still runs: harmless, but noisy and wasted
 
 
-_NAMED = re.compile(r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)(?=\n\s*\n|\n\tat |\nDriver stacktrace|\Z)", re.S)
+_NAMED = re.compile(
+    r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
+    re.S,
+)
 
 
 def readable(error: BaseException) -> str:

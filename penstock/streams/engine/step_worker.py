@@ -45,7 +45,12 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
         report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
     else:
         report = _run_stateless(task, interval, ranges, rest, now_ms)
-    counts = {"records": report.records, "published": report.published, "late": report.late, "bad": report.bad}
+    counts = {
+        "records": report.records,
+        "published": report.published,
+        "late": report.late,
+        "bad": report.bad,
+    }
     return pa.RecordBatch.from_arrays(
         [pa.array([partition], pa.int32()), *(pa.array([count], pa.int64()) for count in counts.values())],
         names=["partition", *counts],

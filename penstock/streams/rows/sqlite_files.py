@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from penstock.core.sql_store import translate_sqlite
+from penstock.core.sqlite_errors import translate_sqlite
 
 # Rises when the tables change: a file of another format is refused, never guessed at.
 FORMAT = 1

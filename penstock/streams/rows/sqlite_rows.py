@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError
-from penstock.core.sql_store import translate_sqlite
+from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.rows import row_changes, row_codec
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot

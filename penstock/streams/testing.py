@@ -1,9 +1,8 @@
-"""A pipeline compiled and prepared in a temporary folder, with tasks started by hand: the data plane without a control plane."""
+"""A pipeline in one process, for tests and benches: real bus, rows and Spark tasks, started by hand instead of by shards."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ class Stage:
     """One folder: bus, rows, packages, and the jobs of one pipeline."""
 
     def __init__(self, spark: Any, folder: Path, pipeline: Path, category: dict[str, Any]) -> None:
-        from penstock.streams.engine.spark_tasks import SparkTasks
-
         self.bus, self.rows_place = f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
         self.log: Log = open_log(self.bus)
         self.rows: RowStore = open_rows(self.rows_place)
@@ -39,7 +36,6 @@ class Stage:
         self.data = StreamDataPlane(self.log, self.rows)
         self.configs: dict[str, dict[str, Any]] = {}
         self.compile(pipeline)
-        del SparkTasks
 
     def new_engine(self) -> Any:
         """Another container's engine (in the same session, which does not matter to it)."""
@@ -69,7 +65,9 @@ class Stage:
         """Births are fixed here: a job lives once per stage."""
         return f"birth-{job}".replace(".", "-")
 
-    def start(self, job: str, *, generation: int = 1, epoch: int = 1, tasks: int = 1, engine: Any = None) -> list[str]:
+    def start(
+        self, job: str, *, generation: int = 1, epoch: int = 1, tasks: int = 1, engine: Any = None
+    ) -> list[str]:
         """Start all tasks of a job; returns their ids."""
         from penstock.streams.engine.spark_tasks import Assignment
 
@@ -96,7 +94,10 @@ class Stage:
         engine = engine or self.tasks
         for task_id in ids:
             engine.stop(task_id)
-        wait_for(lambda: all(view.state in ("stopped", "failed", "fenced") for view in engine.poll()), "tasks to stop")
+        wait_for(
+            lambda: all(view.state in ("stopped", "failed", "fenced") for view in engine.poll()),
+            "tasks to stop",
+        )
         for task_id in list(ids):
             engine.forget(task_id)
 
@@ -111,10 +112,6 @@ class Stage:
             for batch in self.log.read(category, partition, 0, end):
                 found += batch.to_pylist()
         return found
-
-    def counts(self, category: str = "query_counts") -> Counter[tuple[str, int, int]]:
-        """The sink of the Zeitgeist pipeline, as a bag."""
-        return Counter((row["query"], row["second"], row["count"]) for row in self.records(category))
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 90) -> None:

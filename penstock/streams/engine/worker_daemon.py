@@ -1,0 +1,15 @@
+"""Spark's Python daemon with the step already imported: workers are forked from it, so each starts warm."""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.daemon import manager
+
+if __name__ == "__main__":
+    if sys.argv[1] == "pyspark.worker":
+        # pandas too: Arrow imports it at the first conversion of a Python list.
+        import pandas  # noqa: F401
+
+        import penstock.streams.engine.step_worker  # noqa: F401
+    manager()

@@ -1,0 +1,166 @@
+"""A real `penstock up` in a temporary folder, with real containers, driven the way a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.cli.connection import connect
+from penstock.client import Client
+from penstock.core.errors import PenstockError
+from penstock.streams.bus.log import LOW_MAX, Log
+from penstock.streams.injector import Injector
+from penstock.streams.places import open_log
+
+ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
+PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
+
+
+class Platform:
+    """One installation: start it, break it, look at it."""
+
+    def __init__(self, folder: Path, *, containers: int) -> None:
+        self.folder, self._containers = folder, containers
+        self.process: subprocess.Popen[bytes] | None = None
+        self.injected: list[tuple[int, str]] = []
+
+    def start(self) -> None:
+        """Run `penstock up` and wait until every container is ready."""
+        arguments = ["up", "--folder", str(self.folder), "--port", "0", "--containers", str(self._containers)]
+        self.folder.mkdir(exist_ok=True)
+        with (self.folder / "up.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli.main", *arguments], stdout=output, stderr=output
+            )
+        self.wait("the API", lambda: bool(self.client.status()))
+        self.wait("containers", lambda: len(self.ready()) == self._containers)
+
+    def stop(self) -> list[psutil.Process]:
+        """SIGTERM; returns what was left running."""
+        assert self.process is not None
+        kin = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0
+        left: list[psutil.Process] = psutil.wait_procs(kin, timeout=10)[1]
+        return left
+
+    def kill(self) -> None:
+        """Whatever happens, nothing of it survives the test."""
+        if self.process is not None and self.process.poll() is None:
+            kin = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            for process in kin:
+                if process.is_running():
+                    process.kill()
+
+    @property
+    def client(self) -> Client:
+        return connect(self.folder)
+
+    @property
+    def log(self) -> Log:
+        return open_log(f"embedded:{self.folder.resolve() / 'bus'}")
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A `penstock` command."""
+        command = [sys.executable, "-m", "penstock.cli.main", *arguments, "--folder", str(self.folder)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def ready(self) -> set[str]:
+        rows = self.client.status()["containers"]
+        return {row["name"] for row in rows if row["ready"] and row["state"] == "live"}
+
+    def line(self, job: str) -> dict[str, Any]:
+        return next(line for line in self.client.jobs() if line["name"] == job)
+
+    def running(self, job: str) -> list[dict[str, Any]]:
+        """The running tasks of a settled job."""
+        line = self.line(job)
+        if line["state"] != "running":
+            return []
+        return [t for t in line["tasks"] if t["state"] == "running" and t["generation"] == line["generation"]]
+
+    def owner(self, job: str) -> str:
+        """The container of a job's first task."""
+        return str(self.running(job)[0]["container"])
+
+    def engine_pid(self, container: str) -> int:
+        rows = self.client.status()["containers"]
+        return int(next(row["pid"] for row in rows if row["name"] == container))
+
+    def warden_pid(self, container: str) -> int:
+        return int((self.folder / "containers" / container / "warden.pid").read_text())
+
+    def inject(self, injector: Injector, *, seconds: range, per_second: int) -> None:
+        """Queries of some seconds of event time, out of order within each."""
+        for second in seconds:
+            keys, stamps, values = [], [], []
+            for n in range(per_second):
+                ts, query = second * 1000 + (n * 7919) % 1000, f"query {n % 50}"
+                keys.append(str(n))
+                stamps.append(ts)
+                values.append(json.dumps({"query": query, "lang": "en", "ts": ts}).encode())
+                self.injected.append((second, query))
+            injector.publish(keys, stamps, values)
+            injector.report_low((second + 1) * 1000, now_ms=time.time_ns() // 1_000_000)
+
+    def assert_exact(self) -> None:
+        """Every count is there once, and nothing else is."""
+        self.wait("the end of the stream", lambda: self.log.watermark("query_counts") == LOW_MAX)
+        found: Counter[tuple[int, str, int]] = Counter()
+        for partition, end in enumerate(self.log.end_offsets("query_counts")):
+            for batch in self.log.read("query_counts", partition, 0, end):
+                found.update((row["second"], row["query"], row["count"]) for row in batch.to_pylist())
+        expected = Counter({(second, query, n): 1 for (second, query), n in Counter(self.injected).items()})
+        assert found == expected
+
+    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = 120) -> float:
+        """Poll until it holds; on failure show the end of every log."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            assert self.process is not None and self.process.poll() is None, self.logs()
+            try:
+                if condition():
+                    return time.monotonic() - began
+            except (PenstockError, IndexError, StopIteration):
+                pass  # not there yet
+            time.sleep(0.1)
+        raise AssertionError(f"gave up waiting for {what}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failed test's report."""
+        found = []
+        for path in sorted(self.folder.rglob("*.log")):
+            found += [f"== {path.name}", *path.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join(found)
+
+
+def pause(session_leader: int) -> Callable[[], None]:
+    """SIGSTOP everything in a session; returns what wakes it again."""
+    members = [pid for pid in psutil.pids() if _session(pid) == session_leader]
+    for pid in members:
+        os.kill(pid, signal.SIGSTOP)
+
+    def wake() -> None:
+        for pid in members:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+    return wake
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
