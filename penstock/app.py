@@ -51,6 +51,9 @@ class Settings:
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
+    bus_ms: Millis = 500
+    clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
+    clean_after_ms: Millis = 600_000
 
     @property
     def bus(self) -> str:
@@ -94,9 +97,11 @@ class ControlPlane:
             settings=SyncerSettings(fence_after_ms=6_000 if settings.profile == "fast" else 50_000),
         )
         self.controller = ResourceController(self, self._reports)
+        self._cleaned_ms: Millis = 0
         self._loops = (
             Loop("state syncer", self._sync, every_ms=settings.sync_ms),
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms),
+            Loop("bus", self._tend_bus, every_ms=settings.bus_ms),
             Loop("resources", lambda: self.controller.tick(self.clock.now_ms()), every_ms=settings.scaler_ms),
         )
 
@@ -125,6 +130,14 @@ class ControlPlane:
         report = self.shard_manager.tick(self.clock.boot_ms())
         if report.failed_over:
             log.warning("failed over", containers=report.failed_over)
+
+    def _tend_bus(self) -> None:
+        now_ms = self.clock.now_ms()
+        for category in self.log.categories():
+            self.log.advance(category.spec.name, now_ms=now_ms)
+        if now_ms - self._cleaned_ms >= self.settings.clean_ms:
+            self._cleaned_ms = now_ms
+            self.log.clean(now_ms=now_ms, older_than_ms=self.settings.clean_after_ms)
 
     def _wall_of(self, boot_ms: Millis) -> Millis:
         return self.clock.now_ms() - self.clock.boot_ms() + boot_ms

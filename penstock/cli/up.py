@@ -30,7 +30,8 @@ from penstock.web.api import build_api
 log = structlog.get_logger(__name__)
 out = Console()
 
-RESTART_MS: Millis = 2_000
+# Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
+RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
 
 

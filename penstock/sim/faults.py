@@ -257,6 +257,19 @@ def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
     _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
 
 
+def _slow_replies(world: World, _schedule: FaultSchedule) -> None:
+    """Answers to one container get late, and at times its beats then stop coming through at all."""
+    rng, profile = world.sim.rng, world.profile
+    name, for_ms = (
+        rng.choice(world.containers).name,
+        rng.randrange(profile.deadline_ms, 3 * profile.failover_ms),
+    )
+    world.network.slow("control", name, rng.randrange(profile.deadline_ms // 2, profile.deadline_ms))
+    world.sim.after(for_ms, "replies are fast again", lambda: world.network.slow("control", name, 0))
+    if rng.random() < 0.5:
+        world.sim.after(profile.deadline_ms, "link breaks", lambda: _cut(world, (name, "control")))
+
+
 def _bad_weather(world: World, _schedule: FaultSchedule) -> None:
     rng, profile = world.sim.rng, world.profile
     weather = Weather(
@@ -300,6 +313,7 @@ _STROKES: dict[str, Stroke] = {
     "container pause": _pause_container,
     "link cut": _cut_links,
     "link cut one way": _cut_one_way,
+    "slow replies": _slow_replies,
     "bad weather": _bad_weather,
     "store down": _store_down,
     "task crash": _crash_task,

@@ -41,6 +41,8 @@ class Surroundings:
     lease: type[Lease] = Lease
     task_manager: type[TaskManager] = TaskManager
     on_arrival: Callable[[str, str], None] = lambda container, incarnation: None  # a beat reached the active
+    # An engine of (container, incarnation) says what is so.
+    on_report: Callable[[str, str, Report], None] = lambda container, incarnation, report: None
     met: Counter[str] = field(default_factory=Counter)
 
 
@@ -55,6 +57,7 @@ class Engine:
         runner = SimRunner(
             self.process,
             container=container.name,
+            incarnation=incarnation,
             data_plane=around.data_plane,
             population=around.population,
             pace=around.pace,
@@ -79,7 +82,9 @@ class Engine:
         self.manager.tick(now_ms)
         if self.manager.is_list_stale:
             self._ask_for_list(now_ms)
-        self._container.on_sign(self.incarnation, now_ms, self.manager.report())
+        report = self.manager.report()
+        self._around.on_report(self._container.name, self.incarnation, report)
+        self._container.on_sign(self.incarnation, now_ms, report)
 
     def _ask_for_list(self, now_ms: Millis, *, whole: bool = False) -> None:
         if self._asked_ms is not None and now_ms - self._asked_ms < self._around.profile.heartbeat_ms:

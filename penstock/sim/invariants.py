@@ -19,7 +19,10 @@ from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
 from penstock.sim.runner import Run
 from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.messages import ShardState
 from penstock.tasks.shard_store import ShardRow
+from penstock.tasks.sharding import shard_of
+from penstock.tasks.task_manager import Report
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World
@@ -35,11 +38,27 @@ class ShardChecker:
     _shards: dict[int, ShardRow] = field(default_factory=dict)
     _states: dict[tuple[str, str], ContainerRow] = field(default_factory=dict)
     _arrived_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
+    _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)  # acknowledged, with its epoch
     failovers: int = 0
 
     def on_arrival(self, container: str, incarnation: str) -> None:
         """A beat reached the active Shard Manager."""
         self._arrived_ms[container, incarnation] = self.world.sim.now_ms
+
+    def on_report(self, container: str, incarnation: str, report: Report) -> None:
+        """An engine says which shards it has recorded or reaped."""
+        for entry in report.acked:
+            if entry.state is ShardState.DROPPING:
+                self._dropped[container, incarnation, entry.shard] = entry.epoch
+
+    def on_start(self, run: Run) -> None:
+        """A task begins: not on a shard that this engine has given back."""
+        shard = shard_of(run.spec.task_id, self.world.options.shard_count)
+        dropped = self._dropped.get((run.container, run.incarnation, shard), 0)
+        wrong = f"{run.id} starts under epoch {run.shard_epoch}, but the shard was dropped at {dropped}"
+        self.world.sim.demand(
+            "I1 a dropped shard stays dropped", wrong if run.shard_epoch < dropped else None
+        )
 
     def check(self) -> None:
         """After every event."""

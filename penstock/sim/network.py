@@ -28,6 +28,7 @@ class Network:
     weather: Weather = field(default_factory=Weather)
     met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
     _cut: set[tuple[str, str]] = field(default_factory=set)
+    _slow_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
 
     def cut(self, source: str, target: str) -> None:
         """Lose everything sent from `source` to `target` from now on. The other direction is another link."""
@@ -39,9 +40,15 @@ class Network:
         self._cut.discard((source, target))
         self.sim.note(f"link {source} -> {target} is mended")
 
+    def slow(self, source: str, target: str, delay_ms: Millis) -> None:
+        """Everything sent from `source` to `target` takes this much longer, until it is set to 0 again."""
+        self._slow_ms[source, target] = delay_ms
+        self.sim.note(f"link {source} -> {target} takes {delay_ms} ms longer")
+
     def heal(self) -> None:
         """A good day from now on. What is already under way still arrives late."""
         self._cut.clear()
+        self._slow_ms.clear()
         self.weather = Weather()
         self.sim.note("network heals")
 
@@ -60,7 +67,7 @@ class Network:
             self.met["doubled"] += 1
             copies = 2
         for _ in range(copies):
-            delay_ms = 1 + rng.randrange(weather.delay_ms)
+            delay_ms = 1 + rng.randrange(weather.delay_ms) + self._slow_ms.get((source, target), 0)
             if rng.random() < weather.late:
                 self.met["late"] += 1
                 delay_ms += rng.randrange(weather.late_ms)

@@ -22,6 +22,7 @@ FAULT_KINDS = (
     "container pause",
     "link cut",
     "link cut one way",
+    "slow replies",
     "bad weather",
     "store down",
     "store errors",

@@ -24,6 +24,7 @@ class Run:
 
     id: str
     container: str
+    incarnation: str
     spec: TaskSpec
     shard_epoch: int
     process: Process
@@ -64,11 +65,12 @@ class Population:
     by_task: dict[str, dict[str, Run]] = field(default_factory=dict)
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    on_start: Callable[[Run], None] = lambda run: None
+    on_start: list[Callable[[Run], None]] = field(default_factory=list)
 
     def add(self, run: Run) -> None:
         """A run begins."""
-        self.on_start(run)
+        for observer in self.on_start:
+            observer(run)
         self.started += 1
         self.runs[run.id] = run
         self.by_task.setdefault(run.spec.task_id, {})[run.id] = run
@@ -92,11 +94,13 @@ class SimRunner:
         process: Process,
         *,
         container: str,
+        incarnation: str,
         data_plane: ModelDataPlane,
         population: Population,
         pace: Pace,
     ) -> None:
-        self._process, self._container, self._data_plane = process, container, data_plane
+        self._process, self._data_plane = process, data_plane
+        self._container, self._incarnation = container, incarnation
         self._population, self._pace = population, pace
         self._runs: dict[str, Run] = {}
         process.on_death.append(self._end_all)
@@ -109,6 +113,7 @@ class SimRunner:
         run = Run(
             id=f"{spec.task_id}#{self._population.started}",
             container=self._container,
+            incarnation=self._incarnation,
             spec=spec,
             shard_epoch=shard_epoch,
             process=self._process,

@@ -107,7 +107,7 @@ class World:
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
         self.config_checker = ConfigChecker(self, JobStore(self.database))
-        self.population.on_start = self.config_checker.on_start
+        self.population.on_start += [self.config_checker.on_start, self.shard_checker.on_start]
         around = Surroundings(
             sim=self.sim,
             network=self.network,
@@ -120,6 +120,7 @@ class World:
             lease=bugs.lease,
             task_manager=bugs.task_manager,
             on_arrival=self.shard_checker.on_arrival,
+            on_report=self.shard_checker.on_report,
         )
         self.around = around
         names = [f"c{number}" for number in range(options.containers)]

@@ -101,6 +101,8 @@ class KeyedWork:
     ) -> None:
         """What `Context.set_timer` does."""
         low, name = self._low, (key, tag)
+        if hold_ms is None and self._pending.get(name) == (at_ms, at_ms - 1, False) and at_ms > low:
+            return  # most records of a window set the timer that the first one set
         at = at_ms if type(at_ms) is int else index(at_ms)
         if hold_ms is None:
             hold = at - 1

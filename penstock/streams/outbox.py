@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 
 import numpy as np
 import pyarrow as pa
@@ -129,7 +128,7 @@ def _converted(column: Sequence[object], kind: str) -> pa.Array | None:
     target = ARROW_TYPES[kind]
     # pyarrow would cut 1.5 down to 1 without a word.
     if pa.types.is_integer(target) and not all(
-        value is None or isinstance(value, Integral) for value in column
+        value is None or isinstance(value, int | np.integer) for value in column
     ):
         return None
     try:

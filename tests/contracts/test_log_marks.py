@@ -75,6 +75,17 @@ def test_marks_come_at_most_every_200_ms(log: Log):
     assert all_marks(log) == [(10, 0), (30, 0)]
 
 
+def test_a_mark_that_came_too_soon_is_made_later_without_its_producer(log: Log):
+    log.register_producer("clicks", "a")
+    report(log, "a", 10, now_ms=1000)
+    report(log, "a", 20, now_ms=1100)
+    log.advance("clicks", now_ms=1199)
+    assert all_marks(log) == [(10, 0)]
+    log.advance("clicks", now_ms=1200)
+    log.advance("clicks", now_ms=1500)
+    assert all_marks(log) == [(10, 0), (20, 0)]
+
+
 def test_a_mark_that_was_held_back_comes_with_a_repeated_report(log: Log):
     log.register_producer("clicks", "a")
     report(log, "a", 10, now_ms=1000)

@@ -33,6 +33,7 @@ class Platform:
         self.folder, self._containers = folder, containers
         self.process: subprocess.Popen[bytes] | None = None
         self.injected: list[tuple[int, str]] = []
+        self._client: Client | None = None
 
     def start(self) -> None:
         """Run `penstock up` and wait until every container is ready."""
@@ -59,13 +60,18 @@ class Platform:
         if self.process is not None and self.process.poll() is None:
             kin = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
+            self.process.wait()
             for process in kin:
                 if process.is_running():
                     process.kill()
+        if self._client is not None:
+            self._client.close()
 
     @property
     def client(self) -> Client:
-        return connect(self.folder)
+        if self._client is None:
+            self._client = connect(self.folder)
+        return self._client
 
     @property
     def log(self) -> Log:

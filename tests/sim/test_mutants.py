@@ -107,8 +107,8 @@ def with_faults(*faults: str, profile: str = "fast") -> Callable[[int], Options]
             faults=faults,
             fault_every_ms=5_000,
             write_every_ms=3_000,
-            containers=4,
-            jobs=5,
+            containers=5,
+            jobs=6,
             poison_jobs=0,
             safety_ms=120_000,
         )
@@ -120,9 +120,9 @@ def with_faults(*faults: str, profile: str = "fast") -> Callable[[int], Options]
     ("bugs", "options", "invariant"),
     [
         (Bugs(checks_tokens=False), with_faults("container pause"), "I2"),
-        (Bugs(lease=LeaseFromReceipt), with_faults("bad weather", "link cut one way"), "I3"),
+        (Bugs(lease=LeaseFromReceipt), with_faults("slow replies"), "I3"),
         (Bugs(task_manager=AcknowledgesDropAtOnce), with_faults("container crash", "slow stops"), "I3"),
-        (Bugs(task_manager=ObeysAnyAssignment), with_faults("bad weather", "container crash"), "I"),
+        (Bugs(task_manager=ObeysAnyAssignment), with_faults("bad weather", "container crash"), "I1"),
         (Bugs(parts=Parts(shard_manager=GracelessManager)), with_faults("control pause"), "I6"),
         (Bugs(parts=Parts(syncer=ForgetfulSyncer)), with_faults("slow stops"), "I3"),
         (Bugs(parts=Parts(shard_manager=OldListsAreFine)), with_faults("slow stops", "bad weather"), "I3"),

@@ -158,6 +158,17 @@ class EmbeddedLog:
             if change.mark is not None:
                 log_index.append_mark(connection, change.mark, now_ms)
 
+    def advance(self, category: str, *, now_ms: Millis) -> None:
+        """Append the mark that is due, if any."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            if _decide_advance(connection, now_ms) is None:
+                return
+        with index.writing("advance") as connection:
+            due = _decide_advance(connection, now_ms)
+            if due is not None:
+                log_index.append_mark(connection, due, now_ms)
+
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         index, described = self._of(category)
@@ -231,6 +242,13 @@ def _decide_report(
         epoch=epoch if highest is None or epoch > highest else None,
         low=raised,
         mark=admission.decide_mark(lows, last=last, last_ms=last_ms, now_ms=now_ms),
+    )
+
+
+def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | None:
+    last, last_ms = log_index.load_watermark(connection)
+    return admission.decide_mark(
+        log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms
     )
 
 

@@ -159,8 +159,14 @@ class Log(Protocol):
         later report, also of the same low. Fenced if `epoch` is old; NotFound if not registered.
         """
 
+    def advance(self, category: str, *, now_ms: Millis) -> None:
+        """Append the mark that is due, if any: for producers that reported too soon after a mark and then fell silent."""
+
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
+
+    def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
+        """Remove what dead publishers left; returns how much there was."""

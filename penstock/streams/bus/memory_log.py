@@ -57,6 +57,12 @@ class _Stored:
     def ends(self) -> tuple[int, ...]:
         return tuple(partition.end for partition in self.partitions)
 
+    def mark_if_due(self, now_ms: Millis) -> None:
+        due = admission.decide_mark(self.lows, last=self.low, last_ms=self.marked_ms, now_ms=now_ms)
+        if due is not None:
+            self.marks.append((due, self.ends()))
+            self.marked_ms = now_ms
+
 
 class MemoryLog:
     """The `Log` protocol in memory. Thread-safe.
@@ -178,10 +184,12 @@ class MemoryLog:
                 raise admission.not_registered(category, producer)
             stored.epochs[producer] = epoch
             stored.lows[producer] = max(low, stored.lows[producer])
-            due = admission.decide_mark(stored.lows, last=stored.low, last_ms=stored.marked_ms, now_ms=now_ms)
-            if due is not None:
-                stored.marks.append((due, stored.ends()))
-                stored.marked_ms = now_ms
+            stored.mark_if_due(now_ms)
+
+    def advance(self, category: str, *, now_ms: Millis) -> None:
+        """Append the mark that is due, if any."""
+        with self._effect("advance"):
+            self._of(category).mark_if_due(now_ms)
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
@@ -193,6 +201,10 @@ class MemoryLog:
                 for low, ends in stored.marks
                 if low > above and ends[partition] <= up_to
             )
+
+    def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
+        """Nothing is ever left in memory."""
+        return 0
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""

@@ -33,7 +33,7 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", _java_options(scratch))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.local.dir", str(scratch / "spark"))
@@ -54,6 +54,13 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(PenstockSource)
     return session
+
+
+def _java_options(scratch: Path) -> str:
+    # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
+    temporary = scratch / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}"'
 
 
 def _home_without_zips(scratch: Path) -> Path:
