@@ -1,4 +1,4 @@
-"""The control plane put together: the one place that wires stores, services and loops of the embedded form."""
+"""The control plane put together: the one place that wires stores, services and loops (embedded form)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop, SystemClock
 from penstock.core.sql_store import Database, take_term
+from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.job_view import JobView
@@ -35,7 +36,6 @@ from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 from penstock.tasks.task_service import TaskService
-from penstock.core.token_store import TokenStore
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +152,9 @@ class ControlPlane:
         hash_ = str(package.get("hash", "")) if isinstance(package, Mapping) else ""
         if hash_ and not self.packages.has(hash_):
             raise NotFound(
-                f"the package {hash_[:12]}… is not here", why="it must be put before the pipeline", fix="submit again"
+                f"the package {hash_[:12]}… is not here",
+                why="it must be put before the pipeline",
+                fix="submit again",
             )
         versions = self.jobs.submit_pipeline(
             dict(compiled),
@@ -226,7 +228,9 @@ class ControlPlane:
         return asdict(load) if isinstance(load, JobLoad) else None
 
     def _tasks(self, job: str) -> list[dict[str, Any]]:
-        return [{"container": name, **asdict(report)} for name, report in self.shard_manager.task_reports(job)]
+        return [
+            {"container": name, **asdict(report)} for name, report in self.shard_manager.task_reports(job)
+        ]
 
     # -- what the scaler needs --------------------------------------------------------------------------
 
@@ -278,24 +282,27 @@ class ControlPlane:
             "watermark": self.log.watermark(name),
         }
 
-    def create_category(self, spec: CategorySpec, *, actor: str) -> None:
-        """Create a category for records from outside."""
+    def create_category(self, spec: CategorySpec, *, actor: str) -> bool:
+        """Create a category for records from outside; False if it was there, with the same spec."""
         if spec.watermark not in ("event_time", "injector"):
             raise ConfigError(
                 f"no such watermark: {spec.watermark!r}",
                 why="records from outside have `event_time` or `injector`; `producers` is for jobs' outputs",
                 fix="choose one of the two",
             )
+        is_new = spec.name not in {category.spec.name for category in self.log.categories()}
         self.log.create(spec)
         entry = Entry(
             at_ms=self.clock.now_ms(),
             actor=actor,
             kind="category",
             subject=spec.name,
-            decision="created, if it was not there",
+            # Said in both cases: the bus is no part of this transaction, and a crash may lie in between.
+            decision="created" if is_new else "asked for again: it was there",
             reason="asked to",
         )
         self.journal.append(None, entry)
+        return is_new
 
     # -- containers -------------------------------------------------------------------------------------
 

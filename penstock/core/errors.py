@@ -149,7 +149,14 @@ class ComputationFailed(PenstockError):
     """User code raised, or did what it may not; says for which job, key and record."""
 
     def __init__(
-        self, what: str, *, why: str = "", fix: str = "", job: str = "", key: str = "", offset: int | None = None
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        job: str = "",
+        key: str = "",
+        offset: int | None = None,
     ) -> None:
         super().__init__(what, why=why, fix=fix)
         self.job, self.key, self.offset = job, key, offset

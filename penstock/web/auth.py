@@ -9,6 +9,7 @@ from penstock.core.errors import Refused
 
 EVERYBODY = frozenset({"reader", "developer", "oncall", "scaler", "admin"})
 VERBS: dict[str, frozenset[str]] = {
+    "schema.read": EVERYBODY | {"container"},
     "status.read": EVERYBODY,
     "job.read": EVERYBODY,
     "job.write": frozenset({"developer", "oncall", "scaler", "admin"}),

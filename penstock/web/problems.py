@@ -1,4 +1,4 @@
-"""Errors as problem+json and back: the three parts survive the wire, and so does the kind. Pure."""
+"""Errors as problem+json (RFC 9457) and back: kind, three parts and data survive the wire. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from typing import Any
 
 from penstock.core import errors
 from penstock.core.errors import PenstockError
+
+
+class Unauthorised(errors.Refused):
+    """No token, or a bad one."""
+
+
+class TooLarge(errors.ConfigError):
+    """More bytes than the route takes."""
+
+
+class TooMany(errors.Refused):
+    """More requests than one token may make."""
+
 
 STATUS: dict[type[PenstockError], int] = {
     errors.ConfigError: 422,
@@ -18,42 +31,64 @@ STATUS: dict[type[PenstockError], int] = {
     errors.StoreUnavailable: 503,
     errors.DiskFull: 507,
     errors.UserError: 400,
+    Unauthorised: 401,
+    TooLarge: 413,
+    TooMany: 429,
 }
+# What a kind carries besides its three parts.
+DATA: dict[type[PenstockError], dict[str, tuple[type, ...]]] = {
+    errors.VersionConflict: {"key": (str,), "expected": (int,), "actual": (int,)},
+    errors.ComputationFailed: {"job": (str,), "key": (str,), "offset": (int, type(None))},
+}
+KINDS: dict[str, type[PenstockError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, PenstockError)
+}
+_PREFIX = "urn:penstock:"
 
 
 def status_of(error: PenstockError) -> int:
     """The HTTP status of the nearest kind in the table."""
-    for kind in type(error).__mro__:
-        if kind in STATUS:
-            return STATUS[kind]
-    return 500
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def to_problem(error: PenstockError, status: int | None = None) -> dict[str, Any]:
-    """RFC 9457, with our three parts."""
-    problem = {
-        "type": f"urn:penstock:{type(error).__name__}",
+    """The kind, our three parts, and the kind's own data."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return {
+        "type": f"{_PREFIX}{kind.__name__}",
         "title": error.what,
         "status": status_of(error) if status is None else status,
         "detail": error.why,
         "fix": error.fix,
+        **{name: getattr(error, name) for name in _data_of(kind)},
     }
-    if isinstance(error, errors.VersionConflict):
-        problem |= {"key": error.key, "expected": error.expected, "actual": error.actual}
-    return problem
 
 
 def from_problem(problem: dict[str, Any], status: int) -> PenstockError:
     """The error that the other side raised, or the nearest we know."""
-    name = str(problem.get("type", "")).rpartition(":")[2]
-    if name == "VersionConflict" and {"key", "expected", "actual"} <= problem.keys():
-        return errors.VersionConflict(problem["key"], expected=problem["expected"], actual=problem["actual"])
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
+    name = str(problem.get("type", "")).removeprefix(_PREFIX)
+    kind = KINDS.get(name)
+    if kind is None or not _fits(problem, _data_of(kind)):
         kind = errors.StoreUnavailable if status >= 500 else errors.UserError
         kind = errors.Refused if status in (401, 403) else kind
-    return kind(
-        str(problem.get("title", f"the server answered {status}")),
-        why=str(problem.get("detail", "")),
-        fix=str(problem.get("fix", "")),
+    error = kind.__new__(kind)
+    # Not the kind's own __init__: some make their text from data, and the text has come along.
+    PenstockError.__init__(
+        error,
+        str(problem.get("title") or f"the server answered {status}"),
+        why=str(problem.get("detail") or ""),
+        fix=str(problem.get("fix") or ""),
     )
+    for field in _data_of(kind):
+        setattr(error, field, problem[field])
+    return error
+
+
+def _data_of(kind: type) -> dict[str, tuple[type, ...]]:
+    return next((DATA[above] for above in kind.__mro__ if above in DATA), {})
+
+
+def _fits(problem: dict[str, Any], data: dict[str, tuple[type, ...]]) -> bool:
+    return all(name in problem and isinstance(problem[name], kinds) for name, kinds in data.items())

@@ -20,7 +20,7 @@ from penstock.sim.scenario import Bugs, run_seed
 from penstock.sim.simulation import InvariantBroken
 from penstock.tasks.lease import Lease, Stop
 from penstock.tasks.liveness import Liveness
-from penstock.tasks.messages import HeartbeatReply, ShardState
+from penstock.tasks.messages import HeartbeatReply
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.task_manager import Report, TaskManager
 

@@ -1,10 +1,9 @@
-"""The stateful step: what it reads, in which order it works, what it refuses."""
+"""The stateful step: what it reads, in which order it works, and that results do not depend on how it is cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,43 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import (
-    ComputationFailed,
-    ConfigError,
     Fenced,
     IntervalError,
     OffsetAhead,
-    ProductionRefused,
     RowsOlderThanBus,
-    StateMismatch,
-    TimerRefused,
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.interval import InputRange, StatefulStep, open_interval
+from penstock.streams.computation import Context, Record
+from penstock.streams.interval import InputRange, open_interval
 from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.row_store import Changes
-from tests.streams.step_world import REF, SMALL_LOG, Event, World, published
-
-SEEN = {"out": (("at", "bigint"),)}
-
-
-def a_world(events: Sequence[Event] = SMALL_LOG, **others: Any) -> World:
-    return World(rows=MemoryRows(), log=MemoryLog(), **others).build(events)
-
-
-def records_of(world: World, stream: str = "out") -> list[dict[str, Any]]:
-    found = published(world.log, [stream])[stream]
-    return sorted((row for rows in found.values() for row in rows), key=lambda row: (row["_ts"], row["_key"]))
-
-
-def counts_of(world: World) -> list[tuple[str, int, int]]:
-    return [(row["query"], row["second"], row["n"]) for row in records_of(world)]
-
-
-def everything(world: World) -> Any:
-    end = world.log.end_offsets("in")[0]
-    return world.run(world.open(), world.position(), end)
+from tests.streams.computations import (
+    DropsLate,
+    Forgets,
+    ProcessesLate,
+    a_world,
+    counts_of,
+    does,
+    everything,
+    records_of,
+)
+from tests.streams.step_world import REF, Event, World
 
 
 def test_a_window_is_produced_once_the_low_has_passed_it() -> None:
@@ -109,7 +91,7 @@ def test_an_idle_step_writes_nothing() -> None:
 
 
 def test_state_that_is_back_at_its_defaults_is_deleted() -> None:
-    world = a_world([("a", 100), LOW_MAX], computation=_Forgets)
+    world = a_world([("a", 100), LOW_MAX], computation=Forgets)
     everything(world)
     assert world.result()["states"] == {}
 
@@ -124,7 +106,7 @@ def test_late_records_are_dropped_and_counted() -> None:
 
 def test_late_records_are_processed_on_request_and_what_comes_of_them_is_flagged() -> None:
     """The correction of a window that was produced before is late itself; it must not hold or move any low."""
-    world = a_world([("a", 100), 1000, ("a", 200), 1001, ("a", 1200), LOW_MAX], computation=_Processes)
+    world = a_world([("a", 100), 1000, ("a", 200), 1001, ("a", 1200), LOW_MAX], computation=ProcessesLate)
     report = everything(world)
     assert [(row["second"], row["n"], row["_late"]) for row in records_of(world)] == [
         (0, 1, False),
@@ -263,185 +245,6 @@ def test_two_inputs_wait_for_the_slower_one() -> None:
     assert counts_of(world) == [("a", 0, 1), ("b", 0, 1)]
 
 
-# What user code may not do.
-
-
-class _Forgets(Computation):
-    outputs = {"out": {"query": "string", "second": "bigint", "n": "bigint"}, "seen": {"at": "bigint"}}
-    counts = Value(dict[int, int])
-
-    def process_record(self, record: Record, ctx: Context) -> None:
-        ctx.state.counts[1] = 1
-        ctx.set_timer("t", record.ts + 1)
-
-    def process_timer(self, timer: Timer, ctx: Context) -> None:
-        del ctx.state.counts[1]
-
-
-class _Processes(_Forgets):
-    late = "process"
-
-    def process_record(self, record: Record, ctx: Context) -> None:
-        second = record.ts // 1000
-        ctx.state.counts[second] = ctx.state.counts.get(second, 0) + 1
-        ctx.set_timer(str(second), (second + 1) * 1000)
-
-    def process_timer(self, timer: Timer, ctx: Context) -> None:
-        second = int(timer.tag)
-        ctx.produce({"query": ctx.key, "second": second, "n": ctx.state.counts.pop(second)})
-
-
-class _Does(Computation):
-    """Whatever a test wants it to do with a record, or with a timer."""
-
-    outputs = {"out": {"at": "bigint"}}
-    on_record: Any = staticmethod(lambda record, ctx: None)
-    on_timer: Any = staticmethod(lambda timer, ctx: None)
-
-    def process_record(self, record: Record, ctx: Context) -> None:
-        type(self).on_record(record, ctx)
-
-    def process_timer(self, timer: Timer, ctx: Context) -> None:
-        type(self).on_timer(timer, ctx)
-
-
-def does(events: Sequence[Event], record: Any, timer: Any = lambda timer, ctx: None) -> World:
-    kind = type("Does", (_Does,), {"on_record": staticmethod(record), "on_timer": staticmethod(timer)})
-    return a_world(events, computation=kind, columns=SEEN)
-
-
-@pytest.mark.parametrize(
-    ("record", "error", "said"),
-    [
-        (lambda record, ctx: ctx.produce({"at": 1}, ts=record.ts - 1), ProductionRefused, "stamped 99"),
-        (lambda record, ctx: ctx.produce({"at": 1}, stream="none"), ProductionRefused, "'none'"),
-        (lambda record, ctx: ctx.produce({"wrong": 1}), ProductionRefused, "wrong"),
-        (lambda record, ctx: ctx.produce({"at": 1, "more": 1}), ProductionRefused, "more"),
-        (lambda record, ctx: ctx.produce({"at": 1}, key=7), ProductionRefused, "7"),
-        (lambda record, ctx: ctx.set_timer("t", 500, hold_ms=99), TimerRefused, "hold from 99"),
-        (lambda record, ctx: ctx.set_timer(5, 500), TimerRefused, "a tag is a string"),
-        (lambda record, ctx: ctx.set_timer("t", LOW_MAX + 1), TimerRefused, "cannot be set"),
-        (lambda record, ctx: ctx.set_timer("t", 1.5), ComputationFailed, "TypeError"),
-        (lambda record, ctx: 1 // 0, ComputationFailed, "ZeroDivisionError"),
-        (lambda record, ctx: record.qury, ComputationFailed, r"no column 'qury', only \['query'\]"),
-        (lambda record, ctx: setattr(ctx.state, "none", 1), ComputationFailed, "AttributeError"),
-    ],
-)
-def test_a_hook_that_fails_is_named_with_job_key_and_offset(record: Any, error: type, said: str) -> None:
-    world = does([("zz", 50), ("k", 100)], lambda r, ctx: record(r, ctx) if r.key == "k" else None)
-    step = world.open()
-    before = world.rows.peek(REF)
-    with pytest.raises(error, match=said) as caught:
-        world.run(step, 0, 2)
-    found = caught.value
-    assert (found.job, found.key, found.offset) == ("z.count", "k", 1)
-    assert found.what and found.why and found.fix
-    assert world.rows.peek(REF) == before
-
-
-def test_a_timer_hook_that_fails_is_named_too() -> None:
-    world = does([("k", 100), 500], lambda r, ctx: ctx.set_timer("t", 200), lambda t, ctx: {}["x"])
-    with pytest.raises(ComputationFailed, match="timer 't'") as caught:
-        everything(world)
-    assert (caught.value.key, caught.value.offset) == ("k", None)
-
-
-@pytest.mark.parametrize("value", ["text", 1.5, 2**63, [1]])
-def test_a_value_that_does_not_fit_its_column_is_refused(value: object) -> None:
-    world = does([("k", 100)], lambda record, ctx: ctx.produce({"at": value}))
-    with pytest.raises(ProductionRefused, match="declared 'bigint'") as caught:
-        everything(world)
-    assert caught.value.key == "k"
-
-
-def test_a_production_may_be_stamped_from_the_hold_on_and_holds_the_output_low() -> None:
-    events: list[Event] = [("k", 100), 450]
-    world = does(
-        events,
-        lambda record, ctx: ctx.set_timer("t", 500, hold_ms=200),
-        lambda timer, ctx: ctx.produce({"at": timer.at_ms}, ts=200),
-    )
-    assert everything(world).output_low == 200
-    world.append([600])
-    assert everything(world).output_low == 600
-    assert [(row["_ts"], row["_late"]) for row in records_of(world)] == [(200, False)]
-    world.check_marks()
-
-
-def test_a_timer_set_behind_the_low_fires_before_the_next_record_and_is_on_time() -> None:
-    seen: list[str] = []
-
-    def record(record: Record, ctx: Context) -> None:
-        seen.append(f"record {record.ts}")
-        ctx.set_timer("t", 5)
-
-    def timer(timer: Timer, ctx: Context) -> None:
-        seen.append(f"timer at low {ctx.low_watermark}")
-        ctx.produce({"at": timer.at_ms})
-
-    world = does([1000, ("k", 1100), ("k", 1200)], record, timer)
-    everything(world)
-    assert seen == ["record 1100", "timer at low 1000", "record 1200", "timer at low 1000"]
-    assert [(row["_ts"], row["_late"]) for row in records_of(world)] == [(1000, False), (1000, False)]
-
-
-def test_timers_without_end_are_an_error_not_a_hang() -> None:
-    world = does(
-        [("k", 1), LOW_MAX],
-        lambda record, ctx: ctx.set_timer("t", 5),
-        lambda timer, ctx: ctx.set_timer("t", timer.at_ms + 1),
-    )
-    row = world.rows.acquire(REF, generation=1, shard_epoch=1)
-    step = StatefulStep(
-        ref=REF,
-        token=row.token,
-        rows=world.rows,
-        log=world.log,
-        outputs=world.outputs(),
-        computation=world.computation(),
-        timers_per_step_max=100,
-    )
-    with pytest.raises(TimerRefused, match="100 times in one step"):
-        world.run(step, 0, 1)
-
-
-def test_a_deleted_timer_does_not_fire_even_if_an_earlier_step_set_it() -> None:
-    def record(record: Record, ctx: Context) -> None:
-        if record.ts < 200:
-            ctx.set_timer("t", 500)
-        else:
-            ctx.delete_timer("t")
-
-    world = does([("k", 100), ("k", 300), LOW_MAX], record, lambda timer, ctx: ctx.produce({"at": 1}))
-    step = world.open()
-    world.run(step, 0, 1)
-    world.run(step, 1, 2)
-    assert records_of(world) == []
-    assert world.result()["timers"] == ()
-
-
-def test_state_of_another_version_is_refused_not_emptied() -> None:
-    world = a_world([("a", 100)])
-    row = world.rows.acquire(REF, generation=1, shard_epoch=1)
-    world.rows.commit(REF, token=1, version=row.version, changes=Changes(states={"a": b"\x81\xa4gone\x01"}))
-    with pytest.raises(StateMismatch, match="'a'"):
-        everything(world)
-
-
-def test_a_computation_whose_outputs_differ_from_the_plan_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stream 'seen'"):
-        a_world(columns={"out": (("query", "string"), ("second", "bigint"), ("n", "bigint"))}).open()
-
-
-def test_rows_that_did_not_parse_are_counted_and_passed_over() -> None:
-    world = a_world([("a", 100), ("b", 300)])
-    step = world.open()
-    ranges, batches = world.input(0, 2)
-    table = pa.Table.from_batches(list(batches)).append_column("_bad", pa.array(["no JSON", None]))
-    report = step.run(ranges, table.to_batches(), now_ms=5)
-    assert (report.bad, report.records) == (1, 1)
-
-
 # However the log is cut, the results are the same.
 
 _lows = st.integers(0, 50).map(lambda n: n * 100)
@@ -455,7 +258,7 @@ _sizes = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 def test_results_do_not_depend_on_batches_or_restarts(
     events: list[Event], sizes: list[int], lives: int, process_late: bool
 ) -> None:
-    kind = _Processes if process_late else _Whole
+    kind = ProcessesLate if process_late else DropsLate
     whole, cut = a_world(events, computation=kind), a_world(events, computation=kind)
     everything(whole)
     end = cut.log.end_offsets("in")[0]
@@ -483,7 +286,3 @@ def test_results_do_not_depend_on_how_far_behind_the_reader_is(events: list[Even
         live.run(step, live.position(), live.log.end_offsets("in")[0])
     assert live.result() == whole.result()
     live.check_marks()
-
-
-class _Whole(_Processes):
-    late = "drop"

@@ -1,0 +1,52 @@
+"""`python -m penstock.sim --seeds N [--start S]`: run many seeds, a line each, then what was injected and checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from penstock.sim.options import draw_options
+from penstock.sim.scenario import run_seed
+from penstock.sim.simulation import InvariantBroken
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 when a seed broke an invariant."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds to run")
+    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
+    asked = parser.parse_args(arguments)
+    begun, broken = time.monotonic(), list[int]()
+    faults, evaluated, excused, simulated_ms = Counter[str](), Counter[str](), Counter[str](), 0
+    for seed in range(asked.start, asked.start + asked.seeds):
+        print(draw_options(seed).describe(), flush=True)
+        try:
+            report = run_seed(seed)
+        except InvariantBroken as error:
+            broken.append(seed)
+            print(f"seed {seed}: BROKEN\n{error}", flush=True)
+            continue
+        print(f"  {report.line()}", flush=True)
+        faults += report.faults
+        evaluated += report.evaluated
+        excused += report.excused
+        simulated_ms += report.simulated_ms
+    _summary("faults by kind", faults)
+    _summary("invariants evaluated", evaluated)
+    _summary("overlaps that pauses or fences explain", excused)
+    wall_s = time.monotonic() - begun
+    print(f"{asked.seeds} seeds, {simulated_ms / 3_600_000:.1f} simulated hours in {wall_s:.0f} s")
+    print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was broken")
+    return 1 if broken else 0
+
+
+def _summary(title: str, counts: Counter[str]) -> None:
+    print(f"{title} ({sum(counts.values())}):")
+    for name, count in sorted(counts.items()):
+        print(f"  {count:>9} {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What goes out when something is wrong: problem+json, with the headers that belong to its status."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, UserError, VersionConflict
+from penstock.web.problems import status_of, to_problem
+
+PROBLEM = "application/problem+json"
+SHOWN_MAX = 5
+
+log = structlog.get_logger(__name__)
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Every way a request can fail ends in problem+json."""
+    app.exception_handler(PenstockError)(_on_error)
+    app.exception_handler(RequestValidationError)(_on_invalid)
+    app.exception_handler(HTTPException)(_on_http)
+    app.exception_handler(Exception)(_on_bug)
+
+
+def problem_response(
+    error: PenstockError, status: int | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """One error as an answer."""
+    problem = to_problem(error, status)
+    found = dict(headers or {})
+    if problem["status"] == 401:
+        found["WWW-Authenticate"] = "Bearer"
+    if problem["status"] in (429, 503):
+        found["Retry-After"] = "1"
+    if isinstance(error, VersionConflict):
+        found["ETag"] = f'"{error.actual}"'
+    return JSONResponse(problem, status_code=problem["status"], media_type=PROBLEM, headers=found)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PenstockError)
+    if status_of(error) == 500:
+        log.error("request failed", path=request.url.path, error=str(error))
+    return problem_response(error)
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = _fields_of(request.scope.get("endpoint"))
+    reasons, hints = [], []
+    for problem in error.errors()[:SHOWN_MAX]:
+        place, message = _place(problem["loc"]), str(problem["msg"])
+        if problem["type"] == "extra_forbidden":
+            message = "there is no such field"
+            near = difflib.get_close_matches(str(problem["loc"][-1]), fields, n=1)
+            hints += [f"did you mean `{near[0]}`?" for _ in near]
+        if problem["type"] == "json_invalid":
+            place, message = "body", f"not JSON: {problem.get('ctx', {}).get('error', '')}"
+        reasons.append(f"{place}: {message}")
+    return problem_response(
+        ConfigError(
+            "the request is not valid",
+            why="; ".join(reasons),
+            fix=" ".join(hints) or "correct it; the API describes itself at /api/v1/openapi.json",
+        )
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return problem_response(
+            NotFound(
+                f"there is nothing at {request.url.path[:200]}",
+                why="the API has no such route",
+                fix="see /api/v1/openapi.json",
+            )
+        )
+    if error.status_code == 405:
+        why = f"allowed: {headers.get('allow') or headers.get('Allow', '')}"
+        return problem_response(
+            Refused(f"{request.method} is not for this", why=why, fix="use such a method"), 405, headers
+        )
+    # A body that is not UTF-8, or has a number too long to read.
+    return problem_response(
+        UserError("the request cannot be read", why=str(error.detail), fix="send JSON in UTF-8"),
+        422 if error.status_code == 400 else error.status_code,
+        headers,
+    )
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    # The traceback is in the server's log; the caller gets nothing of it.
+    log.error("bug in a request", path=request.url.path, error=type(error).__name__)
+    return problem_response(
+        PenstockError(
+            "the control plane has a bug here",
+            why=f"{type(error).__name__} while answering {request.method} {request.url.path[:200]}",
+            fix="report it with the server's log",
+        ),
+        500,
+    )
+
+
+def _fields_of(endpoint: Any) -> Sequence[str]:
+    body = get_type_hints(endpoint).get("body") if endpoint is not None else None
+    return list(body.model_fields) if isinstance(body, type) and issubclass(body, BaseModel) else []
+
+
+def _place(location: Sequence[int | str]) -> str:
+    # "body", "path", "query" and "header" say where; a name alone is enough when it is in the body.
+    parts = location[1:] if len(location) > 1 and location[0] == "body" else location
+    return ".".join(str(part) for part in parts)
