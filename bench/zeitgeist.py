@@ -1,8 +1,9 @@
 """How many records per second the demo's pipeline carries, against the same counting in Spark alone.
 
-Both run in one process and one session on this machine, on the same JSON records. Penstock: read from the bus, parse,
-filter, shuffle through the bus, count per query and second with state and watermark timers, publish; exactly once, every
-commit on disk. Baseline: Spark's own file source, `from_json`, `groupBy(query, second).count()` with state, into nothing.
+Both run in one process and one session on this machine, on the same JSON records. Penstock: read from the
+bus, parse, filter, shuffle through the bus, count per query and second with state and watermark timers,
+publish; exactly once, every commit on disk. Baseline: Spark's own file source, `from_json`, `groupBy(query,
+second).count()` with state, into nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from penstock.streams.testing import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parent.parent / "examples" / "zeitgeist"
 JOBS = ("zeitgeist.by_query", "zeitgeist.count_per_second")
-# Spark alone keeps no exactly-once sink, no shuffle on disk and no outbox: this share of its rate is the floor.
+# Spark alone keeps no exactly-once sink, no shuffle on disk and no outbox: this share of its rate is the
+# floor.
 RATIO_MIN = 0.2
 
 

@@ -195,6 +195,8 @@ def _rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _part(name: str) -> str:
+    if name in ("", ".", ".."):  # in a path these would name something else
+        raise ConfigError(f"{name!r} is not a name", why="nothing is called so", fix="give the whole name")
     try:
         return quote(name, safe="")
     except UnicodeEncodeError as error:

@@ -1,4 +1,6 @@
-"""A container put together: the warden's process, and the engine's process with its Task Manager and Spark session."""
+"""A container put together: the warden's process, and the engine's process with its Task Manager and Spark
+session.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def folder_lock(folder: Path, what: str) -> Iterator[None]:
 
 
 def folder_id(folder: Path) -> str:
-    """A name for this folder that survives restarts: proof that a container is the one that was here before."""
+    """A name for this folder that survives restarts: proof that a container is the one that was here
+    before.
+    """
     path = folder / "folder_id"
     if not path.exists():
         path.write_text(secrets.token_hex(8))
@@ -232,7 +236,8 @@ class Engine:
         self._die("the warden's pipe closed")
 
     def _start_spark(self) -> None:
-        # Spark's processes inherit this thread's priority: the thread that gives signs of life stays above them.
+        # Spark's processes inherit this thread's priority: the thread that gives signs of life stays above
+        # them.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         try:

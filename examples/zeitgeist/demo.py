@@ -1,8 +1,9 @@
-"""`make demo`: the whole of Penstock on this machine in about two minutes, checked record by record at the end.
+"""`make demo`: the whole of Penstock on this machine in about two minutes, checked record by record at the
+end.
 
-Starts a control plane with two containers in a temporary folder, submits the Zeitgeist pipeline, lets the load rise,
-kills a container, overrides the scaler, releases new code, and compares what came out with an independent reference.
-Exit code 0: nothing was lost and nothing doubled. Nothing is left running.
+Starts a control plane with two containers in a temporary folder, submits the Zeitgeist pipeline, lets the
+load rise, kills a container, overrides the scaler, releases new code, and compares what came out with an
+independent reference. Exit code 0: nothing was lost and nothing doubled. Nothing is left running.
 """
 
 from __future__ import annotations
@@ -248,7 +249,9 @@ def _line(client: Client, job: str) -> dict[str, Any]:
 
 
 def _running(client: Client, job: str, *, without: int = 0) -> int:
-    """How many tasks of a settled job run; 0 while it changes. `without`: not counting a dead engine's last words."""
+    """How many tasks of a settled job run; 0 while it changes. `without`: not counting a dead engine's last
+    words.
+    """
     dead = {
         row["name"]
         for row in client.status()["containers"]

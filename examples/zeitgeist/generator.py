@@ -1,6 +1,8 @@
-"""Search queries as they might come in: out of order by up to a second, in several spellings, some from robots, a few broken.
+"""Search queries as they might come in: out of order by up to a second, in several spellings, some from
+robots, a few broken.
 
-Also the independent reference: what must come out of the pipeline for what went in, computed with a plain loop.
+Also the independent reference: what must come out of the pipeline for what went in, computed with a plain
+loop.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,29 +17,37 @@ from rich.live import Live
 
 from penstock.cli import tables
 from penstock.cli.connection import FOLDER, connect
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.client import Client
+from penstock.core.errors import ConfigError, PenstockError, StoreUnavailable
+
+EXIT_CODES = "Exit codes: 0 done, 1 refused or failed (stderr says what, why and what to do), 2 wrong usage."
+WATCH_S = 1.0
 
 app = typer.Typer(
     name="penstock",
     help="Stream processing on Spark, managed: what runs, where it runs, how much it gets.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-out, err = Console(), Console(stderr=True)
+out, err = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
 
 Folder = Annotated[Path, typer.Option("--folder", "-f", help="The folder of `penstock up`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+PipelineFile = Annotated[Path, typer.Argument(help="A Python file that makes one Pipeline.")]
 
 
-@app.command()
+@app.command(epilog="Exit codes: 0 stopped by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.")
 def up(
-    folder: Folder = FOLDER,
+    folder: Annotated[Path, typer.Option("--folder", "-f", help="Where everything is kept.")] = FOLDER,
     containers: Annotated[int, typer.Option(help="How many containers to run.", min=0, max=64)] = 2,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1 (0: any free one).", min=0, max=65535)] = 7337,
     cores: Annotated[int, typer.Option(help="Spark threads per container.", min=1)] = 2,
-    profile: Annotated[str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")] = "fast",
+    profile: Annotated[
+        str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
+    ] = "fast",
 ) -> None:
     """Run a control plane and its containers on this machine until Ctrl-C."""
     from penstock.cli.up import UpSettings, run_up
@@ -45,34 +55,36 @@ def up(
     run_up(UpSettings(folder=folder, containers=containers, port=port, cores=cores, profile=profile))
 
 
-@app.command()
-def plan(pipeline: Path, folder: Folder = FOLDER, as_json: AsJson = False) -> None:
+@app.command(epilog=EXIT_CODES)
+def plan(pipeline: PipelineFile, folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     """Draw a pipeline and its jobs, and say what submitting it would change."""
     from penstock.cli.compiling import compile_file
     from penstock.streams.drawing import draw_plan
 
-    client = connect(folder)
+    client = connect(folder, role="developer")
     compiled, _ = compile_file(pipeline, client)
     changes = client.plan_pipeline(compiled.to_json())
     if as_json:
         _print_json({"compiled": compiled.to_json(), "changes": changes})
         return
-    out.print(draw_plan(compiled), markup=False, highlight=False)
+    out.print(draw_plan(compiled), markup=False)
     out.print(tables.changes_table(changes))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def submit(
-    pipeline: Path,
+    pipeline: PipelineFile,
     folder: Folder = FOLDER,
     why: Why = "submitted",
-    version: Annotated[str, typer.Option(help="The package's version for people; its hash is its identity.")] = "",
+    version: Annotated[
+        str, typer.Option(help="The package's version for people; its hash is its identity.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Package a pipeline's code and make its jobs what runs."""
     from penstock.cli.compiling import compile_file
 
-    client = connect(folder, timeout_s=60)
+    client = connect(folder, role="developer", timeout_s=60)
     compiled, package = compile_file(pipeline, client, version=version)
     client.put_package(package.hash, package.data)
     answer = client.submit_pipeline(compiled.to_json(), why=why, key=secrets.token_hex(8))
@@ -80,36 +92,35 @@ def submit(
         _print_json(answer)
         return
     for job, at in answer["jobs"].items():
-        out.print(f"[green]submitted[/] {job}  expected version {at}")
+        out.print(f"[green]submitted[/] {job}, expected version {at}")
     out.print("follow it with `penstock status --watch`")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def status(
     folder: Folder = FOLDER,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Jobs, their tasks and lag, and containers."""
-    client = connect(folder)
-    if not watch:
-        found = client.status()
-        _print_json(found) if as_json else out.print(tables.status_tables(found))
+    client = connect(folder, role="reader")
+    if watch:
+        # Ctrl-C is how one stops looking, not a failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(client, as_json=as_json)
         return
-    with Live(console=out, screen=False, auto_refresh=False) as live:
-        while True:
-            live.update(tables.status_tables(client.status()), refresh=True)
-            time.sleep(1)
+    found = client.status()
+    _print_json(found) if as_json else out.print(tables.status_tables(found))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def job(
     name: Annotated[str, typer.Argument(help="A job; none: list them.")] = "",
     folder: Folder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """One job: every setting with the layer that decided it, its layers, its tasks."""
-    client = connect(folder)
+    client = connect(folder, role="reader")
     if not name:
         jobs = client.jobs()
         _print_json(jobs) if as_json else out.print(tables.jobs_table(jobs))
@@ -118,7 +129,7 @@ def job(
     _print_json(found) if as_json else out.print(tables.job_tables(found))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def oncall(
     name: Annotated[str, typer.Argument(help="The job.")],
     settings: Annotated[list[str] | None, typer.Argument(help="field=value …; field= takes one back")] = None,
@@ -126,74 +137,86 @@ def oncall(
     why: Why = "",
     version: Annotated[int | None, typer.Option(help="Only if the job is still at this version.")] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Take back everything oncall says.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Override settings of one job above everybody else, or take that back."""
-    client = connect(folder)
-    changes: dict[str, Any] = {}
-    if clear:
-        body = next((row["body"] for row in client.job(name)["layers"] if row["layer"] == "oncall"), {})
-        changes = dict.fromkeys(body)
-    for setting in settings or []:
-        path, equals, value = setting.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"not a setting: {setting!r}", why="it must be field=value", fix="e.g. task_count=4")
-        changes[path] = _value(value)
-    if not changes and not clear:
-        raise ConfigError("nothing to change", why="no field=value was given", fix=f"penstock oncall {name} task_count=4")
-    if not why and not clear:
-        raise ConfigError("an override needs a reason", why="the next oncall will ask", fix='add --why "…"')
-    at = client.patch_layer(
-        name, "oncall", changes, why=why or "cleared", key=secrets.token_hex(8), expected_version=version
-    )
+    given = dict(_setting(text) for text in settings or [])
+    if not given and not clear:
+        raise ConfigError(
+            "nothing to change", why="no field=value was given", fix=f"penstock oncall {name} task_count=4"
+        )
+    if not why:
+        raise ConfigError(
+            "an override needs a reason", why="whoever is on call next will ask for it", fix='add --why "…"'
+        )
+    client = connect(folder, role="oncall")
+    changes = {**(_everything_oncall_says(client, name) if clear else {}), **given}
+    if not changes:
+        out.print(f"oncall says nothing about {name}: nothing to take back")
+        return
+    key = secrets.token_hex(8)
+    at = client.patch_layer(name, "oncall", changes, why=why, key=key, expected_version=version)
+    if as_json:
+        _print_json({"job": name, "version": at, "changes": changes})
+        return
     out.print(f"[green]written[/] {name} is at expected version {at}")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def journal(
     subject: Annotated[str, typer.Argument(help="A job, container or category; none: everything.")] = "",
     folder: Folder = FOLDER,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 50,
     as_json: AsJson = False,
 ) -> None:
     """What was decided, by whom, and why."""
-    entries = connect(folder).journal(subject=subject or None, limit=limit)
+    entries = connect(folder, role="reader").journal(subject=subject or None, limit=limit)
     _print_json(entries) if as_json else out.print(tables.journal_table(entries))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def logs(
     container: Annotated[str, typer.Argument(help="A container, e.g. c1.")],
     folder: Folder = FOLDER,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many.", min=1, max=10_000)] = 100,
 ) -> None:
     """The end of a container's log."""
-    print(connect(folder).container_log(container, lines=lines))
+    print(connect(folder, role="oncall").container_log(container, lines=lines))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def category(
     name: Annotated[str, typer.Argument(help="A category; none: list them.")] = "",
     folder: Folder = FOLDER,
     create: Annotated[bool, typer.Option("--create", help="Create it for records from outside.")] = False,
     columns: Annotated[str, typer.Option(help="For --create: name:type,name:type …")] = "",
-    partitions: Annotated[int, typer.Option(help="For --create.", min=1)] = 4,
+    partitions: Annotated[int, typer.Option(help="For --create.", min=1, max=4096)] = 4,
     ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
     watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
     lateness_ms: Annotated[int, typer.Option(help="For --create: how late records may come.", min=0)] = 1000,
+    as_json: AsJson = False,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
-    client = connect(folder)
     if create:
-        pairs = [tuple(part.split(":", 1)) for part in columns.split(",") if part]
-        if any(len(pair) != 2 for pair in pairs) or not pairs:
-            raise ConfigError("no columns", why=f"{columns!r} is not name:type,…", fix="--columns query:string,ts:bigint")
-        spec = {"name": name, "partitions": partitions, "columns": pairs, "ts_column": ts, "watermark": watermark}
-        _print_json(client.create_category({**spec, "lateness_ms": lateness_ms}))
+        spec = {
+            "name": name,
+            "columns": _columns(columns),
+            "partitions": partitions,
+            "ts_column": ts,
+            "watermark": watermark,
+            "lateness_ms": lateness_ms,
+        }
+        found = [connect(folder, role="developer").create_category(spec)]
+    else:
+        client = connect(folder, role="reader")
+        found = [client.category(name)] if name else client.categories()
+    if as_json:
+        _print_json(found[0] if name else found)
         return
-    _print_json(client.category(name) if name else client.categories())
+    out.print(tables.categories_table(found))
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, epilog=EXIT_CODES)
 def container(
     name: Annotated[str, typer.Option()],
     folder: Annotated[Path, typer.Option()],
@@ -204,17 +227,24 @@ def container(
     profile: Annotated[str, typer.Option()] = "fast",
     cores: Annotated[int, typer.Option()] = 2,
 ) -> None:
-    """A container's warden."""
+    """A container's warden; started by `penstock up`."""
     from penstock.container import ContainerSettings, run_warden
 
     run_warden(
         ContainerSettings(
-            name=name, folder=folder, url=url, token_file=token_file, bus=bus, rows=rows, profile=profile, cores=cores
+            name=name,
+            folder=folder,
+            url=url,
+            token_file=token_file,
+            bus=bus,
+            rows=rows,
+            profile=profile,
+            cores=cores,
         )
     )
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, epilog=EXIT_CODES)
 def engine(
     name: Annotated[str, typer.Option()],
     folder: Annotated[Path, typer.Option()],
@@ -230,41 +260,74 @@ def engine(
     from penstock.container import ContainerSettings, Engine
 
     settings = ContainerSettings(
-        name=name, folder=folder, url=url, token_file=token_file, bus=bus, rows=rows, profile=profile, cores=cores
+        name=name,
+        folder=folder,
+        url=url,
+        token_file=token_file,
+        bus=bus,
+        rows=rows,
+        profile=profile,
+        cores=cores,
     )
     raise SystemExit(Engine(settings, incarnation).run())
 
 
-def _value(text: str) -> Any:
-    if not text:
-        return None
+def _watch(client: Client, *, as_json: bool) -> None:
+    """Look again and again; a control plane that is away for a moment is waited for."""
+    last: dict[str, Any] | None = None
+    with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            problem = ""
+            try:
+                last = client.status()
+            except StoreUnavailable as error:
+                if last is None:
+                    raise
+                problem = error.what
+            if as_json:
+                print(json.dumps(last, default=str), flush=True)
+            elif last is not None:
+                live.update(tables.status_tables(last, problem), refresh=True)
+            time.sleep(WATCH_S)
+
+
+def _everything_oncall_says(client: Client, job: str) -> dict[str, None]:
+    rows = client.job(job)["layers"]
+    return {field: None for row in rows if row["layer"] == "oncall" for field in row["body"]}
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"not a setting: {text!r}", why="it must be field=value", fix="e.g. task_count=4")
+    if not value:
+        return path, None
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        return path, json.loads(value, parse_constant=str)
+    except (ValueError, RecursionError):
+        return path, value
+
+
+def _columns(text: str) -> list[tuple[str, str]]:
+    pairs = [part.partition(":") for part in text.split(",") if part]
+    if not pairs or any(not (name and kind) for name, _, kind in pairs):
+        raise ConfigError(
+            "no columns", why=f"{text!r} is not name:type,name:type …", fix="--columns query:string,ts:bigint"
+        )
+    return [(name.strip(), kind.strip()) for name, _, kind in pairs]
 
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an error we know is a message in three parts, not a traceback."""
     try:
-        app()
+        app(arguments)
     except PenstockError as error:
-        err.print(f"[bold red]{_escape(error.what)}[/]")
-        if error.why:
-            err.print(f"  why         {_escape(error.why)}", highlight=False)
-        if error.fix:
-            err.print(f"  what to do  {_escape(error.fix)}", highlight=False)
+        err.print(tables.error_text(error.what, error.why, error.fix))
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
 
 
 if __name__ == "__main__":

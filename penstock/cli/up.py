@@ -1,38 +1,39 @@
-"""`penstock up`: a control plane, its API and its containers as processes of this machine, until told to stop."""
+"""`penstock up`: a control plane, its API and its containers as processes of this machine, until stopped."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
-import uvicorn
 from rich.console import Console
 
 from penstock.app import ControlPlane, Settings
 from penstock.cli.connection import endpoint_file, token_file
 from penstock.container import ContainerSettings, folder_lock
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.core.loop import Loop
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
-from penstock.tasks.sessions import reap_leftovers
+from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.api import build_api
+from penstock.web.server import ApiServer, bind
 
 log = structlog.get_logger(__name__)
-out = Console()
+out = Console(highlight=False, soft_wrap=True)
 
-# Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
-RESTART_MS: Millis = 5_000
+RESTART_MS: Millis = 2_000
 RESTART_MAX_MS: Millis = 60_000
+LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,39 +48,53 @@ class UpSettings:
 
 
 def run_up(settings: UpSettings) -> None:
-    """Run until SIGTERM or SIGINT; leaves nothing running."""
+    """Run until SIGTERM or SIGINT; leaves nothing running. What can be refused is, before anything starts."""
     if settings.profile not in PROFILES:
-        raise ConfigError(f"no such profile: {settings.profile!r}", why=f"known: {', '.join(PROFILES)}", fix="use one")
+        known = ", ".join(PROFILES)
+        raise ConfigError(f"no such profile: {settings.profile!r}", why=f"known: {known}", fix="use one")
     if settings.containers:
         require_java()
-    folder = settings.folder.resolve()
+    folder = settings.folder.absolute()
     _make_folder(folder)
-    with folder_lock(folder, "a control plane"), _bound(settings.port) as listener:
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+    with folder_lock(folder, "a control plane"), bind(settings.port) as listener:
+        stop = _stop_on_signals()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _write_tokens(plane, folder)
-        server = uvicorn.Server(
-            uvicorn.Config(build_api(plane), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-        )
-        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api", daemon=True)
-        serving.start()
-        plane.start()
-        host = ContainerHost(settings, folder, url, plane)
-        host.start()
-        _write_private(endpoint_file(folder), json.dumps({"url": url, "pid": os.getpid()}))
-        out.print(f"[green]penstock is up[/] at {url}, {settings.containers} containers, folder {folder}")
-        out.print("stop it with Ctrl-C")
-        stop.wait()
-        out.print("stopping …")
-        endpoint_file(folder).unlink(missing_ok=True)
-        host.stop()
-        server.should_exit = True
-        serving.join(5)
-        plane.stop()
+        server = ApiServer(build_api(plane), listener)
+        host = ContainerHost(settings, folder, server.url, plane)
+        with _running(plane, server, host):
+            _write_private(endpoint_file(folder), json.dumps({"url": server.url, "pid": os.getpid()}))
+            out.print(f"[green]penstock is up[/] at {server.url}, {settings.containers} containers")
+            out.print(f"folder {folder}", markup=False)
+            out.print("stop it with Ctrl-C")
+            while not stop.wait(1):
+                if not server.is_serving:
+                    raise EnvironmentProblem(
+                        "the API ended by itself", why="see the lines above", fix="start `penstock up` again"
+                    )
+            out.print("stopping …")
         out.print("stopped")
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+@contextlib.contextmanager
+def _running(plane: ControlPlane, server: ApiServer, host: ContainerHost) -> Iterator[None]:
+    """Start all parts; stop them in the other order, whatever happens in between."""
+    with contextlib.ExitStack() as parts:
+        parts.callback(plane.stop)
+        plane.start()
+        parts.callback(server.stop)
+        server.start()
+        parts.callback(host.stop)
+        host.start()
+        parts.callback(endpoint_file(host.folder).unlink, missing_ok=True)
+        yield
 
 
 @dataclass(slots=True)
@@ -93,7 +108,7 @@ class _Child:
 
 @dataclass(slots=True)
 class ContainerHost:
-    """What Tupperware is to Turbine: starts containers, sees them die, clears up after them, starts them again."""
+    """What Tupperware is to Turbine: starts containers, sees them die, clears up, starts them again."""
 
     settings: UpSettings
     folder: Path
@@ -120,6 +135,11 @@ class ContainerHost:
                 )
             )
             self._children.append(child)
+        for left in sorted((self.folder / "containers").glob("*/")):
+            # A killed host leaves its containers. The warden goes first, or it starts another engine.
+            reaped = reap_leftovers(left / "warden.session") + reap_leftovers(left / "engine.pid")
+            if reaped:
+                log.info("reaped a previous life", container=left.name, processes=reaped)
         self._loop = Loop("containers", self._look, every_ms=200).start()
 
     def stop(self) -> None:
@@ -137,6 +157,7 @@ class ContainerHost:
                 process.kill()
                 process.wait()
         for child in self._children:
+            reap_leftovers(child.settings.folder / "warden.session")
             reap_leftovers(child.settings.folder / "engine.pid")
 
     def _look(self) -> None:
@@ -161,6 +182,7 @@ class ContainerHost:
             )
         child.started_ms = now_ms
         (folder / "warden.pid").write_text(str(child.process.pid))
+        write_pid_file(folder / "warden.session", child.process.pid)
 
     def _bury(self, child: _Child, now_ms: Millis) -> None:
         """The warden is dead: end what it left, and only then say that the container is."""
@@ -177,40 +199,35 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokens").mkdir(mode=0o700, exist_ok=True)
+        (folder / "lock").touch()
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot use the folder {folder}", why=str(error), fix="name another one with --folder"
         ) from error
 
 
-def _bound(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise EnvironmentProblem(
-            f"port {port} is in use",
-            why=str(error),
-            fix="stop what listens there, or take another with --port (0: any free one)",
-        ) from error
-    return listener
-
-
 def _write_tokens(plane: ControlPlane, folder: Path) -> None:
     """Tokens for this machine, issued once and kept in files that only this user can read."""
     now_ms = plane.clock.now_ms()
-    for role in ("admin", "developer", "oncall", "reader", "container"):
+    for role in LOCAL_ROLES:
         path = token_file(folder, role)
-        if not path.exists():
+        try:
+            plane.tokens.caller(path.read_text(), now_ms=now_ms)
+        except (FileNotFoundError, ValueError, Refused):
+            # None yet, or of a store that is gone, or past its end.
             _write_private(path, plane.tokens.issue(f"local-{role}", role, now_ms=now_ms))
 
 
 def _write_private(path: Path, text: str) -> None:
     temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write {path}",
+            why=str(error),
+            fix="look at the folder's rights and the disk's free space",
+        ) from error

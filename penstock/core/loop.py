@@ -81,7 +81,9 @@ class Loop:
                 streak += 1
                 self.failures += 1
                 self.last_error = f"{type(error).__name__}: {error}"
-                log.error("round failed", loop=self.name, error=self.last_error, streak=streak, exc_info=streak == 1)
+                log.error(
+                    "round failed", loop=self.name, error=self.last_error, streak=streak, exc_info=streak == 1
+                )
             pause_ms = min(self.every_ms * (2 ** min(streak, 4)), max(self.every_ms, 10_000))
             if self._next_pause_ms is not None and not streak:
                 pause_ms, self._next_pause_ms = self._next_pause_ms, None

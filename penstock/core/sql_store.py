@@ -51,7 +51,9 @@ class Database:
         )
         sa.event.listen(self._engine, "connect", _prepare_connection)
         # SQLAlchemy's own BEGIN is deferred; a write transaction must take the lock at its first statement.
-        sa.event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        sa.event.listen(
+            self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
+        )
         with self._translated():
             METADATA.create_all(self._engine)
 
@@ -78,13 +80,17 @@ class Database:
         try:
             yield
         except sa.exc.DBAPIError as error:
-            raise translate_sqlite(error.orig if isinstance(error.orig, sqlite3.Error) else None, str(error)) from error
+            raise translate_sqlite(
+                error.orig if isinstance(error.orig, sqlite3.Error) else None, str(error)
+            ) from error
 
 
 def _prepare_connection(connection: sqlite3.Connection, _record: object) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
-    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2, "an acknowledged write must be on disk"
+    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2, (
+        "an acknowledged write must be on disk"
+    )
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:

@@ -6,12 +6,12 @@ import hashlib
 
 
 def interval_birth(job_birth: str, kind: str, lineage: int, partition: int) -> str:
-    """An interval is born with its job, with each reset of its state (`lineage`) and with a change of kind."""
+    """An interval is born with its job, with each reset of its state (`lineage`) and each change of kind."""
     return hashlib.sha256(f"{job_birth}/{kind}/{lineage}/{partition}".encode()).hexdigest()[:16]
 
 
 def stateless_producer(job_birth: str, input_birth: str, partition: int) -> str:
-    """A stateless step's sequences are input offsets, so its producer is named after the input partition."""
+    """Named after the input partition: a stateless step's sequences are input offsets."""
     return f"{job_birth}:{input_birth}:{partition}"
 
 
@@ -19,4 +19,6 @@ def producer_of(*, job_birth: str, kind: str, lineage: int, input_birth: str, pa
     """The producer id under which an interval of this job publishes."""
     if kind == "stateful":
         return interval_birth(job_birth, kind, lineage, partition)
-    return stateless_producer(job_birth, input_birth, partition)
+    # A stateless job that is reset reads its input again: to the bus it must be somebody else.
+    life = f"{job_birth}+{lineage}" if lineage else job_birth
+    return stateless_producer(life, input_birth, partition)

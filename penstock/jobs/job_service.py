@@ -7,9 +7,7 @@ the layer, its history, the audit, the journal and the answer are written, or no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Refused
@@ -20,6 +18,9 @@ from penstock.jobs.job_view import JobView, view_of
 from penstock.jobs.layer_writer import Actor, Call, LayerWriter, check_version
 from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, patch_body
 from penstock.jobs.provision import CompiledPipeline, JobChange, plan_change, plan_removal, read_compiled
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = ["Actor", "JobService", "JobView"]
 

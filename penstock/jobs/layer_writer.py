@@ -9,9 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
@@ -22,6 +20,9 @@ from penstock.jobs.audit_store import AuditRow, append_audit
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
 from penstock.jobs.layers import Layer, LayerRow, leaves, merge_layers
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 Answer = TypeVar("Answer")
 

@@ -1,4 +1,6 @@
-"""What the State Syncer needs of the layers above it. Every call may be repeated, and may be cut off anywhere."""
+"""What the State Syncer needs of the layers above it. Every call may be repeated, and may be cut off
+anywhere.
+"""
 
 from __future__ import annotations
 

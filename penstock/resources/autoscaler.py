@@ -1,7 +1,8 @@
-"""How many tasks a job needs, the reactive generation (Turbine V-A, Algorithm 2). Pure: no clock, no I/O, no logging.
+"""How many tasks a job needs, the reactive generation (Turbine V-A, Algorithm 2). Pure: no clock, no I/O, no
+logging.
 
-Lag over the SLO means more tasks, at once. A quiet job gets fewer, one at a time, after a quiet period, and never while
-its lag grows or while the rest could not carry its input.
+Lag over the SLO means more tasks, at once. A quiet job gets fewer, one at a time, after a quiet period, and
+never while its lag grows or while the rest could not carry its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m penstock.sim --seeds N [--start S]`: run many seeds, a line each, then what was injected and checked."""
+"""`python -m penstock.sim --seeds N [--start S]`: run many seeds, a line each, then what was injected and
+checked.
+"""
 
 from __future__ import annotations
 

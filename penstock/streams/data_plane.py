@@ -1,4 +1,6 @@
-"""What a plan creates before tasks may open it: categories, intervals, producers; and how a plan fences old tasks."""
+"""What a plan creates before tasks may open it: categories, intervals, producers; and how a plan fences old
+tasks.
+"""
 
 from __future__ import annotations
 

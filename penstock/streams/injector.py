@@ -13,7 +13,8 @@ from penstock.streams.keys import partitions_of
 
 
 class Injector:
-    """One writer of one JSON category. Records go by key to partitions; sequences are gapless, so a repeat does nothing.
+    """One writer of one JSON category. Records go by key to partitions; sequences are gapless, so a repeat
+    does nothing.
 
     `epoch` must grow with every life of the same name: the older life is then refused.
     """

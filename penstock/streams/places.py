@@ -1,4 +1,6 @@
-"""Where the data lies: names of buses and row stores as text, so that they travel to workers, and how to open them."""
+"""Where the data lies: names of buses and row stores as text, so that they travel to workers, and how to
+open them.
+"""
 
 from __future__ import annotations
 

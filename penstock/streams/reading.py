@@ -1,4 +1,5 @@
-"""One interval's range of the bus as rows for Spark: decoded, stamped, late ones flagged, between a begin and an end row.
+"""One interval's range of the bus as rows for Spark: decoded, stamped, late ones flagged, between a begin and
+an end row.
 
 Runs in Spark's Python workers and in tests; knows nothing of Spark.
 """
@@ -42,7 +43,9 @@ def row_schema(source: Input) -> pa.Schema:
 def read_range(
     *, interval: OwnedInterval, source: Input, span: tuple[int, int], log: Log, rows: RowStore
 ) -> Iterator[pa.RecordBatch]:
-    """Rows [start, end) of the interval's partition. The first row says which range it is, the last what was seen."""
+    """Rows [start, end) of the interval's partition. The first row says which range it is, the last what
+    was seen.
+    """
     start, end = span
     schema = row_schema(source)
     yield _control(
@@ -64,7 +67,9 @@ def read_range(
 
 
 class _Lateness:
-    """Decides once, at the source, whether a record is late; internal categories carry the decision already."""
+    """Decides once, at the source, whether a record is late; internal categories carry the decision
+    already.
+    """
 
     def __init__(
         self, source: Input, log: Log, partition: int, input_low: Millis, event_time_max: Millis, end: int
@@ -112,15 +117,15 @@ def _rows(
     else:
         columns, good = {name: batch.column(name) for name, _ in source.columns}, None
     picked = offsets if good is None else offsets[good]
-    keep = (lambda array: array) if good is None else (lambda array: array.take(pa.array(good)))
+    kept = batch if good is None else batch.take(pa.array(good))
     stamps_np = ts.to_numpy(zero_copy_only=False).astype(np.int64)
     system = {
         "_kind": _constant(DATA, len(picked), pa.int8()),
         "_input": _constant(0, len(picked), pa.int8()),
         "_offset": pa.array(picked),
         "_ts": ts.cast(pa.int64()),
-        "_key": keep(batch.column("_key")),
-        "_late": lateness.flags(stamps_np, picked, keep(batch.column("_late"))),
+        "_key": kept.column("_key"),
+        "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
     }
     rows = _assemble(schema, len(picked), {**system, **columns})
     return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad))
@@ -135,7 +140,9 @@ def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
 def _event_times(
     stamps: pa.Array, good: npt.NDArray[np.int64] | None, columns: dict[str, pa.Array]
 ) -> tuple[pa.Array, npt.NDArray[np.int64] | None, dict[str, pa.Array], tuple[int, ...]]:
-    """Event times of the decoded rows; rows without one are set aside (their positions in the batch come last)."""
+    """Event times of the decoded rows; rows without one are set aside (their positions in the batch come
+    last).
+    """
     if not stamps.null_count:
         return stamps, good, columns, ()
     positions = np.arange(len(stamps), dtype=np.int64) if good is None else good

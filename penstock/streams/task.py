@@ -1,4 +1,6 @@
-"""What one task needs in every process that works for it: driver, source planner, Python workers. Pure: values only."""
+"""What one task needs in every process that works for it: driver, source planner, Python workers. Pure:
+values only.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class TaskDescriptor:
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
 
     def logic(self) -> dict[str, Any]:
-        """What decides which records come out for a range: kept in an intent, so that a successor can repeat it."""
+        """What decides which records come out for a range: kept in an intent, so that a successor can
+        repeat it.
+        """
         return {
             "input": asdict(self.input),
             "outputs": [asdict(output) for output in self.outputs],

@@ -1,12 +1,14 @@
-"""A pipeline in one process, for tests and benches: real bus, rows and Spark tasks, started by hand instead of by shards."""
+"""A pipeline in one process, for tests and benches: real bus, rows and Spark tasks, started by hand instead
+of by shards.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from penstock.core.loop import SystemClock, sleep_ms
 from penstock.jobs.config import validate_config
 from penstock.jobs.sync_plan import map_partitions
 from penstock.streams.bus.log import Log
@@ -116,7 +118,8 @@ class Stage:
 
 def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 90) -> None:
     """Poll until it holds, or fail saying what was waited for."""
-    deadline = time.monotonic() + seconds
+    clock = SystemClock()
+    deadline_ms = clock.boot_ms() + seconds * 1000
     while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting for {what}"
-        time.sleep(0.05)
+        assert clock.boot_ms() < deadline_ms, f"gave up waiting for {what}"
+        sleep_ms(50)

@@ -37,6 +37,7 @@ class TaskReport:
     generation: int
     shard: int
     state: str  # starting | running | backoff | fenced | stopping
+    running_version: int = 0  # of the spec it runs: tells new code from old
     error: str = ""
     restarts: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

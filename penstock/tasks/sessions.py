@@ -1,4 +1,6 @@
-"""Killing all of a process's kin: Spark's Python workers sit in process groups of their own, but in one session."""
+"""Killing all of a process's kin: Spark's Python workers sit in process groups of their own, but in one
+session.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _members(session_id: int) -> list[int]:
 
 
 def write_pid_file(path: Path, pid: int) -> None:
-    """Record a session leader, so that a next life can reap it: a pid alone may be reused, a start time is not."""
+    """Record a session leader, so that a next life can reap it: a pid alone may be reused, a start time is
+    not.
+    """
     path.write_text(json.dumps({"pid": pid, "started": psutil.Process(pid).create_time()}))
 
 

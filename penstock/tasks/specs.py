@@ -47,6 +47,10 @@ class RunningJob(Protocol):
         """From the one counter that task lists are paged by."""
 
     @property
+    def restart_version(self) -> int:
+        """Grows only with changes that tasks must restart for."""
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The whole running config."""
 
@@ -83,7 +87,7 @@ def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
             generation=running.generation,
             partitions=tuple(partitions[index]),
             config=running.config,
-            running_version=running.version,
+            running_version=running.restart_version,
         )
         for index in sorted(partitions)
     )

@@ -285,6 +285,7 @@ class TaskManager:
             generation=run.spec.generation,
             shard=run.shard,
             state=RunState.STOPPING.value if run.ended_by_us_ms is not None else state,
+            running_version=run.spec.running_version,
             error=trouble.error if trouble is not None else "",
             restarts=trouble.restarts if trouble is not None else 0,
             metrics=dict(status.metrics) if status is not None else {},

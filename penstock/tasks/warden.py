@@ -1,4 +1,5 @@
-"""The watchdog of a container (Turbine IV-C): sends the heartbeats, keeps the lease, kills the engine when it is over.
+"""The watchdog of a container (Turbine IV-C): sends the heartbeats, keeps the lease, kills the engine when it
+is over.
 
 A process of its own, because a paused or stuck engine cannot run its own timer.
 """

@@ -34,7 +34,14 @@ Version = Annotated[int, Query(ge=0, le=INT_MAX)]
 
 def build_api(plane: ControlPlane, *, rate: RateLimit | None = None) -> FastAPI:
     """The application over one control plane."""
-    app = FastAPI(title="Penstock", version="1", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Penstock",
+        version="1",
+        openapi_url=None,  # our own route, behind a verb
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     guard = Guard(plane.tokens, plane.clock, rate or RateLimit())
     router = APIRouter()
     _state_routes(app, router, plane, guard)

@@ -87,12 +87,13 @@ def test_creating_again_adds_only_inputs_it_does_not_know(rows: RowStore, owned:
     assert (row.offsets, row.input_low, row.token) == ({"in": 9, "other": 4}, 70, owned.token)
 
 
-def test_creating_over_another_birth_is_an_error_and_changes_nothing(
+def test_another_birth_gets_rows_of_its_own_and_leaves_the_old_ones_alone(
     rows: RowStore, owned: IntervalRow
 ) -> None:
-    with pytest.raises(IntervalError, match="another one"):
-        rows.create(replace(REF, birth="i2"), offsets={"in": 0}, low=LOW_MIN)
+    reset = replace(REF, birth="i2")
+    rows.create(reset, offsets={"in": 0}, low=LOW_MIN)
     assert rows.peek(REF) == owned
+    assert (rows.peek(reset).token, rows.peek(reset).birth) == (0, "i2")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def files(folder: Path) -> SqliteRows:
 
 
 def _file(folder: Path) -> Path:
-    return folder / "j1" / "p00003.db"
+    return folder / "j1" / "p00003-i1.db"
 
 
 def test_opening_never_creates_a_file(folder: Path) -> None:

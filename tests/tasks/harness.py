@@ -31,6 +31,7 @@ class Running:
     job: str = "a"
     birth: str = "b1"
     version: int = 1
+    restart_version: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
     state: str = "running"
     generation: int = 1
@@ -53,7 +54,9 @@ class MemoryJobs:
 
     def put(self, job: str, **values: Any) -> int:
         self.version += 1
-        self.rows[job] = Running(**{"job": job, **values, "version": self.version})
+        self.rows[job] = Running(
+            **{"job": job, "restart_version": self.version, **values, "version": self.version}
+        )
         return self.version
 
     def snapshot(self, *, since: int = 0) -> Page:

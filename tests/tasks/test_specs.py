@@ -8,7 +8,7 @@ from tests.tasks.harness import Running, a_spec
 
 
 def test_each_task_reads_the_partitions_that_the_mapping_gives_it():
-    specs = task_specs(Running(job="a", mapping=(0, 1, 0, 1, 1), generation=7, version=9))
+    specs = task_specs(Running(job="a", mapping=(0, 1, 0, 1, 1), generation=7, restart_version=9))
     assert [(s.task_id, s.partitions, s.generation, s.running_version) for s in specs] == [
         ("a/0", (0, 2), 7, 9),
         ("a/1", (1, 3, 4), 7, 9),

@@ -1,6 +1,7 @@
 """JSON records to Arrow columns; what cannot be read is set aside with its reason. Pure.
 
-msgspec, not Arrow's own reader: that one crashes the process on a line that says `null`, and lets broken UTF-8 through.
+msgspec, not Arrow's own reader: that one crashes the process on a line that says `null`, and lets broken
+UTF-8 through.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _JSON_TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """`table` has a row for each readable record, `rows` says which ones those are, `bad` why the others are not."""
+    """`table` has a row for each readable record, `rows` says which ones those are, `bad` why the others
+    are not.
+    """
 
     table: pa.Table
     rows: tuple[int, ...] | None  # None: all of them
@@ -66,6 +69,9 @@ def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[Any]:
 
 def _table(objects: list[Any], columns: Sequence[tuple[str, str]]) -> pa.Table:
     return pa.table(
-        [pa.array([getattr(row, f"c{n}") for row in objects], ARROW_TYPES[kind]) for n, (_, kind) in enumerate(columns)],
+        [
+            pa.array([getattr(row, f"c{n}") for row in objects], ARROW_TYPES[kind])
+            for n, (_, kind) in enumerate(columns)
+        ],
         schema=pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns]),
     )

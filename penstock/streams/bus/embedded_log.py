@@ -247,9 +247,7 @@ def _decide_report(
 
 def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | None:
     last, last_ms = log_index.load_watermark(connection)
-    return admission.decide_mark(
-        log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms
-    )
+    return admission.decide_mark(log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms)
 
 
 def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:

@@ -160,7 +160,9 @@ class Log(Protocol):
         """
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
-        """Append the mark that is due, if any: for producers that reported too soon after a mark and then fell silent."""
+        """Append the mark that is due, if any: for producers that reported too soon after a mark and then
+        fell silent.
+        """
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""

@@ -1,4 +1,6 @@
-"""The bus as a Spark source: one input partition per interval and batch, a batch at every trigger, records or not."""
+"""The bus as a Spark source: one input partition per interval and batch, a batch at every trigger, records
+or not.
+"""
 
 from __future__ import annotations
 

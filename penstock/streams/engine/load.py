@@ -1,4 +1,6 @@
-"""What a running task was seen doing: rates, busy fraction, lag. Read from the bus and the rows, not from Spark's guesses."""
+"""What a running task was seen doing: rates, busy fraction, lag. Read from the bus and the rows, not from
+Spark's guesses.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def _through_the_step(rows: DataFrame, task: TaskDescriptor, descriptor: str) ->
 
 
 def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
-    """The plan's filters and projections. Rows that are not data (ranges, unreadable records) pass untouched."""
+    """The plan's filters and projections. Rows that are not data (ranges, unreadable records) pass
+    untouched.
+    """
     for stage in plan["stages"]:
         if stage["op"] == "filter":
             rows = rows.where(f"_kind <> {DATA} OR coalesce(({stage['expr']}), false)")

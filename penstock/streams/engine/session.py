@@ -66,8 +66,8 @@ def _java_options(scratch: Path) -> str:
 def _home_without_zips(scratch: Path) -> Path:
     """Spark's folder, seen through links, without its zipped copy of pyspark.
 
-    Python workers would put those zips first on their path and compile pyspark anew in every process: one second of
-    CPU each, instead of a quarter with the installed package and its byte code.
+    Python workers would put those zips first on their path and compile pyspark anew in every process: one
+    second of CPU each, instead of a quarter with the installed package and its byte code.
     """
     original, home = Path(pyspark.__file__).parent, scratch / "spark-home"
     home.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,9 @@ class SparkTasks:
             self._runs[task_id].ask_to_stop()
 
     def kill(self, task_id: str) -> None:
-        """End a run that did not stop: first its Spark jobs; if it still lives at the next call, the whole engine."""
+        """End a run that did not stop: first its Spark jobs; if it still lives at the next call, the whole
+        engine.
+        """
         run = self._runs.get(task_id)
         if run is None or run.is_final():
             return
@@ -306,7 +308,9 @@ def readable(error: BaseException) -> str:
 
 
 def is_fenced(error: BaseException) -> bool:
-    """A successor owns an interval of this task: told by type, or by name when it comes out of a worker's traceback."""
+    """A successor owns an interval of this task: told by type, or by name when it comes out of a worker's
+    traceback.
+    """
     if isinstance(error, Fenced):
         return True
     named = _NAMED.search(str(error))

@@ -25,7 +25,9 @@ _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
 
 
 def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`: takes one interval's rows, yields one row that says what became of them."""
+    """The function for `mapInArrow`: takes one interval's rows, yields one row that says what became of
+    them.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield run_interval(TaskDescriptor.from_json(descriptor), batches, now_ms=time.time_ns() // 1_000_000)
@@ -114,7 +116,9 @@ def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[
 
 
 def _data(batches: Iterator[pa.RecordBatch], end: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """The data rows (and unreadable ones); fills `end` from the last row, without which the batch is not whole."""
+    """The data rows (and unreadable ones); fills `end` from the last row, without which the batch is not
+    whole.
+    """
     for batch in batches:
         kinds = batch.column("_kind").to_numpy(zero_copy_only=False)
         if len(kinds) and kinds[-1] == END:

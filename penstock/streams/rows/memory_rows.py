@@ -30,22 +30,22 @@ class MemoryRows:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._intervals: dict[tuple[str, int], _Interval] = {}
+        self._intervals: dict[tuple[str, int, str], _Interval] = {}
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
         """Create the interval, or add the inputs it does not know."""
         with self._lock:
-            found = self._intervals.get((ref.job_birth, ref.partition))
+            found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
             if found is None:
                 row = row_changes.new_row(ref, offsets, low)
-                self._intervals[ref.job_birth, ref.partition] = _Interval(row)
+                self._intervals[ref.job_birth, ref.partition, ref.birth] = _Interval(row)
             else:
                 found.row = row_changes.after_repeated_create(ref, found.row, offsets)
 
     def exists(self, ref: IntervalRef) -> bool:
         """True if there is one of this birth."""
         with self._lock:
-            found = self._intervals.get((ref.job_birth, ref.partition))
+            found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
             return found is not None and found.row.birth == ref.birth
 
     def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
@@ -99,7 +99,7 @@ class MemoryRows:
                 new.outbox_id += 1
                 new.outbox[new.outbox_id] = replace(out, id=new.outbox_id)
             new.row = row_changes.after_commit(found.row, changes, oldest_work=new.oldest_work())
-            self._intervals[ref.job_birth, ref.partition] = new
+            self._intervals[ref.job_birth, ref.partition, ref.birth] = new
             return new.row
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
@@ -118,7 +118,7 @@ class MemoryRows:
             return self._of(ref).row
 
     def _of(self, ref: IntervalRef) -> _Interval:
-        found = self._intervals.get((ref.job_birth, ref.partition))
+        found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
         row_changes.check_birth(ref, None if found is None else found.row.birth)
         assert found is not None
         return found

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock.core.clock import Millis
-from penstock.core.errors import Fenced, IntervalError, IntervalMissing, VersionMoved
+from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow
 
 
@@ -31,12 +31,7 @@ def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> Interv
 
 def after_repeated_create(ref: IntervalRef, row: IntervalRow, offsets: Mapping[str, int]) -> IntervalRow:
     """The row with the inputs it did not know; the same object if it knew them all."""
-    if row.birth != ref.birth:
-        raise IntervalError(
-            f"interval {name_of(ref)} exists already, and is another one",
-            why=f"it was born as {row.birth}, asked for was {ref.birth}",
-            fix="remove the old interval's rows on purpose before its name is used again",
-        )
+    assert row.birth == ref.birth, "another birth lies in another place"
     unknown = {birth: offset for birth, offset in offsets.items() if birth not in row.offsets}
     if not unknown:
         return row

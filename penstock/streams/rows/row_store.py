@@ -117,7 +117,7 @@ class RowStore(Protocol):
 
     def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
         """Create the interval. Repeated with the same birth it only adds the offsets of inputs that
-        it does not know yet; with another birth: IntervalError.
+        it does not know yet; another birth is another interval.
         """
 
     def exists(self, ref: IntervalRef) -> bool:

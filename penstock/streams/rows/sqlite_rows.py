@@ -141,13 +141,13 @@ class SqliteRows:
             return row
 
     def _path(self, ref: IntervalRef) -> Path:
-        if re.fullmatch(r"[A-Za-z0-9_-]+", ref.job_birth) is None:
+        if re.fullmatch(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+", f"{ref.job_birth}/{ref.birth}") is None:
             raise IntervalError(
-                f"job {ref.job!r} has no rows under the birth id {ref.job_birth!r}",
+                f"job {ref.job!r} has no rows under the birth ids {ref.job_birth!r} and {ref.birth!r}",
                 why="a birth id is letters and digits; it names a folder and must not leave its place",
                 fix="use the birth id that the job store gave",
             )
-        return self._folder / ref.job_birth / f"p{ref.partition:05d}.db"
+        return self._folder / ref.job_birth / f"p{ref.partition:05d}-{ref.birth}.db"
 
     def _point(self, name: str) -> None:
         if self._fault is not None:

@@ -1,0 +1,102 @@
+"""A real control plane in a temporary folder, without loops and containers, and a client of its API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi.testclient import TestClient
+
+from penstock.app import ControlPlane, Settings
+from penstock.client import Client
+from penstock.core.token_store import ROLES
+from penstock.web.api import PREFIX, build_api
+from penstock.web.limits import RateLimit
+from tests.builders import a_body, a_pipeline
+
+JOB = "demo.count"
+
+
+@dataclass
+class World:
+    """The control plane, its API, and a token of every role."""
+
+    plane: ControlPlane
+    http: TestClient
+    tokens: dict[str, str]
+    folder: Path
+
+    def ask(
+        self, method: str, path: str, *, role: str | None = "admin", raw: bool = False, **kwargs: Any
+    ) -> httpx.Response:
+        """One request as the holder of a role's token; `raw`: the path as it is, else under the prefix."""
+        headers = {**kwargs.pop("headers", {})}
+        if role is not None:
+            headers["Authorization"] = f"Bearer {self.tokens[role]}"
+        return self.http.request(method, path if raw else PREFIX + path, headers=headers, **kwargs)
+
+    def submit(self, *bodies: dict[str, Any], role: str = "developer", **headers: str) -> httpx.Response:
+        """Submit the pipeline `demo` of these jobs, whose package is there."""
+        package = self.package(b"the code")
+        compiled = a_pipeline(*(bodies or (a_body(JOB),)))
+        compiled["package"] = {**compiled["package"], "hash": package}
+        for body in compiled["jobs"]:
+            body["package"] = compiled["package"]
+        return self.ask(
+            "POST", "/pipelines", role=role, json={"compiled": compiled, "why": "new"}, headers=headers
+        )
+
+    def package(self, data: bytes) -> str:
+        """A package that was put; returns its hash."""
+        import hashlib
+
+        hash_ = hashlib.sha256(data).hexdigest()
+        self.plane.packages.put(hash_, data)
+        return hash_
+
+    def version(self, job: str = JOB) -> int:
+        return self.plane.jobs.view(job).expected_version
+
+    def everything(self) -> dict[str, Any]:
+        """All that a refused request must leave as it was."""
+        return {
+            "jobs": [view.to_json() for view in self.plane.jobs.views()],
+            "journal": self.plane.journal.entries(limit=1000),
+            "categories": self.plane.log.categories(),
+            "containers": self.plane.shard_manager.containers(),
+            "files": self.files(),
+        }
+
+    def files(self) -> list[str]:
+        """Every file, but for those SQLite makes while it works."""
+        found = (path.relative_to(self.folder).as_posix() for path in self.folder.parent.rglob("*"))
+        return sorted(name for name in found if not name.endswith(("-wal", "-shm")))
+
+
+@contextmanager
+def a_world(folder: Path, *, requests_max: int = 100_000) -> Iterator[World]:
+    """Generous with requests, unless the test is about their number."""
+    plane = ControlPlane(Settings(folder=folder))
+    tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=plane.clock.now_ms()) for role in ROLES}
+    api = build_api(plane, rate=RateLimit(requests_max))
+    try:
+        with TestClient(api, raise_server_exceptions=False) as http:
+            yield World(plane=plane, http=http, tokens=tokens, folder=folder)
+    finally:
+        plane.stop()
+
+
+class WorldClient(Client):
+    """The real client, whose requests go to a world's API without a socket."""
+
+    def __init__(self, world: World, role: str = "admin") -> None:
+        super().__init__("http://testserver", world.tokens[role])
+        self._http.close()
+        headers = {"Authorization": f"Bearer {world.tokens[role]}"}
+        self._http = TestClient(
+            world.http.app, base_url="http://testserver/api/v1", headers=headers, raise_server_exceptions=False
+        )
