@@ -26,7 +26,9 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
 class Client:
     """A control plane at a URL, as the holder of one token."""
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout_s: float = 10.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
         self._url = url.rstrip("/")
         if not _TOKEN.fullmatch(token):
             raise Refused(
@@ -39,6 +41,7 @@ class Client:
                 base_url=f"{self._url}/api/v1",
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=timeout_s,
+                transport=transport,
                 trust_env=False,
             )
         except httpx.InvalidURL as error:

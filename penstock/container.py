@@ -175,6 +175,7 @@ class Engine:
         self._has_list = False
         self._cache = settings.folder / "tasks.json"
         self._manager: TaskManager | None = None
+        self._tasks: SparkTasks | None = None
         self._stopping = False
         # Spark and user code may print; the protocol must not be mixed with that.
         self._wire = os.fdopen(os.dup(1), "w", buffering=1)
@@ -194,6 +195,8 @@ class Engine:
 
     def _round(self, fetch: Loop) -> None:
         now_ms = self._clock.boot_ms()
+        if self._tasks is not None and not self._tasks.is_alive():
+            self._die("Spark's JVM is gone")
         while not self._inbox.empty():
             message = self._inbox.get()
             if message.get("stop"):
@@ -257,7 +260,7 @@ class Engine:
                 checkpoints=checkpoint_folder(self._settings.folder / "scratch"),
                 die=self._die,
             )
-            self._manager = TaskManager(SparkRunner(tasks))
+            self._tasks, self._manager = tasks, TaskManager(SparkRunner(tasks))
             log.info("spark is ready", container=self._settings.name)
         except PenstockError as error:
             self._die(str(error))

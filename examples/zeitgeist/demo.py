@@ -183,12 +183,11 @@ class Demo:
         self.numbers["broken records, all in the dead letters"] = f"{dead} of {generator.broken}"
         if lost or doubled or dead != generator.broken:
             self.failures.append(
-                f"{lost.total()} counts lost or wrong, {doubled.total()} too many, {dead} of {generator.broken} dead "
-                f"letters; e.g. {list(lost)[:3]} against {list(doubled)[:3]}"
+                f"{lost.total()} counts lost or wrong, {doubled.total()} too many, {dead} of "
+                f"{generator.broken} dead letters; e.g. {list(lost)[:3]} against {list(doubled)[:3]}"
             )
-        self._say(
-            f"compared {found.total():,} counts, record by record: {'equal' if not lost + doubled else 'DIFFERENT'}"
-        )
+        verdict = "DIFFERENT" if lost or doubled else "equal"
+        self._say(f"compared {found.total():,} counts, record by record: {verdict}")
 
     def stop(self) -> None:
         """End everything that was started, and see that it has ended."""
@@ -274,13 +273,15 @@ def _lag(client: Client, job: str) -> float:
 
 
 def _on_version(client: Client, version: str) -> bool:
-    lines = [_line(client, job) for job in (PARSE, COUNT)]
-    return all(
-        line["package"]["version"] == version
-        and line["state"] == "running"
-        and len([task for task in line["tasks"] if task["state"] == "running"]) == line["running_task_count"]
-        for line in lines
-    )
+    for job in (PARSE, COUNT):
+        view = client.job(job)
+        if not view["is_in_sync"] or view["running"]["config"]["package"]["version"] != version:
+            return False
+        new = view["running"]["restart_version"]
+        up = [task for task in view["tasks"] if (task["state"], task["running_version"]) == ("running", new)]
+        if len(up) != view["running"]["config"]["task_count"]:
+            return False
+    return True
 
 
 def _size(log: Any, category: str) -> int:

@@ -1,4 +1,4 @@
-"""The only threads, sleeps and wall clock of the control plane: calls `tick(now_ms)` of services in rounds."""
+"""The only threads, sleeps and wall clock of the control plane: calls services' `tick(now_ms)` in rounds."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
     _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
 
 
-def _slow_replies(world: World, _schedule: FaultSchedule) -> None:
+def _slow_replies(world: World, schedule: FaultSchedule) -> None:
     """Answers to one container get late, and at times its beats then stop coming through at all."""
     rng, profile = world.sim.rng, world.profile
     name, for_ms = (
@@ -266,8 +266,13 @@ def _slow_replies(world: World, _schedule: FaultSchedule) -> None:
     )
     world.network.slow("control", name, rng.randrange(profile.deadline_ms // 2, profile.deadline_ms))
     world.sim.after(for_ms, "replies are fast again", lambda: world.network.slow("control", name, 0))
+
+    def cut() -> None:
+        if not schedule.is_over:
+            _cut(world, (name, "control"))
+
     if rng.random() < 0.5:
-        world.sim.after(profile.deadline_ms, "link breaks", lambda: _cut(world, (name, "control")))
+        world.sim.after(profile.deadline_ms, "link breaks", cut)
 
 
 def _bad_weather(world: World, _schedule: FaultSchedule) -> None:

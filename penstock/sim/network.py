@@ -27,6 +27,7 @@ class Network:
     sim: Simulation
     weather: Weather = field(default_factory=Weather)
     met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
+    last_due_ms: Millis = 0  # when the last message that is under way arrives
     _cut: set[tuple[str, str]] = field(default_factory=set)
     _slow_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
 
@@ -71,4 +72,5 @@ class Network:
             if rng.random() < weather.late:
                 self.met["late"] += 1
                 delay_ms += rng.randrange(weather.late_ms)
+            self.last_due_ms = max(self.last_due_ms, self.sim.now_ms + delay_ms)
             self.sim.after(delay_ms, label, deliver)

@@ -31,7 +31,7 @@ from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
 
 QUIET_ROUNDS = 30
 QUIET_ROUND_MS: Millis = 1_000
-SETTLED_MS: Millis = 15_000
+SETTLED_MS: Millis = 12_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +199,8 @@ def _come_to_rest(world: World) -> Millis:
     sim = world.sim
     world.workload.is_over = True
     world.faults.heal()
+    # A message sent in bad weather is a fault until it has arrived.
+    sim.run(world.network.last_due_ms)
     healed_ms, bound_ms = sim.now_ms, rest_bound_ms(world)
     while True:
         sim.run(sim.now_ms + 1_000)
@@ -241,7 +243,8 @@ def _settle(world: World) -> None:
     """Balancing may go on for a while after everything runs; it must end."""
     sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + 300_000
     shards, started = world.shard_store.shards(), world.population.started
-    while sim.now_ms - calm_since_ms < SETTLED_MS:
+    # A move is told with one beat and acknowledged with another: three without news are calm.
+    while sim.now_ms - calm_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
         sim.run(sim.now_ms + 1_000)
         sim.demand("I12 balancing ends", "shards still move after 300 s" if sim.now_ms > limit_ms else None)
         if (world.shard_store.shards(), world.population.started) != (shards, started):

@@ -20,7 +20,7 @@ class StreamDataPlane:
         self._log, self._rows = log, rows
 
     def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
-        """Create outputs, intervals with their initial offsets (resolved once), and producer registrations."""
+        """Create outputs, intervals with initial offsets (resolved once), and producer registrations."""
         for output in config["outputs"]:
             self._log.create(
                 CategorySpec(

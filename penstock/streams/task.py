@@ -54,7 +54,7 @@ class OwnedInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDescriptor:
-    """Everything the processes of one task share; JSON, because it travels as an option of the data source."""
+    """Everything the processes of one task share; JSON, since it travels as an option of the data source."""
 
     task_id: str
     job: str

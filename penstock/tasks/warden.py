@@ -6,6 +6,7 @@ A process of its own, because a paused or stuck engine cannot run its own timer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -220,7 +221,5 @@ class Warden:
         engine.process.wait()
         assert engine.process.stdin is not None and engine.process.stdout is not None
         engine.process.stdout.close()
-        try:
+        with contextlib.suppress(OSError):
             engine.process.stdin.close()
-        except (BrokenPipeError, OSError):
-            pass

@@ -54,7 +54,7 @@ def filled(path: str) -> str:
 def test_the_table_above_has_every_route(shared: World):
     found = {
         (method, route["path"])
-        for route in routes_of(shared.http.app)
+        for route in routes_of(shared.api)
         for method in route["methods"]
         if route["path"] not in OPEN_ROUTES
     }

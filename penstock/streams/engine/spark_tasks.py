@@ -70,6 +70,11 @@ class SparkTasks:
         self._package_folder, self._checkpoints, self._die = package_folder, checkpoints, die
         self._runs: dict[str, _Run] = {}
 
+    def is_alive(self) -> bool:
+        """Whether Spark's JVM still runs: without it this process is of no use."""
+        process = self._spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+        return process.poll() is None
+
     def start(self, assignment: Assignment) -> None:
         """Begin a run. Requires: no run of this task id is known."""
         assert assignment.task_id not in self._runs, f"{assignment.task_id} already has a run"
@@ -291,7 +296,8 @@ class _Run:
 
 
 _NAMED = re.compile(
-    r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
+    r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)"
+    r"(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
     re.S,
 )
 
