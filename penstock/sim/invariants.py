@@ -165,7 +165,8 @@ class ConfigChecker:
     _versions: dict[str, int] = field(default_factory=dict)
     _allowed: dict[str, set[str]] = field(default_factory=dict)  # job birth -> merged configs it ever had
     _running: dict[str, RunningRow] = field(default_factory=dict)
-    _served: dict[tuple[str, int], str] = field(default_factory=dict)  # (job, running version) -> config
+    # (job, restart version) -> configs: a live change gives another one without a restart.
+    _served: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _seen_version: int = 0
 
     def check(self) -> None:
@@ -181,14 +182,15 @@ class ConfigChecker:
             for row in snapshot.rows:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
                 self._running[row.job] = row
-                self._served[row.job, row.version] = canonical(row.config)
+                self._served.setdefault((row.job, row.restart_version), set()).add(canonical(row.config))
 
     def on_start(self, run: Run) -> None:
         """A task begins: it must have been given what was committed, entire."""
         spec = run.spec
-        served = self._served.get((spec.job, spec.running_version))
-        wrong = f"{run.id} runs a config that was never running version {spec.running_version}"
-        self.world.sim.demand("I10 tasks get what runs", None if served == canonical(spec.config) else wrong)
+        served = self._served.get((spec.job, spec.running_version), set())
+        is_served = canonical(spec.config) in served
+        wrong = f"{run.id} runs a config that was never served as version {spec.running_version}"
+        self.world.sim.demand("I10 tasks get what runs", None if is_served else wrong)
 
     def _read_expected(self) -> None:
         changed = [

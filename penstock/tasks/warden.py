@@ -167,12 +167,18 @@ class Warden:
             pass  # the last one is still on its way; the lease goes on counting
 
     def _send_beats(self) -> None:
+        is_heard = True
         while True:
             beat = self._beats.get()
             try:
                 self._replies.put((beat.incarnation, self._link.beat(beat)))
+                if not is_heard:
+                    log.info("heartbeats are acknowledged again", container=self._container)
+                is_heard = True
             except PenstockError as error:
-                log.warning("heartbeat not acknowledged", container=self._container, error=error.what)
+                if is_heard:
+                    log.warning("heartbeats are not acknowledged", container=self._container, error=error.what)
+                is_heard = False
 
     def _take_replies(self, engine: _Engine) -> None:
         while not self._replies.empty():

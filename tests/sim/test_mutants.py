@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.machine import Step
 from penstock.jobs.plan_store import PlanStore
-from penstock.jobs.running_store import PlanRow
+from penstock.jobs.running_store import PlanRow, RunningRow
 from penstock.jobs.state_syncer import StateSyncer
 from penstock.jobs.sync_plan import PlanStep
 from penstock.sim.control import Parts
@@ -19,7 +21,7 @@ from penstock.sim.options import Options, draw_options
 from penstock.sim.scenario import Bugs, run_seed
 from penstock.sim.simulation import InvariantBroken
 from penstock.tasks.lease import Lease, Stop
-from penstock.tasks.liveness import Liveness
+from penstock.tasks.liveness import Alert, Liveness
 from penstock.tasks.messages import HeartbeatReply
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.task_manager import Report, TaskManager
@@ -65,6 +67,44 @@ class GracelessManager(ShardManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._liveness = NoGrace(self._profile)
+
+
+class NoGraceAtTakeOver(NoGrace):
+    """Takes what it finds in the store at take-over for long silent."""
+
+    def on_registered(self, container: str, incarnation: str, now_ms: Millis) -> None:
+        super().on_registered(container, incarnation, now_ms - self.profile.failover_ms)
+
+    def _look_at_ourselves(self, now_ms: Millis) -> Iterator[Alert]:
+        self._time_ms = now_ms
+        return iter(())
+
+
+class HastyManager(ShardManager):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._liveness = NoGraceAtTakeOver(self._profile)
+
+
+class IgnoresTerms(PlanStore):
+    """Writes without looking whether another syncer has taken over, and without comparing what it decided on."""
+
+    @contextmanager
+    def _leading(self) -> Iterator[sa.Connection]:
+        with self._database.transaction() as connection:
+            yield connection
+
+    def _check_plan(self, connection: sa.Connection, plan: PlanRow) -> None:
+        pass
+
+    def _check_version(self, job: str, version: int, row: RunningRow | None) -> None:
+        pass
+
+
+class ZombieSyncer(StateSyncer):
+    def __init__(self, *args: Any, term: int, **kwargs: Any) -> None:
+        super().__init__(*args, term=term, **kwargs)
+        self._plans = IgnoresTerms(self._store.database, term=term)
 
 
 class NoHold(PlanStore):
@@ -124,6 +164,7 @@ def with_faults(*faults: str, profile: str = "fast") -> Callable[[int], Options]
         (Bugs(task_manager=AcknowledgesDropAtOnce), with_faults("container crash", "slow stops"), "I3"),
         (Bugs(task_manager=ObeysAnyAssignment), with_faults("bad weather", "container crash"), "I1"),
         (Bugs(parts=Parts(shard_manager=GracelessManager)), with_faults("control pause"), "I6"),
+        (Bugs(parts=Parts(shard_manager=HastyManager)), with_faults("control crash"), "I6"),
         (Bugs(parts=Parts(syncer=ForgetfulSyncer)), with_faults("slow stops"), "I3"),
         (Bugs(parts=Parts(shard_manager=OldListsAreFine)), with_faults("slow stops", "bad weather"), "I3"),
     ],
@@ -133,6 +174,7 @@ def with_faults(*faults: str, profile: str = "fast") -> Callable[[int], Options]
         "drop acknowledged at once",
         "late replies obeyed",
         "no grace after a pause",
+        "no grace after a take-over",
         "hold not durable",
         "stop without proof",
     ],

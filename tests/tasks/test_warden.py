@@ -1,0 +1,146 @@
+"""Claims about the watchdog, on real processes: an engine that must not go on does not, nor does anything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.core.errors import StoreUnavailable
+from penstock.core.loop import SystemClock
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.tasks.sessions import is_session_alive, reap_leftovers, write_pid_file
+from penstock.tasks.warden import Warden
+
+PROFILE = Profile(heartbeat_ms=100, deadline_ms=1500, failover_ms=3000, engine_stale_ms=1000)
+# An engine that gives signs of life until its pipe closes, and starts a worker in a process group of its own.
+ENGINE = """
+import json, os, subprocess, sys, threading, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+def listen():
+    for line in sys.stdin:
+        if "stop" in json.loads(line):
+            os._exit(0)
+    os._exit(70)
+threading.Thread(target=listen, daemon=True).start()
+while True:
+    at = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000)
+    print(json.dumps({"at_ms": at, "report": {"engine_ready": True}}), flush=True)
+    time.sleep(0.1)
+"""
+
+
+class Link:
+    """A Shard Manager that answers as it is told."""
+
+    def __init__(self) -> None:
+        self.is_down, self.verdict = False, Verdict.OK
+        self.registered: list[str] = []
+        self.pids: list[int] = []
+
+    def register(self, container: str, incarnation: str) -> None:
+        if self.is_down:
+            raise StoreUnavailable("down")
+        self.registered.append(incarnation)
+        self.verdict = Verdict.OK
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        if self.is_down:
+            raise StoreUnavailable("down")
+        if heartbeat.pid not in self.pids:
+            self.pids.append(heartbeat.pid)
+        return HeartbeatReply(verdict=self.verdict, term=1, sequence=heartbeat.sequence, assignment_version=1)
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+@pytest.fixture
+def warden(tmp_path: Path, link: Link) -> Iterator[Warden]:
+    lives = iter(range(1000))
+    found = Warden(
+        container="c1",
+        folder=tmp_path,
+        engine_command=[sys.executable, "-c", ENGINE],
+        link=link,
+        profile=PROFILE,
+        clock=SystemClock(),
+        new_incarnation=lambda: f"life-{next(lives)}",
+    )
+    thread = threading.Thread(target=found.run)
+    thread.start()
+    yield found
+    found.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not any(is_session_alive(pid) for pid in link.pids), "something was left running"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_engine_whose_lease_is_over_dies_with_all_its_kin(warden: Warden, link: Link):
+    wait_for(lambda: link.pids)
+    engine = link.pids[0]
+    wait_for(lambda: bool(psutil.Process(engine).children()))
+    workers = psutil.Process(engine).children()
+    link.is_down = True
+    wait_for(lambda: not is_session_alive(engine))
+    assert workers and not any(is_alive(worker) for worker in workers)
+    link.is_down = False
+    wait_for(lambda: len(link.pids) == 2)
+    assert len(set(link.registered)) == len(link.registered) >= 2
+
+
+def test_an_engine_that_gives_no_sign_of_life_is_replaced(warden: Warden, link: Link):
+    wait_for(lambda: link.pids)
+    os.kill(link.pids[0], signal.SIGSTOP)
+    wait_for(lambda: len(link.pids) == 2)
+    assert not is_session_alive(link.pids[0])
+
+
+def test_an_engine_that_dies_is_replaced_by_a_new_incarnation(warden: Warden, link: Link):
+    wait_for(lambda: link.pids)
+    os.kill(link.pids[0], signal.SIGKILL)
+    wait_for(lambda: len(link.pids) == 2 and len(link.registered) == 2)
+
+
+def test_a_reboot_verdict_ends_the_life(warden: Warden, link: Link):
+    wait_for(lambda: link.pids)
+    link.verdict = Verdict.REBOOT
+    wait_for(lambda: len(link.pids) == 2)
+
+
+def test_what_a_previous_life_left_is_reaped_and_nothing_else(tmp_path: Path):
+    import subprocess
+
+    mine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    path = tmp_path / "engine.pid"
+    write_pid_file(path, mine.pid)
+    path.write_text(path.read_text().replace('"started": ', '"started": 1'))  # of another process of that pid
+    assert reap_leftovers(path) == 0 and mine.poll() is None
+    write_pid_file(path, mine.pid)
+    assert reap_leftovers(path) == 1 and mine.wait(10) == -signal.SIGKILL
+    assert reap_leftovers(path) == 0
+    path.write_text("not json")
+    assert reap_leftovers(path) == 0
