@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
-from pathlib import Path
 
-import pytest
-
-from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.jobs.config import validate_config
-from penstock.streams.bus.log import CategorySpec
-from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
-from penstock.streams.compiled import PackageRef
-from penstock.streams.computation import Computation
-from penstock.streams.drawing import WIDTH, draw_plan
-from penstock.streams.graph import Edge, Filter, Graph, Place, Sink, Source
+from penstock.streams.catalogue import StaticCatalogue, category_from_json
 from penstock.streams.packages import load_pipeline
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_graph, compile_pipeline
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "zeitgeist"
-PACKAGE = PackageRef(name="zeitgeist", version="1", hash="ab" * 32, entry="pipeline.py")
-QUERIES = CategorySpec(
-    name="queries",
-    partitions=3,
-    columns=(("query", "string"), ("lang", "string"), ("ts", "bigint"), ("score", "double")),
-    format="json",
-    watermark="injector",
-    ts_column="ts",
+from penstock.streams.plan import compile_pipeline
+from tests.streams.plans import (
+    EXAMPLE,
+    PACKAGE,
+    QUERIES,
+    Count,
+    Watch,
+    a_pipeline,
+    compiled,
+    jobs_of,
+    out_of,
 )
-EVENTS = CategorySpec(name="events", partitions=2, columns=(("user", "string"), ("n", "int")))
-CATALOGUE = StaticCatalogue([QUERIES, EVENTS])
-
-
-class Count(Computation):
-    outputs = {"out": {"query": "string", "n": "bigint"}}
-
-
-class Watch(Computation):
-    outputs = {"counts": {"query": "string", "n": "bigint"}, "alerts": {"query": "string", "n": "bigint"}}
-    late = "process"
-
-
-def a_pipeline(partitions=4):
-    return Pipeline("p", partitions=partitions)
-
-
-def compiled(pipeline, catalogue=CATALOGUE):
-    return compile_pipeline(pipeline, catalogue, PACKAGE)
-
-
-def jobs_of(pipeline, catalogue=CATALOGUE):
-    return {job["name"]: job for job in compiled(pipeline, catalogue).to_json()["jobs"]}
-
-
-def out_of(job, stream="out"):
-    return next(output for output in job["outputs"] if output["stream"] == stream)
-
 
 # --- the example ---------------------------------------------------------------------------------------------------
 
@@ -370,193 +331,3 @@ def test_every_job_is_a_valid_config_and_reads_what_was_written_before():
         assert config.inputs[0].category in written
         written |= {output.category for output in config.outputs}
         assert json.loads(json.dumps(job)) == job
-
-
-# --- mistakes ------------------------------------------------------------------------------------------------------
-
-
-def _process_without_key(p):
-    p.source("queries").filter("ts > 0").process(Count).sink("counts")
-
-
-MISTAKES = {
-    "empty": (lambda p: None, ["is empty", "p.source"]),
-    "unknown category": (
-        lambda p: p.source("querys").sink("x"),
-        ["no category 'querys'", "did you mean 'queries'"],
-    ),
-    "nothing like it": (
-        lambda p: p.source("zzz").sink("x"),
-        ["the bus has: events, queries", "create the category"],
-    ),
-    "no sink": (lambda p: p.source("queries"), ["step 'queries' leads nowhere", '.sink("<category>")']),
-    "no sink after filter": (lambda p: p.source("queries").filter("ts > 0"), ["step 'filter' leads nowhere"]),
-    "one branch ends": (
-        lambda p: [p.source("queries").key_by("query").process(Watch)["alerts"].sink("a")],
-        ["stream 'counts' of step 'watch' leads nowhere", '.stream("counts").sink'],
-    ),
-    "no key": (
-        _process_without_key,
-        ["have no key", "runs per key", '.key_by("<column>") before .process(Count)'],
-    ),
-    "unknown column": (
-        lambda p: p.source("queries").filter("lnag = 'en'").sink("x"),
-        ["step 'filter'", "no column 'lnag'", "lang (string)", "did you mean 'lang'"],
-    ),
-    "column dropped before": (
-        lambda p: p.source("queries").select("query").filter("ts > 0").sink("x"),
-        ["no column 'ts'", "the columns here are query (string)"],
-    ),
-    "column of another stream": (
-        lambda p: p.source("queries").key_by("query").process(Count).filter("lang = 'en'").sink("x"),
-        ["no column 'lang'", "query (string), n (bigint)"],
-    ),
-    "syntax": (
-        lambda p: p.source("queries").filter("ts >").sink("x"),
-        ["does not parse", "something is missing"],
-    ),
-    "aggregate": (
-        lambda p: p.source("queries").select("count(*) AS n").sink("x"),
-        ["count() cannot be used"],
-    ),
-    "clock": (
-        lambda p: p.source("queries").select("now() AS t").sink("x"),
-        ["now() cannot be used", "repeated"],
-    ),
-    "column twice": (lambda p: p.source("queries").select("ts", "ts").sink("x"), ["column 'ts' comes twice"]),
-    "column twice but for case": (
-        lambda p: p.source("queries").select("ts", "ts AS TS").sink("x"),
-        ["'TS' comes twice", "upper from lower"],
-    ),
-    "odd column name": (lambda p: p.source("queries").select("ts AS `a b`").sink("x"), ["'a b'", '"a_b"']),
-    "float key": (
-        lambda p: p.source("queries").key_by("score").process(Count).sink("x"),
-        ["'score' cannot be a key", "double", "bigint"],
-    ),
-    "unknown key": (
-        lambda p: p.source("queries").key_by("quer").process(Count).sink("x"),
-        ["no column 'quer'", "did you mean 'query'"],
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_three_parts(mistake):
-    build, said = MISTAKES[mistake]
-    p = a_pipeline()
-    build(p)
-    with pytest.raises(PipelineError) as caught:
-        compiled(p)
-    error = caught.value
-    assert error.what and error.why and error.fix
-    assert error.what.startswith("test_plan.py:") or mistake == "empty"
-    for words in said:
-        assert words in str(error)
-
-
-def test_a_computation_right_behind_another_needs_a_key_too():
-    p = a_pipeline()
-    watched = p.source("queries").key_by("query").process(Count).filter("n > 1").process(Watch)
-    watched["alerts"].sink("a")
-    watched["counts"].sink("b")
-    with pytest.raises(PipelineError, match="'watch' processes records that have no key"):
-        compiled(p)
-
-
-@pytest.mark.parametrize(
-    ("there", "said"),
-    [
-        (CategorySpec(name="x", partitions=4, columns=(("query", "string"),)), []),
-        (
-            CategorySpec(name="x", partitions=4, columns=(("q", "string"),)),
-            ["other columns", "q string", "query string"],
-        ),
-        (
-            CategorySpec(name="x", partitions=9, columns=(("query", "string"),)),
-            ["9 partitions, not 4", "partitions=9"],
-        ),
-        (
-            CategorySpec(name="x", partitions=4, columns=(("query", "string"),), format="json"),
-            ["from outside"],
-        ),
-        (
-            CategorySpec(name="x", partitions=4, columns=(("query", "string"),), watermark="injector"),
-            ["from outside"],
-        ),
-    ],
-)
-def test_a_sink_that_exists_must_fit(there, said):
-    p = a_pipeline()
-    p.source("queries").select("query").sink("x")
-    catalogue = StaticCatalogue([QUERIES, there])
-    if not said:
-        assert out_of(jobs_of(p, catalogue)["p.x"])["category"] == "x"
-        return
-    with pytest.raises(PipelineError) as caught:
-        compiled(p, catalogue)
-    for words in said:
-        assert words in str(caught.value)
-
-
-def test_a_graph_from_elsewhere_may_not_run_in_a_circle():
-    place = Place(file="x.sql", line=1)
-    graph = Graph(
-        name="p",
-        partitions=1,
-        steps=(
-            Source(name="s", place=place, category="queries"),
-            Filter(name="a", place=place, condition="ts > 0"),
-            Filter(name="b", place=place, condition="ts > 0"),
-            Sink(name="x", place=place, category="x"),
-        ),
-        edges=(
-            Edge(source="b", target="a"),
-            Edge(source="a", target="b"),
-            Edge(source="s", target="x"),
-        ),
-    )
-    with pytest.raises(PipelineError, match="runs in a circle") as caught:
-        compile_graph(graph, CATALOGUE, PACKAGE)
-    assert caught.value.why and caught.value.fix
-
-
-# --- drawing and catalogue -----------------------------------------------------------------------------------------
-
-
-def test_the_drawing_fits_and_names_every_job_and_category():
-    p = a_pipeline()
-    watched = p.source("queries").filter(" AND ".join(["lang = 'en'"] * 20)).key_by("query").process(Watch)
-    watched["alerts"].select("query").sink("alerts")
-    watched["counts"].sink("counts")
-    answer = compiled(p)
-    drawn = draw_plan(answer)
-    assert all(len(line) <= WIDTH for line in drawn.splitlines())
-    for job in answer.jobs:
-        assert job.name in drawn and all(output.category in drawn for output in job.outputs)
-    order = [drawn.index(f"┌─ {job.name} ") for job in answer.jobs]
-    assert all(before < after for before, after in pairwise(order))
-
-
-def test_a_category_survives_json():
-    assert category_from_json(json.loads(json.dumps(category_to_json(QUERIES)))) == QUERIES
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"colums": []}, "did you mean 'columns'"),
-        ({"columns": [["_x", "string"]]}, "'_x'"),
-        ({"columns": [["x", "text"]]}, "'text'"),
-        ({"columns": 5}, "not complete"),
-    ],
-)
-def test_a_wrong_description_of_a_category_is_refused(change, said):
-    with pytest.raises(ConfigError, match="category") as caught:
-        category_from_json({**category_to_json(EVENTS), **change})
-    assert said in str(caught.value)
-
-
-def test_a_missing_category_lists_what_there_is():
-    with pytest.raises(NotFound) as caught:
-        CATALOGUE.describe("event")
-    assert "did you mean 'events'" in str(caught.value) and "queries" in str(caught.value)
