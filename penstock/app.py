@@ -23,6 +23,7 @@ from penstock.jobs.job_store import JobStore
 from penstock.jobs.job_view import JobView
 from penstock.jobs.running_store import RunningStore
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
+from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.controller import ResourceController, ScalableJob
 from penstock.resources.metrics import JobLoad
 from penstock.streams.bus.log import CategorySpec
@@ -96,7 +97,7 @@ class ControlPlane:
             term=take_term(self.database, "syncer", holder),
             settings=SyncerSettings(fence_after_ms=6_000 if settings.profile == "fast" else 50_000),
         )
-        self.controller = ResourceController(self, self._reports)
+        self.controller = ResourceController(self, self.reports)
         self._cleaned_ms: Millis = 0
         self._loops = (
             Loop("state syncer", self._sync, every_ms=settings.sync_ms),
@@ -267,8 +268,11 @@ class ControlPlane:
             idempotency_key=None,
         )
 
-    def _reports(self, job: str) -> tuple[TaskReport, ...]:
-        return tuple(report for _, report in self.shard_manager.task_reports(job))
+    def reports(self, job: str) -> tuple[TaskReport, ...]:
+        """What tasks say now: the last words of a container that fell silent are no load."""
+        fresh_ms = self.clock.now_ms() - STALE_MS
+        rows = [row for row in self.shard_manager.containers() if row.may_run and row.seen_ms >= fresh_ms]
+        return tuple(task for row in rows for task in row.tasks if task.job == job)
 
     # -- streams ----------------------------------------------------------------------------------------
 

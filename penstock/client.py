@@ -51,6 +51,12 @@ class Client:
         """Give the connections back."""
         self._http.close()
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # What runs.
 
     def status(self) -> dict[str, Any]:

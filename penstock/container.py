@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import queue
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -49,6 +51,18 @@ class ContainerSettings:
     rows: str
     profile: str = "fast"
     cores: int = 2
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where Spark's scratch checkpoints go: memory where there is some, since nobody reads them again."""
+        memory = Path("/dev/shm")
+        if not (memory.is_dir() and os.access(memory, os.W_OK)):
+            return self.folder / "checkpoints"
+        return memory / f"penstock-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]}"
+
+    def clear_checkpoints(self) -> None:
+        """Remove them. Requires: no engine runs."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def arguments(self) -> list[str]:
         """The same settings as command line arguments."""
@@ -112,6 +126,7 @@ def run_warden(settings: ContainerSettings) -> None:
             profile=profile,
             clock=SystemClock(),
             new_incarnation=lambda: secrets.token_hex(6),
+            after_engine=settings.clear_checkpoints,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: warden.stop())
@@ -244,7 +259,7 @@ class Engine:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         try:
-            from penstock.streams.engine.session import build_session, checkpoint_folder, warm_up
+            from penstock.streams.engine.session import build_session, warm_up
             from penstock.streams.engine.spark_tasks import SparkTasks
 
             spark = build_session(
@@ -257,7 +272,7 @@ class Engine:
                 bus=self._settings.bus,
                 rows=self._settings.rows,
                 package_folder=packages.folder_of,
-                checkpoints=checkpoint_folder(self._settings.folder / "scratch"),
+                checkpoints=self._settings.checkpoints,
                 die=self._die,
             )
             self._tasks, self._manager = tasks, TaskManager(SparkRunner(tasks))

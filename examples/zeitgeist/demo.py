@@ -37,7 +37,7 @@ from penstock.tasks.sessions import kill_session
 
 HERE = Path(__file__).parent
 COUNT, PARSE = "zeitgeist.count_per_second", "zeitgeist.by_query"
-CALM_RATE, BUSY_RATE = 1_000, 5_000
+CALM_RATE, BUSY_RATE = 1_000, 4_500
 # One counting task may read this many records per batch and second, so that one is not enough on any machine.
 TASK_ROWS = 2_000
 console = Console(highlight=False)
@@ -68,7 +68,7 @@ class Demo:
         self._wait("first counts in the sink", lambda: _size(log, "query_counts") > 0)
         self._let_the_load_rise(client, generator, watch)
         self._kill_a_container(client, watch)
-        self._override(client, watch)
+        self._override(client, generator, watch)
         self._release(client, watch)
         self._finish(client, log, generator)
         watch.stop()
@@ -106,7 +106,7 @@ class Demo:
             client.patch_layer(COUNT, "base", settings, why="limits of the demo", key="demo-limits")
 
     def _let_the_load_rise(self, client: Client, generator: QueryGenerator, watch: PauseWatch) -> None:
-        self._wait("one task is enough", lambda: _lag(client, COUNT) < 3)
+        self._wait("one task is enough", lambda: _lag(client, COUNT) < 3 and watch.is_moving())
         with watch.event("rescale 1 → 3 tasks"):
             generator.rate = BUSY_RATE
             self._say(f"the load rises from {CALM_RATE:,} to {BUSY_RATE:,} records/s")
@@ -114,7 +114,7 @@ class Demo:
             decision = next(e for e in reversed(client.journal(subject=COUNT)) if e["actor"] == "autoscaler")
             self._say(f"the scaler's reason: {decision['reason']}")
             self._wait("3 counting tasks run", lambda: _running(client, COUNT) == 3)
-        self._wait("the lag is within its SLO again", lambda: _lag(client, COUNT) < 3)
+        self._wait("the lag is within its SLO again", lambda: _lag(client, COUNT) < 3 and watch.is_moving())
 
     def _kill_a_container(self, client: Client, watch: PauseWatch) -> None:
         victim = max(client.status()["containers"], key=lambda row: row["tasks"])
@@ -133,9 +133,11 @@ class Demo:
         self.numbers["killed container's tasks run again after"] = f"{took:.1f} s (limit 20 s)"
         if took > 20:
             self.failures.append(f"failover took {took:.1f} s, more than 20 s")
-        self._wait("the killed container is back", lambda: len(_ready(client)) == 2)
+        self._wait("the killed container is back", lambda: len(_ready(client)) == 2 and watch.is_moving())
 
-    def _override(self, client: Client, watch: PauseWatch) -> None:
+    def _override(self, client: Client, generator: QueryGenerator, watch: PauseWatch) -> None:
+        generator.rate = CALM_RATE
+        self._say(f"the load falls to {CALM_RATE:,} records/s")
         with watch.event("rescale 3 → 2 tasks by oncall"):
             client.patch_layer(COUNT, "oncall", {"task_count": 2}, why="trying two", key="demo-oncall")
             self._say("oncall sets task_count=2 above the scaler's 3")
@@ -151,8 +153,7 @@ class Demo:
         self._say(
             f"scaler layer says {scaler}, oncall says 2, running are {job['running']['config']['task_count']}"
         )
-        client.patch_layer(COUNT, "oncall", {"task_count": None}, why="enough seen", key="demo-oncall-clear")
-        self._wait("3 tasks again", lambda: _running(client, COUNT) == 3)
+        self._wait("every partition moves on", watch.is_moving)
 
     def _release(self, client: Client, watch: PauseWatch) -> None:
         release = self._folder / "release" / "pipeline.py"
@@ -309,6 +310,8 @@ def main() -> int:
         demo.run()
     except PenstockError as error:
         demo.failures.append(str(error))
+    except KeyboardInterrupt:
+        demo.failures.append("interrupted")
     finally:
         watch_rows = PauseWatch.finished
         demo.stop()

@@ -45,6 +45,11 @@ class PauseWatch:
         self._stop.set()
         self._thread.join()
 
+    def is_moving(self) -> bool:
+        """Whether every partition moved on within the last two seconds."""
+        now = time.monotonic()
+        return all(self._moves.get(ref, [0.0])[-1] > now - 2 for ref in self._refs)
+
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
         """Measure the pause of whatever happens inside, and the second after."""

@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,9 +61,9 @@ def plan(pipeline: PipelineFile, folder: Folder = FOLDER, as_json: AsJson = Fals
     from penstock.cli.compiling import compile_file
     from penstock.streams.drawing import draw_plan
 
-    client = connect(folder, role="developer")
-    compiled, _ = compile_file(pipeline, client)
-    changes = client.plan_pipeline(compiled.to_json())
+    with connect(folder, role="developer") as client:
+        compiled, _ = compile_file(pipeline, client)
+        changes = client.plan_pipeline(compiled.to_json())
     if as_json:
         _print_json({"compiled": compiled.to_json(), "changes": changes})
         return
@@ -84,10 +84,10 @@ def submit(
     """Package a pipeline's code and make its jobs what runs."""
     from penstock.cli.compiling import compile_file
 
-    client = connect(folder, role="developer", timeout_s=60)
-    compiled, package = compile_file(pipeline, client, version=version)
-    client.put_package(package.hash, package.data)
-    answer = client.submit_pipeline(compiled.to_json(), why=why, key=secrets.token_hex(8))
+    with connect(folder, role="developer", timeout_s=60) as client:
+        compiled, package = compile_file(pipeline, client, version=version)
+        client.put_package(package.hash, package.data)
+        answer = client.submit_pipeline(compiled.to_json(), why=why, key=secrets.token_hex(8))
     if as_json:
         _print_json(answer)
         return
@@ -103,13 +103,13 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Jobs, their tasks and lag, and containers."""
-    client = connect(folder, role="reader")
-    if watch:
-        # Ctrl-C is how one stops looking, not a failure.
-        with contextlib.suppress(KeyboardInterrupt):
-            _watch(client, as_json=as_json)
-        return
-    found = client.status()
+    with connect(folder, role="reader") as client:
+        if watch:
+            # Ctrl-C is how one stops looking, not a failure.
+            with contextlib.suppress(KeyboardInterrupt):
+                watch_status(client.status, as_json=as_json)
+            return
+        found = client.status()
     _print_json(found) if as_json else out.print(tables.status_tables(found))
 
 
@@ -120,12 +120,12 @@ def job(
     as_json: AsJson = False,
 ) -> None:
     """One job: every setting with the layer that decided it, its layers, its tasks."""
-    client = connect(folder, role="reader")
-    if not name:
-        jobs = client.jobs()
-        _print_json(jobs) if as_json else out.print(tables.jobs_table(jobs))
-        return
-    found = client.job(name)
+    with connect(folder, role="reader") as client:
+        if not name:
+            jobs = client.jobs()
+            _print_json(jobs) if as_json else out.print(tables.jobs_table(jobs))
+            return
+        found = client.job(name)
     _print_json(found) if as_json else out.print(tables.job_tables(found))
 
 
@@ -149,13 +149,13 @@ def oncall(
         raise ConfigError(
             "an override needs a reason", why="whoever is on call next will ask for it", fix='add --why "…"'
         )
-    client = connect(folder, role="oncall")
-    changes = {**(_everything_oncall_says(client, name) if clear else {}), **given}
-    if not changes:
-        out.print(f"oncall says nothing about {name}: nothing to take back")
-        return
-    key = secrets.token_hex(8)
-    at = client.patch_layer(name, "oncall", changes, why=why, key=key, expected_version=version)
+    with connect(folder, role="oncall") as client:
+        changes = {**(_everything_oncall_says(client, name) if clear else {}), **given}
+        if not changes:
+            out.print(f"oncall says nothing about {name}: nothing to take back")
+            return
+        key = secrets.token_hex(8)
+        at = client.patch_layer(name, "oncall", changes, why=why, key=key, expected_version=version)
     if as_json:
         _print_json({"job": name, "version": at, "changes": changes})
         return
@@ -170,7 +170,8 @@ def journal(
     as_json: AsJson = False,
 ) -> None:
     """What was decided, by whom, and why."""
-    entries = connect(folder, role="reader").journal(subject=subject or None, limit=limit)
+    with connect(folder, role="reader") as client:
+        entries = client.journal(subject=subject or None, limit=limit)
     _print_json(entries) if as_json else out.print(tables.journal_table(entries))
 
 
@@ -181,7 +182,8 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many.", min=1, max=10_000)] = 100,
 ) -> None:
     """The end of a container's log."""
-    print(connect(folder, role="oncall").container_log(container, lines=lines))
+    with connect(folder, role="oncall") as client:
+        print(client.container_log(container, lines=lines))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -206,10 +208,11 @@ def category(
             "watermark": watermark,
             "lateness_ms": lateness_ms,
         }
-        found = [connect(folder, role="developer").create_category(spec)]
+        with connect(folder, role="developer") as client:
+            found = [client.create_category(spec)]
     else:
-        client = connect(folder, role="reader")
-        found = [client.category(name)] if name else client.categories()
+        with connect(folder, role="reader") as client:
+            found = [client.category(name)] if name else client.categories()
     if as_json:
         _print_json(found[0] if name else found)
         return
@@ -272,23 +275,25 @@ def engine(
     raise SystemExit(Engine(settings, incarnation).run())
 
 
-def _watch(client: Client, *, as_json: bool) -> None:
-    """Look again and again; a control plane that is away for a moment is waited for."""
+def watch_status(
+    look: Callable[[], dict[str, Any]], *, as_json: bool, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Look again and again, until interrupted; a control plane that is away for a moment is waited for."""
     last: dict[str, Any] | None = None
     with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             problem = ""
             try:
-                last = client.status()
+                last = look()
             except StoreUnavailable as error:
                 if last is None:
                     raise
                 problem = error.what
-            if as_json:
-                print(json.dumps(last, default=str), flush=True)
-            elif last is not None:
+            if not as_json:
                 live.update(tables.status_tables(last, problem), refresh=True)
-            time.sleep(WATCH_S)
+            elif not problem:
+                print(json.dumps(last, default=str), flush=True)
+            pause(WATCH_S)
 
 
 def _everything_oncall_says(client: Client, job: str) -> dict[str, None]:
@@ -324,7 +329,7 @@ def _print_json(value: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an error we know is a message in three parts, not a traceback."""
     try:
-        app(arguments)
+        app(arguments, prog_name="penstock")
     except PenstockError as error:
         err.print(tables.error_text(error.what, error.why, error.fix))
         sys.exit(1)

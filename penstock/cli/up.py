@@ -54,16 +54,18 @@ def run_up(settings: UpSettings) -> None:
         raise ConfigError(f"no such profile: {settings.profile!r}", why=f"known: {known}", fix="use one")
     if settings.containers:
         require_java()
+    # What happens goes to stderr, where it can be kept apart from what the command says.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     folder = settings.folder.absolute()
     _make_folder(folder)
     with folder_lock(folder, "a control plane"), bind(settings.port) as listener:
         stop = _stop_on_signals()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile))
-        _write_tokens(plane, folder)
+        write_tokens(plane, folder)
         server = ApiServer(build_api(plane), listener)
         host = ContainerHost(settings, folder, server.url, plane)
         with _running(plane, server, host):
-            _write_private(endpoint_file(folder), json.dumps({"url": server.url, "pid": os.getpid()}))
+            write_endpoint(folder, server.url)
             out.print(f"[green]penstock is up[/] at {server.url}, {settings.containers} containers")
             out.print(f"folder {folder}", markup=False)
             out.print("stop it with Ctrl-C")
@@ -159,6 +161,7 @@ class ContainerHost:
         for child in self._children:
             reap_leftovers(child.settings.folder / "warden.session")
             reap_leftovers(child.settings.folder / "engine.pid")
+            child.settings.clear_checkpoints()
 
     def _look(self) -> None:
         now_ms = self.plane.clock.boot_ms()
@@ -206,7 +209,12 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def _write_tokens(plane: ControlPlane, folder: Path) -> None:
+def write_endpoint(folder: Path, url: str) -> None:
+    """Say where the control plane of this folder answers."""
+    _write_private(endpoint_file(folder), json.dumps({"url": url, "pid": os.getpid()}))
+
+
+def write_tokens(plane: ControlPlane, folder: Path) -> None:
     """Tokens for this machine, issued once and kept in files that only this user can read."""
     now_ms = plane.clock.now_ms()
     for role in LOCAL_ROLES:

@@ -102,6 +102,7 @@ class ScalerSettings(_Part):
 
     enabled: bool = True
     quiet_s: float = Field(default=60, ge=0)
+    settle_s: float = Field(default=10, ge=0)
     task_count_min: int = Field(default=1, ge=1)
 
 

@@ -28,6 +28,7 @@ class ScalerLimits:
 
     lag_slo_s: float
     quiet_s: float
+    settle_s: float  # what a job does so soon after its tasks started says nothing about what it can do
     task_count_min: int
     task_count_max: int
     recovery_s: float = 30.0  # t, within which a backlog should be gone
@@ -55,7 +56,10 @@ def decide_task_count(loads: Sequence[JobLoad], limits: ScalerLimits, *, now_ms:
     last = loads[-1]
     if now_ms - last.at_ms > STALE_MS:
         return Hold(reason=f"the newest metrics are {(now_ms - last.at_ms) / 1000:.0f} s old")
-    recent = loads[-LOOKS_BEFORE_UP:]
+    settled = [load for load in loads if load.at_ms - loads[0].at_ms >= limits.settle_s * 1000]
+    if not settled:
+        return Hold(reason="its tasks have just started")
+    recent = settled[-LOOKS_BEFORE_UP:]
     if len(recent) == LOOKS_BEFORE_UP and all(load.lag_s > limits.lag_slo_s for load in recent):
         return _up(last, limits)
     return _down(loads, last, limits, now_ms)

@@ -99,6 +99,7 @@ class ResourceController:
         limits = ScalerLimits(
             lag_slo_s=job.config["slo"]["lag_s"],
             quiet_s=settings["quiet_s"],
+            settle_s=settings["settle_s"],
             task_count_min=settings["task_count_min"],
             task_count_max=min(job.config["task_count_max"], job.config["partitions"]),
         )

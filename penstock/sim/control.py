@@ -18,7 +18,7 @@ from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.ports import DataPlane
 from penstock.jobs.state_syncer import StateSyncer, SyncReport
-from penstock.sim.simulation import Process, ProcessClock, Simulation
+from penstock.sim.simulation import Process, ProcessClock, ProcessCrashed, Simulation
 from penstock.tasks.messages import Heartbeat, Profile
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.shard_store import ShardStore
@@ -109,6 +109,22 @@ class ControlPlane:
         self.zombies.append(old)
         self.sim.after(for_ms, "the zombie wakes", old.process.resume)
         self._restart_later()
+
+    def become_zombie_here(self, process: Process, *, for_ms: Millis, until_ms: Millis) -> None:
+        """Pause the active life between two lines of its round; when this returns, it goes on with the next.
+
+        Meanwhile all else goes on, a successor included: the round then writes what it decided long ago.
+        """
+        old, self.active = self.active, None
+        assert old is not None and old.process is process
+        process.pause()
+        self.zombies.append(old)
+        self._restart_later()
+        self.sim.run_inside(min(self.sim.now_ms + for_ms, until_ms))
+        if not process.is_alive:
+            raise ProcessCrashed
+        # What came in during the pause is for after this round.
+        self.sim.after(0, "the zombie's round is over", process.resume)
 
     def answering(self) -> Services | None:
         """Who gets a message that arrives now: at times a zombie that still holds the connection."""

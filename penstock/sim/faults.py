@@ -35,6 +35,7 @@ class StoreFaults:
     met: Counter[str] = field(default_factory=Counter)
     commits: int = 0  # grows with every transaction that committed: tells checkers when to look again
     victim: Callable[[Process], bool] = lambda process: True
+    at_next_begin: Callable[[Process], None] | None = None  # once, inside a round of the active control plane
 
     def __call__(self, point: str) -> None:
         """Called by the database at "begin", "commit" and "committed"."""
@@ -43,6 +44,9 @@ class StoreFaults:
         process, rng = self.sim.current, self.sim.rng
         if process is None:
             return
+        if point == "begin" and self.at_next_begin is not None and self.victim(process):
+            strike, self.at_next_begin = self.at_next_begin, None
+            strike(process)
         if point == "begin" and (self.sim.now_ms < self.down_until_ms or self._strikes(self.refused)):
             self.met["store refused"] += 1
             raise StoreUnavailable("the simulated store is down")
@@ -60,6 +64,7 @@ class StoreFaults:
         """A store that works."""
         self.refused = self.timed_out = self.crashed = 0.0
         self.down_until_ms = 0
+        self.at_next_begin = None
 
 
 @dataclass(slots=True)
@@ -202,6 +207,22 @@ def _zombie_control(world: World, _schedule: FaultSchedule) -> None:
     world.control.become_zombie(for_ms=world.sim.rng.randrange(1_000, 2 * world.profile.failover_ms))
 
 
+def _zombie_in_a_round(world: World, schedule: FaultSchedule) -> None:
+    rng = world.sim.rng
+    for_ms, skipped = rng.randrange(1_000, 2 * world.profile.failover_ms), rng.randrange(10)
+
+    def strike(process: Process) -> None:
+        nonlocal skipped
+        if process is not world.control.process or skipped > 0:
+            skipped -= 1
+            world.store_faults.at_next_begin = strike
+        else:
+            schedule.met["control zombie went on in its round"] += 1
+            world.control.become_zombie_here(process, for_ms=for_ms, until_ms=world.options.safety_ms)
+
+    world.store_faults.at_next_begin = strike
+
+
 def _crash_container(world: World, _schedule: FaultSchedule) -> None:
     world.sim.rng.choice(world.containers).crash()
 
@@ -309,6 +330,7 @@ _STROKES: dict[str, Stroke] = {
     "control crash in a transaction": _crash_in_a_transaction,
     "control pause": _pause_control,
     "control zombie": _zombie_control,
+    "control zombie in a round": _zombie_in_a_round,
     "container crash": _crash_container,
     "container loss": _lose_container,
     "warden crash": _crash_warden,

@@ -13,6 +13,7 @@ FAULT_KINDS = (
     "control crash in a transaction",
     "control pause",
     "control zombie",
+    "control zombie in a round",
     "container crash",
     "container loss",
     "warden crash",

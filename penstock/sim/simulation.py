@@ -96,6 +96,14 @@ class Simulation:
             self.check()
         self.now_ms = max(self.now_ms, until_ms)
 
+    def run_inside(self, until_ms: Millis) -> None:
+        """Let everything else happen in the middle of an event, as it does while its process is paused."""
+        process, self.current = self.current, None
+        try:
+            self.run(until_ms)
+        finally:
+            self.current = process
+
     def check(self) -> None:
         """Evaluate every invariant now."""
         for name, check in self._checks:

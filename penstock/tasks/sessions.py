@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from penstock.core.loop import sleep_ms
+
 
 def kill_session(session_id: int) -> int:
     """SIGKILL every process of a session; returns how many there were."""
@@ -58,5 +60,7 @@ def reap_leftovers(path: Path) -> int:
         # The leader is gone; orphans keep its session id, which no new process takes while they live.
         same = True
     killed = kill_session(data["pid"]) if same else 0
+    while killed and is_session_alive(data["pid"]):
+        sleep_ms(20)  # a process that was sent SIGKILL may still finish a write
     path.unlink(missing_ok=True)
     return killed

@@ -67,9 +67,11 @@ class Warden:
         profile: Profile,
         clock: Clock,
         new_incarnation: Callable[[], str],
+        after_engine: Callable[[], None] = lambda: None,
     ) -> None:
         self._container, self._folder, self._command = container, folder, tuple(engine_command)
         self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
+        self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
         self._stop = threading.Event()
         self._signs: queue.Queue[tuple[str, Millis, dict[str, Any]]] = queue.Queue()
         self._replies: queue.Queue[tuple[str, HeartbeatReply]] = queue.Queue()
@@ -86,6 +88,7 @@ class Warden:
         left = reap_leftovers(pid_file)
         if left:
             log.info("reaped a previous life", container=self._container, processes=left)
+        self._after_engine()
         threading.Thread(target=self._send_beats, name="beats", daemon=True).start()
         while not self._stop.is_set():
             incarnation = self._register()
@@ -95,6 +98,7 @@ class Warden:
             write_pid_file(pid_file, engine.process.pid)
             reason = self._watch(engine)
             self._end(engine, reason)
+            self._after_engine()
             pid_file.unlink(missing_ok=True)
 
     def _register(self) -> str | None:
@@ -177,7 +181,9 @@ class Warden:
                 is_heard = True
             except PenstockError as error:
                 if is_heard:
-                    log.warning("heartbeats are not acknowledged", container=self._container, error=error.what)
+                    log.warning(
+                        "heartbeats are not acknowledged", container=self._container, error=error.what
+                    )
                 is_heard = False
 
     def _take_replies(self, engine: _Engine) -> None:

@@ -19,9 +19,17 @@ from penstock.core.token_store import Caller
 from penstock.jobs.job_service import Actor
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.package_shelf import PACKAGE_BYTES_MAX
-from penstock.tasks.messages import Heartbeat
 from penstock.web.answers import answer_problems
-from penstock.web.bodies import INT_MAX, Beat, Name, NewCategory, PatchLayer, Plan, Register, Submit
+from penstock.web.bodies import (
+    INT_MAX,
+    Name,
+    NewCategory,
+    PatchLayer,
+    Plan,
+    Register,
+    Submit,
+    read_heartbeat,
+)
 from penstock.web.guard import Guard
 from penstock.web.limits import LimitBodies, RateLimit, limited
 
@@ -182,14 +190,17 @@ def _container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> N
         return {"container": name}
 
     @router.post("/containers/{name}/beat")
-    def beat(name: Name, body: Beat, caller: Caller = guard.allow("container.beat")) -> dict[str, Any]:
-        if body.container != name:
+    def beat(
+        name: Name, body: dict[str, Any], caller: Caller = guard.allow("container.beat")
+    ) -> dict[str, Any]:
+        heartbeat = read_heartbeat(body)
+        if heartbeat.container != name:
             raise ConfigError(
                 f"this is not a heartbeat of {name!r}",
-                why=f"it says that it is of {body.container!r}",
+                why=f"it says that it is of {heartbeat.container!r}",
                 fix="send it to its own address",
             )
-        return plane.on_heartbeat(Heartbeat.from_json(body.model_dump())).to_json()
+        return plane.on_heartbeat(heartbeat).to_json()
 
     @router.get("/tasks")
     def tasks(caller: Caller = guard.allow("task.read"), since: Version | None = None) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from penstock.core.errors import ConfigError
 from penstock.jobs.config import NAME_PATTERN
+from penstock.tasks.messages import Heartbeat
 
 # What a database column holds.
 INT_MAX = 2**63 - 1
@@ -16,6 +20,8 @@ INT_MAX = 2**63 - 1
 Name = Annotated[str, Path(pattern=NAME_PATTERN)]
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 Word = Annotated[str, Field(max_length=200)]
+Text = Annotated[str, Field(max_length=100_000)]
+PROBLEMS_SHOWN_MAX = 5
 
 
 class _Body(BaseModel):
@@ -61,42 +67,46 @@ class Register(_Body):
     folder_id: Word
 
 
+def read_heartbeat(data: dict[str, Any]) -> Heartbeat:
+    """A heartbeat, exactly as its class declares it: anything else is a damaged or foreign message."""
+    try:
+        body = _BEAT.model_validate(data)
+    except ValidationError as error:
+        shown = error.errors()[:PROBLEMS_SHOWN_MAX]
+        raise ConfigError(
+            "this is not a heartbeat",
+            why="; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in shown),
+            fix="run the same version on both sides",
+        ) from None
+    return Heartbeat.from_json(body.model_dump())
+
+
+def _mirror(kind: type) -> type[BaseModel]:
+    """A strict model with the fields of a message's class, so that the two cannot drift apart."""
+    hints = get_type_hints(kind)
+    declared: dict[str, Any] = {}
+    for item in fields(kind):
+        default: Any = item.default
+        if item.default_factory is not MISSING:
+            default = Field(default_factory=item.default_factory)
+        elif isinstance(default, tuple):
+            default = Field(default_factory=list)
+        declared[item.name] = (_at_the_edge(hints[item.name]), ... if default is MISSING else default)
+    return create_model(f"{kind.__name__}Body", __base__=_Strict, **declared)
+
+
+def _at_the_edge(hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return list[_at_the_edge(get_args(hint)[0])]  # type: ignore[misc]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _mirror(hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Literal[tuple(item.value for item in hint)]
+    return {int: Count, str: Text}.get(hint, hint)
+
+
 class _Strict(_Body):
-    # Containers are programs of the same version: what is not exactly right is a damaged or foreign message.
     model_config = ConfigDict(strict=True)
 
 
-class BeatShard(_Strict):
-    """A shard as a container acknowledges it."""
-
-    shard: Count
-    epoch: Count
-    state: Literal["owned", "dropping"]
-
-
-class BeatTask(_Strict):
-    """A task as a container reports it."""
-
-    task_id: str
-    job: str
-    generation: Count
-    shard: Count
-    state: Word
-    error: str = ""
-    restarts: Count = 0
-    metrics: dict[str, float] = Field(default_factory=dict)
-
-
-class Beat(_Strict):
-    """A heartbeat."""
-
-    container: Word
-    incarnation: Word
-    sequence: Count
-    acked: list[BeatShard] = Field(default_factory=list)
-    assignment_version: Count = 0
-    list_version: Count = 0
-    tasks: list[BeatTask] = Field(default_factory=list)
-    engine_ready: bool = False
-    host: str = ""
-    pid: Count = 0
+_BEAT = _mirror(Heartbeat)

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator
 
+import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core.clock import Millis
@@ -19,8 +20,9 @@ JSON_DEPTH_MAX = 32
 REQUESTS_MAX = 200  # per token and window
 WINDOW_MS: Millis = 1_000
 
-_BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_STEPS = np.zeros(256, dtype=np.int32)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -126,18 +128,13 @@ def check_json(body: bytes) -> None:
 
 
 def is_deeper_than(body: bytes, limit: int) -> bool:
-    """Whether lists and maps nest deeper than `limit`. One pass in C per level: a byte loop is too slow."""
+    """Whether lists and maps nest deeper than `limit`; an array at a time, since a byte at a time is slow."""
     # Escaped backslashes first, so that the quotes left are those that begin and end strings.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside = b"".join(plain.split(b'"')[::2])
-    brackets = outside.translate(_BRACES_AS_BRACKETS, _NO_BRACKETS)
-    for _ in range(limit):
-        shorter = brackets.replace(b"[]", b"")  # the innermost level goes
-        if len(shorter) == len(brackets):
-            break
-        brackets = shorter
-    # Pairs that are left lie deeper; brackets that nobody closes make a parser descend all the same.
-    return b"[]" in brackets or brackets.count(b"[") > limit
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    array = np.frombuffer(marks, dtype=np.uint8)
+    is_outside = np.cumsum(array == ord('"'), dtype=np.int32) % 2 == 0
+    depths = np.cumsum(_STEPS[array] * is_outside, dtype=np.int32)
+    return bool(depths.size and depths.max() > limit)
 
 
 def _has_lone_surrogate(body: bytes) -> bool:

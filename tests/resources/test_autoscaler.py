@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from penstock.resources.autoscaler import Hold, Rescale, ScalerLimits, decide_ta
 from penstock.resources.metrics import Incomplete, JobLoad, add_up
 from penstock.tasks.messages import TaskReport
 
-LIMITS = ScalerLimits(lag_slo_s=5, quiet_s=60, task_count_min=1, task_count_max=8)
+LIMITS = ScalerLimits(lag_slo_s=5, quiet_s=60, settle_s=0, task_count_min=1, task_count_max=8)
 
 
 def a_load(at_ms: int = 0, **changes: float) -> JobLoad:
@@ -68,6 +70,14 @@ def test_lag_over_the_slo_adds_tasks(loads: list[JobLoad], task_count: int) -> N
 def test_holds_with_a_reason(loads: list[JobLoad], now_ms: int, reason: str) -> None:
     decision = decide_task_count(loads, LIMITS, now_ms=now_ms)
     assert isinstance(decision, Hold) and reason in decision.reason, decision
+
+
+def test_what_a_job_does_right_after_its_start_decides_nothing() -> None:
+    limits = replace(LIMITS, settle_s=10)
+    loads = looks(30, lag_s=10)
+    assert isinstance(decide_task_count(loads[:10], limits, now_ms=9_000), Hold)
+    assert isinstance(decide_task_count(loads[:12], limits, now_ms=11_000), Hold)  # not three looks yet
+    assert isinstance(decide_task_count(loads[:13], limits, now_ms=12_000), Rescale)
 
 
 def test_a_quiet_job_loses_one_task_at_a_time() -> None:

@@ -131,7 +131,7 @@ def test_nobody_but_containers_and_admins_beats_and_readers_only_read():
 
 @pytest.mark.parametrize("role", [*sorted(ROLES), "nobody", ""])
 def test_a_verb_that_is_not_in_the_table_is_nobodys(role: str):
-    with pytest.raises(Refused, match="may not job.destroy"):
+    with pytest.raises(Refused, match=r"may not job\.destroy"):
         require(role, "job.destroy")
 
 

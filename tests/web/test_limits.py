@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -24,13 +25,13 @@ def nested(depth: int) -> str:
     return "[" * depth + "]" * depth
 
 
-def test_a_body_over_the_limit_is_413_and_nothing_is_written(world: World):
-    before = world.everything()
+def test_a_body_over_the_limit_is_413_and_nothing_is_written(shared: World):
+    before = shared.everything()
     body = {"changes": {"owner": "x" * BODY_BYTES_MAX}, "why": "big"}
-    answer = world.ask("PATCH", LAYER, json=body)
+    answer = shared.ask("PATCH", LAYER, json=body)
     assert answer.status_code == 413
     assert str(BODY_BYTES_MAX) in answer.json()["detail"] and answer.json()["fix"]
-    assert world.everything() == before
+    assert shared.everything() == before
 
 
 def test_a_body_at_the_limit_passes(world: World):
@@ -48,16 +49,12 @@ async def sent_in_parts(parts: list[bytes], limit: int, headers: list[tuple[byte
 
 
 def test_a_stream_without_a_length_is_cut_where_it_is_too_long():
-    import asyncio
-
     assert asyncio.run(sent_in_parts([b"ab", b"cd"], 4, [])) == b"abcd"
     with pytest.raises(limits.TooLarge):
         asyncio.run(sent_in_parts([b"ab", b"cd", b"e"], 4, []))
 
 
 def test_an_announced_length_is_refused_before_a_byte_is_read():
-    import asyncio
-
     async def never():
         raise AssertionError("was read")
         yield b""
@@ -70,23 +67,23 @@ def test_an_announced_length_is_refused_before_a_byte_is_read():
         asyncio.run(read())
 
 
-def test_a_package_over_its_limit_is_413_and_not_kept(world: World):
-    before = world.everything()
+def test_a_package_over_its_limit_is_413_and_not_kept(shared: World):
+    before = shared.everything()
     headers = {"Content-Length": str(package_shelf.PACKAGE_BYTES_MAX + 1)}
-    answer = world.ask("PUT", f"/packages/{'0' * 64}", content=b"short", headers=headers)
+    answer = shared.ask("PUT", f"/packages/{'0' * 64}", content=b"short", headers=headers)
     assert answer.status_code == 413
-    assert world.everything() == before
+    assert shared.everything() == before
 
 
-def test_a_stranger_may_not_make_us_read_a_package(world: World):
+def test_a_stranger_may_not_make_us_read_a_package(shared: World):
     headers = {"Content-Length": str(package_shelf.PACKAGE_BYTES_MAX + 1)}
-    answer = world.ask("PUT", f"/packages/{'0' * 64}", role=None, content=b"short", headers=headers)
+    answer = shared.ask("PUT", f"/packages/{'0' * 64}", role=None, content=b"short", headers=headers)
     assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("body", [nested(JSON_DEPTH_MAX + 1), '{"a":' * 40 + "1" + "}" * 40, "[" * 100_000])
-def test_json_nested_too_deep_is_422(world: World, body: str):
-    answer = world.ask("PATCH", LAYER, content=body, headers=JSON)
+def test_json_nested_too_deep_is_422(shared: World, body: str):
+    answer = shared.ask("PATCH", LAYER, content=body, headers=JSON)
     assert answer.status_code == 422
     assert answer.json()["title"] == "the JSON is nested too deep"
 
@@ -156,13 +153,13 @@ def test_a_full_body_is_looked_at_in_milliseconds(unit: str):
     "body",
     ["", "{", "not json", "{'a': 1}", "\x00", '{"changes": {}} x', '"text"', "[]", "null", "\ufeff{}"],
 )
-def test_what_is_not_the_json_we_want_is_422(world: World, body: str):
-    before = world.everything()
-    answer = world.ask("PATCH", LAYER, content=body.encode(), headers=JSON)
+def test_what_is_not_the_json_we_want_is_422(shared: World, body: str):
+    before = shared.everything()
+    answer = shared.ask("PATCH", LAYER, content=body.encode(), headers=JSON)
     assert answer.status_code == 422, answer.text
     problem = answer.json()
     assert problem["title"] and problem["detail"] and problem["fix"]
-    assert world.everything() == before
+    assert shared.everything() == before
 
 
 @pytest.mark.parametrize(
@@ -177,11 +174,11 @@ def test_what_is_not_the_json_we_want_is_422(world: World, body: str):
         b'{"changes": {"slo.lag_s": 1e999}, "why": "x"}',
     ],
 )
-def test_text_and_numbers_that_no_store_can_hold_are_422(world: World, body: bytes):
-    before = world.everything()
-    answer = world.ask("PATCH", LAYER, content=body, headers=JSON)
+def test_text_and_numbers_that_no_store_can_hold_are_422(shared: World, body: bytes):
+    before = shared.everything()
+    answer = shared.ask("PATCH", LAYER, content=body, headers=JSON)
     assert answer.status_code == 422, answer.text
-    assert world.everything() == before
+    assert shared.everything() == before
 
 
 def test_a_pair_of_surrogates_is_a_letter(world: World):
@@ -190,9 +187,9 @@ def test_a_pair_of_surrogates_is_a_letter(world: World):
     assert world.plane.jobs.view(JOB).config["owner"] == "😀"
 
 
-def test_a_body_that_is_not_declared_as_json_is_422(world: World):
+def test_a_body_that_is_not_declared_as_json_is_422(shared: World):
     body = json.dumps({"changes": {"priority": 1}, "why": "x"})
-    answer = world.ask("PATCH", LAYER, content=body, headers={"Content-Type": "text/plain"})
+    answer = shared.ask("PATCH", LAYER, content=body, headers={"Content-Type": "text/plain"})
     assert answer.status_code == 422
 
 

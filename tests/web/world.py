@@ -111,6 +111,11 @@ class InProcess(httpx.BaseTransport):
         self._runner.close()
 
 
-def a_client(world: World, role: str = "admin") -> Client:
+@contextmanager
+def a_client(world: World, role: str = "admin") -> Iterator[Client]:
     """The real client, whose requests go to a world's API without a socket."""
-    return Client("http://penstock", world.tokens[role], transport=InProcess(world.api))
+    client = Client("http://penstock", world.tokens[role], transport=InProcess(world.api))
+    try:
+        yield client
+    finally:
+        client.close()

@@ -82,10 +82,3 @@ def warm_up(session: SparkSession) -> None:
     """Start the Python daemon and compile the first plan before the first task does."""
     rows = session.range(1, numPartitions=1)
     rows.mapInArrow(lambda batches: batches, "id bigint").write.format("noop").mode("overwrite").save()
-
-
-def checkpoint_folder(scratch: Path) -> Path:
-    """Where scratch checkpoints go: memory where there is some, since nobody reads them after a restart."""
-    memory = Path("/dev/shm")
-    base = memory if memory.is_dir() and os.access(memory, os.W_OK) else scratch
-    return base / f"penstock-{os.getpid()}"

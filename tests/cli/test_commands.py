@@ -1,0 +1,241 @@
+"""Claims about each command when all is well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from penstock.cli import main as cli
+from penstock.cli.connection import connect
+from penstock.client import Client
+from penstock.core.errors import StoreUnavailable
+from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World
+
+COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)  # type: ignore[union-attr]
+
+
+def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
+    """Plan: category, plan, submit, plan again, status, job: the way of a first user."""
+    folder = ("--folder", empty.folder)
+    assert "query string" in run(*QUERIES_SIX, *folder).text
+    before = empty.everything()
+    plan = run("plan", ZEITGEIST, *folder)
+    assert plan.code == 0 and "pipeline zeitgeist: 2 jobs" in plan.text
+    assert f"{PARSE} new" in plan.text and f"{COUNT} new" in plan.text
+    assert empty.everything() == before
+
+    submit = run("submit", ZEITGEIST, "--why", "first release", "--version", "v1", *folder)
+    assert submit.code == 0 and f"submitted {PARSE}" in submit.text
+    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
+
+    again = run("plan", ZEITGEIST, "--json", *folder).json
+    # Another version of the package is the same code: a restart in place, and the state stays.
+    assert {change["job"]: change["state_kept"] for change in again["changes"]} == {PARSE: True, COUNT: True}
+    status = run("status", *folder)
+    assert status.code == 0 and PARSE in status.text and "running" in status.text and "0/1" in status.text
+    assert {job["name"] for job in run("status", "--json", *folder).json["jobs"]} == {PARSE, COUNT}
+    job = run("job", COUNT, *folder)
+    assert "partitions 6 provisioner" in job.text and "task_count 1 default" in job.text
+    assert "first release" in job.text
+    assert run("job", COUNT, "--json", *folder).json["config"]["package"]["version"] == "v1"
+    names = [item["spec"]["name"] for item in run("category", "--json", *folder).json]
+    assert {"queries", "query_counts", "queries.dead"} <= set(names)
+    assert run("category", "queries", "--json", *folder).json["spec"]["partitions"] == 6
+    assert "query_counts" in run("category", *folder).text
+
+
+def wait(condition, seconds: float = 20) -> None:
+    pause = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        pause.wait(0.05)
+    raise AssertionError("it did not happen")
+
+
+def test_oncall_overrides_with_a_reason_and_takes_back(world: World, run: Run):
+    folder = ("--folder", world.folder)
+    done = run("oncall", COUNT, "task_count=3", "slo.lag_s=5.5", "owner=olga", "--why", "a flood", *folder)
+    assert done.code == 0 and "written" in done.text
+    job = run("job", COUNT, "--json", *folder).json
+    assert (job["config"]["task_count"], job["config"]["slo"]["lag_s"], job["config"]["owner"]) == (
+        3,
+        5.5,
+        "olga",
+    )
+    assert job["provenance"]["task_count"] == "oncall" == job["provenance"]["slo.lag_s"]
+    layer = next(row for row in job["layers"] if row["layer"] == "oncall")
+    assert (layer["actor"], layer["reason"]) == ("local-oncall", "a flood")
+    assert "task_count 3 oncall" in run("job", COUNT, *folder).text
+
+    one = run("oncall", COUNT, "owner=", "--why", "wrong name", "--json", *folder)
+    assert one.json == {"job": COUNT, "version": job["expected_version"] + 1, "changes": {"owner": None}}
+    assert run("job", COUNT, "--json", *folder).json["config"]["owner"] == ""
+
+    assert run("oncall", COUNT, "--clear", "--why", "over", *folder).code == 0
+    job = run("job", COUNT, "--json", *folder).json
+    assert job["config"]["task_count"] == 1 and "oncall" not in job["provenance"].values()
+    nothing = run("oncall", COUNT, "--clear", "--why", "again", *folder)
+    assert nothing.code == 0 and "nothing to take back" in nothing.text
+    assert run("job", COUNT, "--json", *folder).json["expected_version"] == job["expected_version"]
+
+
+def test_oncall_writes_only_on_the_version_it_was_told(world: World, run: Run):
+    folder = ("--folder", world.folder)
+    version = run("job", COUNT, "--json", *folder).json["expected_version"]
+    set_it = ("oncall", COUNT, "task_count=3", "--why", "x", "--version", str(version), *folder)
+    assert run(*set_it).code == 0
+    before = world.everything()
+    refused = run(*set_it).is_refused()
+    assert "was changed by somebody else" in refused and f"current version is {version + 1}" in refused
+    assert world.everything() == before
+
+
+def test_the_journal_says_who_did_what_and_why(world: World, run: Run):
+    folder = ("--folder", world.folder)
+    assert run("oncall", COUNT, "task_count=2", "--why", "because [of] that", *folder).code == 0
+    entries = run("journal", COUNT, "--json", *folder).json
+    assert {entry["subject"] for entry in entries} == {COUNT}
+    written = next(entry for entry in entries if entry["decision"] == "layer.oncall")
+    assert (written["actor"], written["reason"]) == ("local-oncall", "because [of] that")
+    shown = run("journal", COUNT, *folder)
+    assert "layer.oncall" in shown.text and "because [of] that" in shown.text
+    assert len(run("journal", "-n", "2", "--json", *folder).json) == 2
+
+
+def test_logs_show_the_end_of_a_containers_log(empty: World, run: Run):
+    log = empty.folder / "containers" / "c1" / "engine.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("one\ntwo\n[three]\n")
+    empty.plane.register_container("c1", "i", folder_id="f")
+    assert run("logs", "c1", "-n", "2", "--folder", empty.folder).out == "two\n[three]\n"
+
+
+def test_a_repeated_submit_changes_nothing_that_runs(world: World, run: Run):
+    folder = ("--folder", world.folder)
+    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
+    changes = run("plan", ZEITGEIST, "--json", *folder).json["changes"]
+    assert {change["change"] for change in changes} == {"unchanged"}
+    generations = [job["generation"] for job in run("job", "--json", *folder).json]
+    assert run("submit", ZEITGEIST, *folder).code == 0
+    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
+    assert [job["generation"] for job in run("job", "--json", *folder).json] == generations
+
+
+def test_the_environment_wins_over_the_folder(
+    empty: World, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    endpoint = json.loads((empty.folder / "endpoint.json").read_text())
+    monkeypatch.setenv("PENSTOCK_URL", endpoint["url"])
+    monkeypatch.setenv("PENSTOCK_TOKEN", (empty.folder / "tokens" / "reader").read_text())
+    assert run("status", "--json", "--folder", tmp_path / "nowhere").json["jobs"] == []
+    refused = run(*QUERIES_SIX, "--folder", tmp_path / "nowhere").is_refused()
+    assert "'reader' may not category.create" in refused
+
+
+def test_tokens_are_for_this_user_alone_and_endpoint_too(empty: World):
+    for path in [*(empty.folder / "tokens").iterdir(), empty.folder / "endpoint.json"]:
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_command_uses_the_least_token(empty: World, run: Run):
+    """Plan: without any other token in the folder, each command finds the one its work needs."""
+    for role in ("admin", "developer", "oncall", "container"):
+        (empty.folder / "tokens" / role).unlink()
+    for command in (("status",), ("job",), ("journal",), ("category",)):
+        assert run(*command, "--folder", empty.folder).code == 0
+    assert "no token to show" in run("plan", ZEITGEIST, "--folder", empty.folder).is_refused()
+
+
+NOTHING: dict[str, Any] = {"now_ms": 0, "jobs": [], "containers": [], "loops": {}}
+
+
+class Looks:
+    """Answers in turn: a status, or an absence; the pause after the last one is a Ctrl-C."""
+
+    def __init__(self, *answers: dict[str, Any] | StoreUnavailable) -> None:
+        self.answers = list(answers)
+
+    def look(self) -> dict[str, Any]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+        return answer
+
+    def pause(self, seconds: float) -> None:
+        if not self.answers:
+            raise KeyboardInterrupt
+
+
+def test_a_watch_waits_out_an_absence(capsys: pytest.CaptureFixture[str]):
+    looks = Looks(NOTHING, StoreUnavailable("nobody answers"), NOTHING)
+    with pytest.raises(KeyboardInterrupt):
+        cli.watch_status(looks.look, as_json=False, pause=looks.pause)
+    assert looks.answers == [] and "no jobs" in capsys.readouterr().out
+
+
+def test_a_watch_as_json_is_a_line_per_look(capsys: pytest.CaptureFixture[str]):
+    looks = Looks(NOTHING, StoreUnavailable("nobody answers"), NOTHING)
+    with pytest.raises(KeyboardInterrupt):
+        cli.watch_status(looks.look, as_json=True, pause=looks.pause)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [json.loads(line) for line in lines] == [NOTHING, NOTHING]
+
+
+def test_a_watch_does_not_begin_with_an_absence():
+    looks = Looks(StoreUnavailable("nobody answers"))
+    with pytest.raises(StoreUnavailable):
+        cli.watch_status(looks.look, as_json=False, pause=looks.pause)
+
+
+def test_the_python_client_reads_what_the_command_writes(world: World):
+    with connect(world.folder) as client:
+        check(client)
+
+
+def check(client: Client) -> None:
+    assert [job["name"] for job in client.jobs()] == [PARSE, COUNT]
+    assert client.category("queries")["end_offsets"] == [0] * 6
+    hash_ = client.job(COUNT)["config"]["package"]["hash"]
+    assert client.package(hash_)[:2] == b"PK"
+    assert client.task_list(None)["full"] is True
+
+
+def test_there_are_these_commands():
+    expected = [
+        "category",
+        "container",
+        "engine",
+        "job",
+        "journal",
+        "logs",
+        "oncall",
+        "plan",
+        "status",
+        "submit",
+        "up",
+    ]
+    assert expected == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_says_its_exit_codes(run: Run, command: str):
+    shown = run(command, "--help")
+    assert shown.code == 0
+    assert "Exit codes: 0" in shown.text and f"Usage: penstock {command}" in shown.text
+    declared = next(c for c in cli.app.registered_commands if (c.name or c.callback.__name__) == command)  # type: ignore[union-attr]
+    assert isinstance(declared, typer.models.CommandInfo)
+    assert declared.callback.__doc__ and declared.callback.__doc__.split(".")[0].split()[0] in shown.text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("job", "--nonsense"), ("plan",), ("logs", "c1", "-n", "0")]
+)
+def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]):
+    ended = run(*arguments)
+    assert ended.code == 2 and ended.err and "Traceback" not in ended.err
