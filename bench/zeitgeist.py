@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.engine.session import build_session, warm_up
+from penstock.streams.engine.session import build_session
 from penstock.streams.testing import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parent.parent / "examples" / "zeitgeist"
@@ -110,7 +110,6 @@ def main() -> int:
     records = make_records(options.records)
     with tempfile.TemporaryDirectory() as scratch:
         spark = build_session("bench", 2, Path(scratch))
-        warm_up(spark)
         run_penstock(spark, records[:5000])
         run_baseline(spark, records[:5000])
         times: dict[str, list[float]] = {"penstock": [], "spark alone": []}

@@ -145,7 +145,7 @@ def oncall(
         raise ConfigError(
             "nothing to change", why="no field=value was given", fix=f"penstock oncall {name} task_count=4"
         )
-    if not why:
+    if given and not why:
         raise ConfigError(
             "an override needs a reason", why="whoever is on call next will ask for it", fix='add --why "…"'
         )
@@ -155,7 +155,9 @@ def oncall(
             out.print(f"oncall says nothing about {name}: nothing to take back")
             return
         key = secrets.token_hex(8)
-        at = client.patch_layer(name, "oncall", changes, why=why, key=key, expected_version=version)
+        at = client.patch_layer(
+            name, "oncall", changes, why=why or "cleared", key=key, expected_version=version
+        )
     if as_json:
         _print_json({"job": name, "version": at, "changes": changes})
         return

@@ -31,7 +31,8 @@ from penstock.web.server import ApiServer, bind
 log = structlog.get_logger(__name__)
 out = Console(highlight=False, soft_wrap=True)
 
-RESTART_MS: Millis = 2_000
+# Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
+RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
 LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World
+from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World, wait
 
 GOOD = ZEITGEIST.read_text()
 
@@ -29,7 +29,7 @@ PIPELINES = {
     "an unknown function": (GOOD.replace("lower(trim", "lowercase(trim"), "lowercase"),
     "a missing category": (GOOD.replace('p.source("queries")', 'p.source("querys")'), "queries"),
     "no pipeline": ("x = 1\n", "Pipeline"),
-    "two pipelines": (GOOD + '\nq = Pipeline("other", partitions=2)\n', "Pipeline"),
+    "two pipelines": (GOOD + '\nq = Pipeline("other", partitions=2)\n', "2 pipelines"),
     "an error of its own": ("1 / 0\n", "ZeroDivisionError"),
     "a missing import": ("import no_such_module_anywhere\n", "no_such_module_anywhere"),
     "an end of its own": ("raise SystemExit(0)\n", "SystemExit"),
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_is_explained(shared: World, run: Run, tmp_path
         ((COUNT, "task_count.x=3", "--why", "x"), "task_count"),
         ((COUNT, "--why", "x"), "nothing to change"),
         ((COUNT, "task_count=3"), "--why"),
-        ((COUNT, "--clear"), "--why"),
+        ((COUNT, "task_count=3", "--clear"), "--why"),
         ((COUNT, "task_count=3", "--why", "x", "--version", "999"), "999"),
         ((COUNT, "owner=\udcff", "--why", "x"), "cannot be sent"),
         (("zeitgeist.nobody", "task_count=3", "--why", "x"), "zeitgeist.nobody"),
@@ -95,6 +95,7 @@ def submitted(shared: World) -> World:
         compiled, package = compile_file(ZEITGEIST, client)
         client.put_package(package.hash, package.data)
         client.submit_pipeline(compiled.to_json(), why="a test", key="k")
+        wait(lambda: all(job["state"] == "running" for job in client.jobs()))
     return shared
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ import pytest
 from penstock.cli.compiling import compile_file
 from penstock.cli.connection import connect
 from penstock.core.errors import StoreUnavailable
+from penstock.tasks.sessions import write_pid_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Outcome, Run, Up
 
 pytestmark = pytest.mark.e2e
@@ -135,6 +139,30 @@ def test_a_token_of_a_store_that_is_gone_is_issued_anew(tmp_path: Path):
     assert jobs(tmp_path) == {}
     assert (tmp_path / "tokens" / "admin").read_text() != "pk_of_another_life"
     assert up.end(signal.SIGTERM).code == 0
+
+
+def test_what_a_killed_host_left_is_ended_before_anything_starts(tmp_path: Path):
+    """Plan: a process stands for the container of a killed `penstock up`; another is a stranger with its number."""
+    left, stranger = (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        for _ in range(2)
+    )
+    try:
+        for name, process in (("c1", left), ("c2", stranger)):
+            (tmp_path / "containers" / name).mkdir(parents=True)
+            write_pid_file(tmp_path / "containers" / name / "warden.session", process.pid)
+        path = tmp_path / "containers" / "c2" / "warden.session"
+        said = json.loads(path.read_text())
+        path.write_text(json.dumps({**said, "started": said["started"] - 100}))
+        up = Up(tmp_path, *NONE)
+        up.wait_ready()
+        assert left.wait(10) == -signal.SIGKILL
+        assert stranger.poll() is None
+        assert up.end(signal.SIGTERM).code == 0
+    finally:
+        for process in (left, stranger):
+            process.kill()
+            process.wait()
 
 
 def test_it_listens_on_loopback_alone(tmp_path: Path):

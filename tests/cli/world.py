@@ -160,6 +160,14 @@ class Up:
         return Outcome(code=self.process.returncode, out=out, err=err)
 
 
+def wait(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for what a loop does in its next rounds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
 def plain(text: str) -> str:
     """Without colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

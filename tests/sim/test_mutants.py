@@ -171,7 +171,7 @@ def with_faults(*faults: str, profile: str = "fast") -> Callable[[int], Options]
             "I10",
         ),
         (Bugs(parts=Parts(syncer=ForgetfulSyncer)), with_faults("slow stops"), "I3"),
-        (Bugs(parts=Parts(shard_manager=OldListsAreFine)), with_faults("slow stops", "bad weather"), "I3"),
+        (Bugs(parts=Parts(shard_manager=OldListsAreFine)), with_faults("task crash"), "I3"),
     ],
     ids=[
         "token check off",

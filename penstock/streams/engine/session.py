@@ -76,9 +76,3 @@ def _home_without_zips(scratch: Path) -> Path:
         if not link.exists():
             link.symlink_to(original / name)
     return home
-
-
-def warm_up(session: SparkSession) -> None:
-    """Start the Python daemon and compile the first plan before the first task does."""
-    rows = session.range(1, numPartitions=1)
-    rows.mapInArrow(lambda batches: batches, "id bigint").write.format("noop").mode("overwrite").save()
