@@ -77,6 +77,7 @@ class ResourceController:
         )
         self.loads[job.name] = load
         if isinstance(load, Incomplete):
+            watch.looks.clear()  # what was seen before a gap and after it is not one stretch of lag
             self.decisions[job.name] = Hold(reason=load.reason)
             return
         watch.looks.append(load)
