@@ -57,6 +57,12 @@ class Database:
         with self._translated():
             METADATA.create_all(self._engine)
 
+    def on_statement(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with every statement before it runs: how the simulator knows what is written."""
+        sa.event.listen(
+            self._engine, "before_cursor_execute", lambda _c, _k, statement, *_rest: hear(statement)
+        )
+
     @property
     def path(self) -> Path | None:
         return self._path

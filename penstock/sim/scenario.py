@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.journal_store import JournalStore
@@ -86,7 +83,7 @@ class World:
         self.database = Database(None, fault=self.store_faults)
         self.written: set[str] = set()
         # The one look behind the store's curtain: which tables are written, so that checkers know.
-        sa.event.listen(self.database._engine, "before_cursor_execute", self._on_statement)
+        self.database.on_statement(self._on_statement)
         self.shard_store = ShardStore(self.database, JournalStore(self.database))
         self.data_plane_faults = DataPlaneFaults(self.sim)
         self.data_plane = ModelDataPlane(
@@ -142,7 +139,7 @@ class World:
             found += [process for process in (container.warden, container.engine) if process is not None]
         return found
 
-    def _on_statement(self, _c: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+    def _on_statement(self, statement: str) -> None:
         if statement.startswith("SELECT"):
             return
         words = statement.split(None, 3)
