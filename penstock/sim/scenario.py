@@ -144,6 +144,8 @@ class World:
             return
         words = statement.split(None, 3)
         table = words[1] if words[0] == "UPDATE" else words[2] if len(words) > 2 else ""
+        if statement.startswith("UPDATE containers SET state="):
+            self.written.add("shards")  # a lease ended, perhaps of a container without shards
         if table in ("shards", "layers", "running", "jobs"):
             self.written.add("layers" if table == "jobs" else table)
 

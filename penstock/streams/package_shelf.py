@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,14 +35,18 @@ class PackageShelf:
             )
         if path.exists():
             return
+        temporary = self._folder / f".{secrets.token_hex(8)}"
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(file.name, path)
+            os.replace(temporary, path)
         except OSError as error:
-            raise DiskFull("the package could not be kept", why=str(error), fix="free some space") from error
+            temporary.unlink(missing_ok=True)
+            raise DiskFull(
+                "the package could not be kept", why=str(error), fix="free some space, then submit again"
+            ) from error
 
     def get(self, hash_: str) -> bytes:
         """NotFound if it is not here."""

@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -340,19 +339,6 @@ def test_no_room_for_a_category_leaves_none(tmp_path: Path):
         log.describe("clicks")
     log.create(SPEC)
     assert stored(log, 0) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("note", [SMALL * 400, LARGE], ids=["index", "files"])
