@@ -121,7 +121,7 @@ def run_warden(settings: ContainerSettings) -> None:
         warden = Warden(
             container=settings.name,
             folder=settings.folder,
-            engine_command=[sys.executable, "-m", "penstock.cli.main", "engine", *settings.arguments()],
+            engine_command=[sys.executable, "-m", "penstock.cli.main", "container", *settings.arguments()],
             link=_Link(client, folder_id(settings.folder)),
             profile=profile,
             clock=SystemClock(),
@@ -180,8 +180,8 @@ class SparkRunner:
 class Engine:
     """The engine's process: a Task Manager between the warden's pipe and a Spark session."""
 
-    def __init__(self, settings: ContainerSettings, incarnation: str) -> None:
-        self._settings, self._incarnation = settings, incarnation
+    def __init__(self, settings: ContainerSettings) -> None:
+        self._settings = settings
         self._profile, self._clock = PROFILES[settings.profile], SystemClock()
         self._client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5)
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -231,38 +231,10 @@ def container(
     rows: Annotated[str, typer.Option()],
     profile: Annotated[str, typer.Option()] = "fast",
     cores: Annotated[int, typer.Option()] = 2,
+    incarnation: Annotated[str, typer.Option(help="Be the engine of this life, not the warden.")] = "",
 ) -> None:
-    """A container's warden; started by `penstock up`."""
-    from penstock.container import ContainerSettings, run_warden
-
-    run_warden(
-        ContainerSettings(
-            name=name,
-            folder=folder,
-            url=url,
-            token_file=token_file,
-            bus=bus,
-            rows=rows,
-            profile=profile,
-            cores=cores,
-        )
-    )
-
-
-@app.command(hidden=True, epilog=EXIT_CODES)
-def engine(
-    name: Annotated[str, typer.Option()],
-    folder: Annotated[Path, typer.Option()],
-    url: Annotated[str, typer.Option()],
-    token_file: Annotated[Path, typer.Option()],
-    bus: Annotated[str, typer.Option()],
-    rows: Annotated[str, typer.Option()],
-    incarnation: Annotated[str, typer.Option()],
-    profile: Annotated[str, typer.Option()] = "fast",
-    cores: Annotated[int, typer.Option()] = 2,
-) -> None:
-    """A container's engine; started by its warden."""
-    from penstock.container import ContainerSettings, Engine
+    """A container's warden, started by `penstock up`; with --incarnation its engine, started by the warden."""
+    from penstock.container import ContainerSettings, Engine, run_warden
 
     settings = ContainerSettings(
         name=name,
@@ -274,7 +246,9 @@ def engine(
         profile=profile,
         cores=cores,
     )
-    raise SystemExit(Engine(settings, incarnation).run())
+    if incarnation:
+        raise SystemExit(Engine(settings).run())
+    run_warden(settings)
 
 
 def watch_status(

@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     clock, broken = SystemClock(), list[int]()
     begun_ms = clock.boot_ms()
-    faults, evaluated, excused, simulated_ms = Counter[str](), Counter[str](), Counter[str](), 0
+    faults, evaluated, excused = Counter[str](), Counter[str](), Counter[str]()
+    simulated_ms, overlap_ms = 0, 0
     for seed in range(asked.start, asked.start + asked.seeds):
         print(draw_options(seed).describe(), flush=True)
         try:
@@ -36,9 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         evaluated += report.evaluated
         excused += report.excused
         simulated_ms += report.simulated_ms
+        overlap_ms += report.overlap_ms
     _summary("faults by kind", faults)
     _summary("invariants evaluated", evaluated)
     _summary("overlaps that pauses or fences explain", excused)
+    print(f"  {overlap_ms / 1000:.1f} s of overlap in all")
     wall_s = (clock.boot_ms() - begun_ms) / 1000
     print(f"{asked.seeds} seeds, {simulated_ms / 3_600_000:.1f} simulated hours in {wall_s:.0f} s")
     print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was broken")

@@ -135,7 +135,7 @@ class FaultSchedule:
         world.network.heal()
         world.store_faults.heal()
         world.data_plane_faults.heal()
-        world.pace.hang, world.pace.start_fails = 0.0, 0.0
+        world.pace.hang = 0.0
         for process in world.processes():
             process.resume()
         world.control.start()

@@ -108,11 +108,18 @@ class EffectChecker:
     """I2: no commit under an older token. I3: no overlap of two owners, unless somebody was paused."""
 
     world: World
-    excused_ms: Millis = 0  # overlap while a pause made it unavoidable
+    overlap_ms: Millis = 0  # of the excused ones, from the successor's acquire to the old instance's end
     excused: Counter[str] = field(default_factory=Counter)
     _tokens: dict[tuple[str, int], int] = field(default_factory=dict)
     _fenced: dict[tuple[str, int], int] = field(default_factory=dict)  # the last token a fence gave
     _holders: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+    _overlap_since_ms: dict[str, Millis] = field(default_factory=dict)
+
+    def on_end(self, run: Run) -> None:
+        """A run is over: so is its overlap with its successor."""
+        since_ms = self._overlap_since_ms.pop(run.id, None)
+        if since_ms is not None:
+            self.overlap_ms += self.world.sim.now_ms - since_ms
 
     def check(self) -> None:
         """After every event."""
@@ -143,6 +150,7 @@ class EffectChecker:
             if excuse is None:
                 return f"{run_id} takes {interval} while {other.id} lives on {other.container}"
             self.excused[excuse] += 1
+            self._overlap_since_ms.setdefault(other.id, self.world.sim.now_ms)
         return None
 
     def _excuse(self, other: Run, interval: tuple[str, int]) -> str | None:

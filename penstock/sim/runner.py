@@ -54,7 +54,6 @@ class Pace:
     kill_ms: Millis = 200
     commit_ms: Millis = 2_000
     hang: float = 0.0  # the share of stops that hang until the kill
-    start_fails: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,6 +65,7 @@ class Population:
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     on_start: list[Callable[[Run], None]] = field(default_factory=list)
+    on_end: list[Callable[[Run], None]] = field(default_factory=list)
 
     def add(self, run: Run) -> None:
         """A run begins."""
@@ -80,6 +80,8 @@ class Population:
         if self.runs.pop(run.id, None) is not None:
             del self.by_task[run.spec.task_id][run.id]
             self.ended[run.state.value] += 1
+            for observer in self.on_end:
+                observer(run)
 
     def of(self, task_id: str) -> tuple[Run, ...]:
         """The live runs of one task, in the order of their start."""
@@ -163,9 +165,6 @@ class SimRunner:
 
     def _acquire(self, run: Run) -> None:
         if run.is_ending:
-            return
-        if self._process.sim.rng.random() < self._pace.start_fails:
-            self._end(run, RunState.FAILED, "the simulation lets this start fail")
             return
         spec = run.spec
         kind, lineage = spec.config["kind"], spec.config.get("lineage", 0)

@@ -58,6 +58,7 @@ class Report:
     refused: int  # acquires and commits of old owners
     failovers: int
     excused: Counter[str]  # overlaps of two instances that the invariant allows
+    overlap_ms: Millis  # how long these lasted, together
 
     def line(self) -> str:
         """For people who watch many seeds go by."""
@@ -124,6 +125,7 @@ class World:
         self.containers = [Container(around, name, draw_clock(self.sim)) for name in names]
         self._by_name = {container.name: container for container in self.containers}
         self.faults, self.workload = FaultSchedule(self), Workload(self)
+        self.population.on_end.append(self.effect_checker.on_end)
         self.sim.watch(self.shard_checker.check)
         self.sim.watch(self.effect_checker.check)
         self.sim.watch(self.config_checker.check)
@@ -185,6 +187,7 @@ def _run(world: World) -> Report:
         refused=world.data_plane.refused,
         failovers=world.shard_checker.failovers,
         excused=world.effect_checker.excused,
+        overlap_ms=world.effect_checker.overlap_ms,
     )
 
 

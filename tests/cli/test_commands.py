@@ -200,7 +200,6 @@ def test_there_are_these_commands():
     expected = [
         "category",
         "container",
-        "engine",
         "job",
         "journal",
         "logs",
