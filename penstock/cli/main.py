@@ -233,7 +233,7 @@ def container(
     cores: Annotated[int, typer.Option()] = 2,
     incarnation: Annotated[str, typer.Option(help="Be the engine of this life, not the warden.")] = "",
 ) -> None:
-    """A container's warden, started by `penstock up`; with --incarnation its engine, started by the warden."""
+    """A container: its warden, started by `penstock up`, or with --incarnation the warden's engine."""
     from penstock.container import ContainerSettings, Engine, run_warden
 
     settings = ContainerSettings(
