@@ -156,12 +156,16 @@ class EffectChecker:
     def _excuse(self, other: Run, interval: tuple[str, int]) -> str | None:
         if other.tokens[interval[1]] < self._fenced.get(interval, 0):
             return "fenced by its plan"
+        return "paused" if self.was_paused(other) else None
+
+    def was_paused(self, other: Run) -> bool:
+        """Whether its engine or its warden slept long enough to outlive a lease."""
         warden = self.world.container(other.container).warden
         since_ms = self.world.sim.now_ms - 2 * self.world.profile.failover_ms
         for process in (other.process, warden):
             if process is not None and (process.is_paused or process.resumed_ms > since_ms):
-                return "paused"
-        return None
+                return True
+        return False
 
 
 @dataclass(slots=True)
@@ -189,6 +193,7 @@ class ConfigChecker:
             self._seen_version = snapshot.version
             for row in snapshot.rows:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
+                self.world.sim.demand("I3 a plan commits after the old tasks", self._left_over(row))
                 self._running[row.job] = row
                 self._served.setdefault((row.job, row.restart_version), set()).add(canonical(row.config))
 
@@ -213,6 +218,25 @@ class ConfigChecker:
                 return
             self.world.sim.demand("I9 every version is valid", None)
             self._allowed.setdefault(record.job.birth, set()).add(canonical(merged))
+
+    def _left_over(self, row: RunningRow) -> str | None:
+        old = self._running.get(row.job)
+        if old is None or row.generation == old.generation:
+            return None
+        for run in self.world.population.runs.values():
+            if (
+                run.spec.job != row.job
+                or run.spec.birth != row.birth
+                or run.spec.generation >= row.generation
+            ):
+                continue
+            rows = [
+                self.world.data_plane.rows[run.spec.birth, partition] for partition in run.spec.partitions
+            ]
+            is_fenced = all(interval.generation >= row.generation for interval in rows)
+            if not is_fenced and not self.world.effect_checker.was_paused(run):
+                return f"{row.job} moved to generation {row.generation} while {run.id} lives, unfenced"
+        return None
 
     def _row(self, row: RunningRow) -> str | None:
         old = self._running.get(row.job)

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from random import Random
 
 from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
 
 Action = Callable[[], None]
 Check = Callable[[], str | None]  # None: it holds; otherwise what was seen
@@ -28,6 +29,18 @@ class InvariantBroken(AssertionError):
         tail = "\n  ".join(events)
         super().__init__(f"{name}: {seen}\nat {now_ms} ms; replay with seed {seed}\nlast events:\n  {tail}")
         self.seed, self.name, self.seen, self.now_ms = seed, name, seen, now_ms
+
+
+_BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    PenstockError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class ProcessCrashed(BaseException):
@@ -92,9 +105,18 @@ class Simulation:
             self.now_ms = when_ms
             self.events_total += 1
             self.note(label)
-            action()
+            self._act(action)
             self.check()
         self.now_ms = max(self.now_ms, until_ms)
+
+    def _act(self, action: Action) -> None:
+        try:
+            action()
+        except InvariantBroken:
+            raise
+        except _BUGS as error:
+            # A failed assertion of the code under test is a find like any other: it needs its seed.
+            self.demand("no code fails", f"{type(error).__name__}: {error}", cause=error)
 
     def run_inside(self, until_ms: Millis) -> None:
         """Let everything else happen in the middle of an event, as it does while its process is paused."""
@@ -111,13 +133,13 @@ class Simulation:
         for checker in self._watchers:
             checker()
 
-    def demand(self, name: str, seen: str | None) -> None:
+    def demand(self, name: str, seen: str | None, *, cause: Exception | None = None) -> None:
         """Count one evaluation of an invariant; raise if something was seen."""
         self.evaluated[name] += 1
         if seen is not None:
             raise InvariantBroken(
                 seed=self.seed, name=name, seen=seen, now_ms=self.now_ms, events=tuple(self._last)
-            )
+            ) from cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

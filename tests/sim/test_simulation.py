@@ -104,3 +104,16 @@ def test_clock_rates_stay_within_one_percent():
         start = clock.boot_ms()
         sim.run(1_000_000)
         assert 989_000 <= clock.boot_ms() - start <= 1_011_000
+
+
+def test_an_error_in_the_code_under_test_tells_the_seed_too():
+    sim = Simulation(4712)
+
+    def fail() -> None:
+        assert not sim.seed, "the code's own assertion"
+
+    a_process(sim).after(10, "fail", fail)
+    with pytest.raises(InvariantBroken, match="replay with seed 4712") as caught:
+        sim.run(100)
+    assert caught.value.name == "no code fails" and "own assertion" in caught.value.seen
+    assert isinstance(caught.value.__cause__, AssertionError)
