@@ -20,6 +20,7 @@ import structlog
 from penstock.app import ControlPlane, Settings
 from penstock.cli.main import main, out
 from penstock.cli.up import write_endpoint, write_tokens
+from penstock.core.loop import sleep_ms
 from penstock.web.api import build_api
 from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, bind
@@ -73,7 +74,11 @@ class World:
     folder: Path
 
     def everything(self) -> dict[str, Any]:
-        """All that a refused command must leave as it was."""
+        """All that a refused command must leave as it was, once the syncer has done what it was asked before."""
+        deadline_ms = self.plane.clock.boot_ms() + 30_000
+        while not all(view.is_in_sync for view in self.plane.jobs.views()):
+            assert self.plane.clock.boot_ms() < deadline_ms, "the jobs do not settle"
+            sleep_ms(20)
         return {
             "jobs": [
                 (view.name, view.expected_version, [row for row in view.layers])
