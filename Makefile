@@ -20,7 +20,8 @@ test: check  ## everything that must hold: check, fast tests, then the ones with
 	@echo "test: fast tests, two at a time"
 	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e" </dev/null
 	@echo "test: tests with Spark and with processes, one after another"
-	@$(RUN) $(PY) -m pytest -q -m "spark or e2e" </dev/null
+	@$(RUN) $(PY) -m pytest -q -m "spark" </dev/null
+	@$(RUN) $(PY) -m pytest -q -m "e2e and not spark" </dev/null
 
 check: setup  ## format, lint, types, and the project's own rules
 	@echo "check: ruff format"
