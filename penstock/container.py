@@ -261,12 +261,10 @@ class Engine:
         try:
             from penstock.streams.engine.session import build_session
             from penstock.streams.engine.spark_tasks import SparkTasks
-            from penstock.streams.engine.warm_up import warm_up
 
             spark = build_session(
                 f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch"
             )
-            warm_up(spark, self._settings.folder / "scratch" / "warm-up")
             packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)
             tasks = SparkTasks(
                 spark,

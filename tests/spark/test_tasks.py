@@ -58,6 +58,19 @@ def settle(stage: Stage, expected: Counter[tuple[str, int, int]]) -> None:
     assert counts(stage) == expected
 
 
+def test_a_session_is_ready_for_queries_that_start_together(spark: Any, stage: Stage) -> None:
+    """All queries share the source's environment; a start that adds to it would break another's tasks in flight.
+
+    First in this file: afterwards any query would have put the names there.
+    """
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    shared = manager.lookupDataSource("penstock").dataSourceCls().envVars()
+    before = set(shared.keySet())
+    stage.stop(stage.start(PARSE, tasks=4))
+    assert "SPARK_BUFFER_SIZE" in before
+    assert set(shared.keySet()) == before
+
+
 def test_counts_are_exact_across_rescale_and_restart(stage: Stage) -> None:
     """Plan: one task each; more records; stop; three tasks under a new generation; more; end of input."""
     injector = stage.injector("queries")

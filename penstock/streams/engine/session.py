@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
+from penstock.streams.engine.warm_up import warm_up
 
 # Hadoop's local file system forks `chmod` and friends for every log file; this manager writes them directly.
 CHECKPOINT_FILES = (
@@ -19,7 +20,9 @@ CHECKPOINT_FILES = (
 
 
 def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
-    """A local session. `scratch` holds what may be lost: Spark's own checkpoints are never read again."""
+    """A local session that has run its first batch. `scratch` holds what may be lost: Spark's own checkpoints
+    are never read again.
+    """
     require_java()
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
@@ -53,6 +56,7 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
     )
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(PenstockSource)
+    warm_up(session, scratch / "warm-up")
     return session
 
 

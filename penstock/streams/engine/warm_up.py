@@ -1,6 +1,10 @@
-"""The first batch of a cold JVM takes seconds, so a container runs one of its own before it takes tasks.
+"""The first batch of a session, run before anything else may use it.
 
-A tiny stateless task over a category of its own: it loads what every task needs, from the source to the step.
+A tiny stateless task over a category of its own. It loads what every task needs, from the source to the step:
+in a cold JVM that takes seconds. And it runs alone: all queries of a session share the environment of the
+registered source, an unguarded map into which Spark puts four names when the first reader starts. Of two
+queries that start together, one may change the map while the other's tasks are being written, and they can
+not be read again (`OptionalDataException`). Later starts put the same names, which changes no structure.
 """
 
 from __future__ import annotations
