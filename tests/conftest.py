@@ -72,6 +72,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A real PostgreSQL server, one per process of the run; see `tests.postgres`."""
+    from tests.postgres import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str | None:
+    """What `Database(place)` takes, for tests that must hold on every store."""
+    if request.param == "memory":
+        return None
+    if request.param == "sqlite":
+        return tmp_path / "store.db"
+    server = request.getfixturevalue("postgres")
+    return str(server.new_database())
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MB, to be filled."""

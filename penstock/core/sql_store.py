@@ -1,23 +1,28 @@
 """What every control-plane store stands on: one database, short transactions, counters, terms.
 
-Each `*_store.py` declares its tables on `METADATA` and runs its SQL through `Database.transaction()`.
+Each `*_store.py` declares its tables on `METADATA`, writes in `Database.transaction()` and reads in
+`Database.reading()`. A database is a SQLite file, PostgreSQL, or memory, with the same rules on each: writes
+run one after another, reads see one moment and wait for nobody.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock.core.errors import Fenced
-from penstock.core.sqlite_errors import translate_sqlite
+from penstock.core.errors import Fenced, PenstockError
 
 METADATA = sa.MetaData()
+
+# Names compare by their bytes everywhere, so that a list is sorted alike on every store.
+NAME = sa.String().with_variant(sa.String(collation="C"), "postgresql")
+# SQLite numbers rows by itself only in a column of exactly this type.
+ROW_ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 COUNTERS = sa.Table(
     "counters",
@@ -31,83 +36,125 @@ TERMS = sa.Table(
     sa.Column("role", sa.String, primary_key=True),
     sa.Column("term", sa.BigInteger, nullable=False),
     sa.Column("holder", sa.String, nullable=False),
+    sa.Column("expires_ms", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 
-class Database:
-    """A transactional database. Thread-safe: transactions of one process run one after another.
+class Backend(Protocol):
+    """One kind of database."""
 
-    `fault(point)` is called at "begin", "commit" and "committed"; the simulator raises there.
+    writing: sa.Engine  # a transaction of it excludes all others that write
+    reading: sa.Engine  # a transaction of it sees one moment
+    lock: AbstractContextManager[Any]  # held by this process around a write
+    read_lock: AbstractContextManager[Any]
+
+    def prepare(self) -> None:
+        """Refuse what is not durable; then make the tables what this version needs."""
+
+    def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
+        """What a failure means to us. `committing`: the commit had been asked for, so its outcome is open."""
+
+
+class Database:
+    """A transactional database. Thread-safe.
+
+    `place` is a file, a PostgreSQL URL, or None for memory. `fault(point)` is called at "begin", "commit" and
+    "committed" of a write and at "begin" of a read; the simulator raises there.
     """
 
-    def __init__(self, path: Path | None, *, fault: Callable[[str], None] | None = None) -> None:
-        self._path, self._fault, self._lock = path, fault or (lambda point: None), threading.RLock()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._engine = sa.create_engine(
-            f"sqlite:///{path}" if path is not None else "sqlite://",
-            poolclass=StaticPool,
-            connect_args={"check_same_thread": False, "isolation_level": None, "timeout": 10},
-        )
-        sa.event.listen(self._engine, "connect", _prepare_connection)
-        # SQLAlchemy's own BEGIN is deferred; a write transaction must take the lock at its first statement.
-        sa.event.listen(
-            self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
-        )
-        with self._translated():
-            METADATA.create_all(self._engine)
+    def __init__(self, place: Path | str | None, *, fault: Callable[[str], None] | None = None) -> None:
+        self._fault = fault or (lambda point: None)
+        self._backend = _backend(place)
+        with self._translated(_Progress()):
+            self._backend.prepare()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether control planes on other machines can reach it too."""
+        return self._backend.writing.dialect.name == "postgresql"
 
     def on_statement(self, hear: Callable[[str], None]) -> None:
         """Call `hear` with every statement before it runs: how the simulator knows what is written."""
         sa.event.listen(
-            self._engine, "before_cursor_execute", lambda _c, _k, statement, *_rest: hear(statement)
+            self._backend.writing, "before_cursor_execute", lambda _c, _k, statement, *_rest: hear(statement)
         )
 
-    @property
-    def path(self) -> Path | None:
-        return self._path
-
     def close(self) -> None:
-        with self._lock:
-            self._engine.dispose()
+        with self._backend.lock:
+            self._backend.writing.dispose()
+            self._backend.reading.dispose()
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Everything inside is written, or nothing."""
-        with self._lock, self._translated():
+        """Everything inside is written, or nothing; nobody else writes meanwhile."""
+        progress = _Progress()
+        with self._backend.lock, self._translated(progress):
             self._fault("begin")
-            with self._engine.begin() as connection:
+            with self._backend.writing.begin() as connection:
                 yield connection
                 self._fault("commit")
+                progress.is_committing = True
+            progress.is_committing = False
             self._fault("committed")
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def reading(self) -> Iterator[sa.Connection]:
+        """Everything inside is seen as it was at one moment. Writes are refused."""
+        with self._backend.read_lock, self._translated(_Progress()):
+            self._fault("begin")
+            with self._backend.reading.begin() as connection:
+                yield connection
+
+    @contextmanager
+    def _translated(self, progress: _Progress) -> Iterator[None]:
         try:
             yield
         except sa.exc.DBAPIError as error:
-            raise translate_sqlite(
-                error.orig if isinstance(error.orig, sqlite3.Error) else None, str(error)
-            ) from error
+            raise self._backend.translate(error, committing=progress.is_committing) from error
 
 
-def _prepare_connection(connection: sqlite3.Connection, _record: object) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
-        connection.execute(f"PRAGMA {pragma}")
-    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2, (
-        "an acknowledged write must be on disk"
+class _Progress:
+    is_committing = False
+
+
+def _backend(place: Path | str | None) -> Backend:
+    if isinstance(place, str):
+        from penstock.core.postgres_store import PostgresBackend
+
+        return PostgresBackend(place)
+    from penstock.core.sqlite_store import SqliteBackend
+
+    return SqliteBackend(place)
+
+
+def upsert(
+    connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, replace: Sequence[str]
+) -> None:
+    """Insert rows, many at a time; where the primary key is there already, replace these columns."""
+    if not rows:
+        return
+    insert: Any = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    key = [column.name for column in table.primary_key]
+    statement = insert.on_conflict_do_update(
+        index_elements=key, set_={name: insert.excluded[name] for name in replace}
     )
+    connection.execute(statement, list(rows))
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:
     """The next number of a counter: only grows, never skips under concurrency, dies with its transaction."""
-    row = connection.execute(sa.select(COUNTERS.c.value).where(COUNTERS.c.name == counter)).first()
-    if row is None:
-        connection.execute(sa.insert(COUNTERS).values(name=counter, value=1))
-        return 1
-    value = int(row.value) + 1
-    connection.execute(sa.update(COUNTERS).where(COUNTERS.c.name == counter).values(value=value))
-    return value
+    return next_values(connection, counter, 1)[0]
+
+
+def next_values(connection: sa.Connection, counter: str, count: int) -> range:
+    """The next `count` numbers of a counter."""
+    assert count > 0, count
+    insert: Any = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(COUNTERS)
+    statement = insert.values(name=counter, value=count).on_conflict_do_update(
+        index_elements=["name"], set_={"value": COUNTERS.c.value + count}
+    )
+    last = int(connection.execute(statement.returning(COUNTERS.c.value)).scalar_one())
+    return range(last - count + 1, last + 1)
 
 
 def current_value(connection: sa.Connection, counter: str) -> int:
@@ -117,14 +164,12 @@ def current_value(connection: sa.Connection, counter: str) -> int:
 
 
 def take_term(database: Database, role: str, holder: str) -> int:
-    """Become the active instance of a role: every smaller term is fenced from now on."""
+    """Become the active instance of a role, whoever was: every smaller term is fenced from now on."""
     with database.transaction() as connection:
         row = connection.execute(sa.select(TERMS.c.term).where(TERMS.c.role == role)).first()
         term = 1 if row is None else int(row.term) + 1
-        if row is None:
-            connection.execute(sa.insert(TERMS).values(role=role, term=term, holder=holder))
-        else:
-            connection.execute(sa.update(TERMS).where(TERMS.c.role == role).values(term=term, holder=holder))
+        values = {"role": role, "term": term, "holder": holder, "expires_ms": 0}
+        upsert(connection, TERMS, [values], replace=("term", "holder", "expires_ms"))
         return term
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.sql_store import METADATA
+from penstock.core.sql_store import METADATA, ROW_ID
 
 AUDIT = sa.Table(
     "audit",
     METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", ROW_ID, primary_key=True, autoincrement=True),
     sa.Column("at_ms", sa.BigInteger, nullable=False),
     sa.Column("actor", sa.String, nullable=False),
     sa.Column("role", sa.String, nullable=False),

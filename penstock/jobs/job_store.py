@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, Refused, VersionConflict
-from penstock.core.sql_store import METADATA, Database
+from penstock.core.sql_store import METADATA, NAME, ROW_ID, Database
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
 from penstock.jobs.layers import LayerRow
@@ -25,7 +25,7 @@ KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
 JOBS = sa.Table(
     "jobs",
     METADATA,
-    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("name", NAME, primary_key=True),
     sa.Column("birth", sa.String, nullable=False),
     sa.Column("pipeline", sa.String, nullable=False, index=True),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
@@ -43,14 +43,14 @@ _LAYER_COLUMNS = (
 LAYERS = sa.Table(
     "layers",
     METADATA,
-    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("job", NAME, primary_key=True),
     sa.Column("layer", sa.String, primary_key=True),
     *(sa.Column(name, kind, nullable=False) for name, kind in _LAYER_COLUMNS),
 )
 LAYER_HISTORY = sa.Table(
     "layer_history",
     METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", ROW_ID, primary_key=True, autoincrement=True),
     sa.Column("job", sa.String, nullable=False, index=True),
     sa.Column("layer", sa.String, nullable=False),
     *(sa.Column(name, kind, nullable=False) for name, kind in _LAYER_COLUMNS),
@@ -58,7 +58,7 @@ LAYER_HISTORY = sa.Table(
 PIPELINES = sa.Table(
     "pipelines",
     METADATA,
-    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("name", NAME, primary_key=True),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("graph", sa.JSON, nullable=False),
     sa.Column("package", sa.JSON, nullable=False),

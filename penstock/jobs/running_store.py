@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.sql_store import METADATA, Database, current_value
+from penstock.core.sql_store import METADATA, NAME, Database, current_value
 from penstock.jobs.sync_plan import PlanStep, RunningView
 
 TASKS_COUNTER = "tasks"
@@ -20,7 +20,7 @@ TASKS_COUNTER = "tasks"
 RUNNING = sa.Table(
     "running",
     METADATA,
-    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("job", NAME, primary_key=True),
     sa.Column("birth", sa.String, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False, index=True),
     sa.Column("restart_version", sa.BigInteger, nullable=False),
@@ -35,7 +35,7 @@ RUNNING = sa.Table(
 PLANS = sa.Table(
     "plans",
     METADATA,
-    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("job", NAME, primary_key=True),
     sa.Column("id", sa.BigInteger, nullable=False),
     sa.Column("birth", sa.String, nullable=False),
     sa.Column("generation", sa.BigInteger, nullable=False),

@@ -10,13 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.sql_store import METADATA
+from penstock.core.sql_store import METADATA, NAME
 from penstock.tasks.messages import TaskReport
 
 CONTAINERS = sa.Table(
     "containers",
     METADATA,
-    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("name", NAME, primary_key=True),
     sa.Column("incarnation", sa.String, nullable=False),
     sa.Column("folder_id", sa.String, nullable=False),
     sa.Column("state", sa.String, nullable=False),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -16,8 +15,8 @@ from penstock.core.sql_store import (
     current_value,
     next_value,
     take_term,
-    translate_sqlite,
 )
+from penstock.core.sqlite_errors import translate_sqlite
 
 
 class Fault:
@@ -34,11 +33,6 @@ class Fault:
             raise StoreUnavailable(f"fault at {point}")
 
 
-@pytest.fixture(params=["memory", "file"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path / "new folder" / "control.db" if request.param == "file" else None
-
-
 def value_of(database: Database, counter: str) -> int:
     with database.transaction() as connection:
         return current_value(connection, counter)
@@ -49,8 +43,8 @@ def advance(database: Database, counter: str) -> int:
         return next_value(connection, counter)
 
 
-def test_a_counter_starts_at_one_and_never_skips(path):
-    database = Database(path)
+def test_a_counter_starts_at_one_and_never_skips(place):
+    database = Database(place)
     assert value_of(database, "a") == 0
     assert [advance(database, "a") for _ in range(3)] == [1, 2, 3]
     assert advance(database, "b") == 1
@@ -58,8 +52,8 @@ def test_a_counter_starts_at_one_and_never_skips(path):
     database.close()
 
 
-def test_a_number_dies_with_its_transaction(path):
-    database = Database(path)
+def test_a_number_dies_with_its_transaction(place):
+    database = Database(place)
     with pytest.raises(ZeroDivisionError), database.transaction() as connection:
         next_value(connection, "a")
         raise ZeroDivisionError
@@ -68,9 +62,9 @@ def test_a_number_dies_with_its_transaction(path):
 
 
 @pytest.mark.parametrize(("point", "written"), [("begin", 0), ("commit", 0), ("committed", 1)])
-def test_a_fault_before_the_commit_writes_nothing_and_one_after_it_everything(path, point, written):
+def test_a_fault_before_the_commit_writes_nothing_and_one_after_it_everything(place, point, written):
     fault = Fault()
-    database = Database(path, fault=fault)
+    database = Database(place, fault=fault)
     fault.point = point
     with pytest.raises(StoreUnavailable, match=point):
         advance(database, "a")
@@ -79,16 +73,16 @@ def test_a_fault_before_the_commit_writes_nothing_and_one_after_it_everything(pa
     database.close()
 
 
-def test_the_fault_points_come_in_order(path):
+def test_the_fault_points_come_in_order(place):
     fault = Fault()
-    database = Database(path, fault=fault)
+    database = Database(place, fault=fault)
     advance(database, "a")
     assert fault.seen == ["begin", "commit", "committed"]
     database.close()
 
 
-def test_threads_never_get_the_same_number(path):
-    database = Database(path)
+def test_threads_never_get_the_same_number(place):
+    database = Database(place)
     numbers: list[int] = []
 
     def work() -> None:
@@ -127,8 +121,8 @@ def test_an_acknowledged_write_is_on_disk(tmp_path):
     database.close()
 
 
-def test_the_newest_term_fences_every_older_one(path):
-    database = Database(path)
+def test_the_newest_term_fences_every_older_one(place):
+    database = Database(place)
     old = take_term(database, "shard_manager", "host-a")
     new = take_term(database, "shard_manager", "host-b")
     assert (old, new) == (1, 2)
@@ -143,8 +137,8 @@ def test_the_newest_term_fences_every_older_one(path):
     database.close()
 
 
-def test_terms_of_different_roles_do_not_meet(path):
-    database = Database(path)
+def test_terms_of_different_roles_do_not_meet(place):
+    database = Database(place)
     syncer = take_term(database, "state_syncer", "host-a")
     take_term(database, "shard_manager", "host-a")
     take_term(database, "shard_manager", "host-b")
@@ -153,15 +147,15 @@ def test_terms_of_different_roles_do_not_meet(path):
     database.close()
 
 
-def test_a_term_nobody_took_is_fenced(path):
-    database = Database(path)
+def test_a_term_nobody_took_is_fenced(place):
+    database = Database(place)
     with pytest.raises(Fenced, match="syncer"), database.transaction() as connection:
         check_term(connection, "syncer", 1)
     database.close()
 
 
-def test_a_refused_statement_is_a_store_error_and_writes_nothing(path):
-    database = Database(path)
+def test_a_refused_statement_is_a_store_error_and_writes_nothing(place):
+    database = Database(place)
     with pytest.raises(StoreUnavailable), database.transaction() as connection:
         next_value(connection, "a")
         connection.execute(sa.text("INSERT INTO no_such_table VALUES (1)"))

@@ -1,0 +1,139 @@
+"""PostgreSQL as the control plane's database.
+
+Writes take one lock of the database for the length of their transaction. So they run one after another, as on
+SQLite: a job's layers are validated and written by nobody else meanwhile, and numbers that others page by
+appear in their order. Reads take no lock and see one moment.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+from penstock.core.errors import (
+    DiskFull,
+    EnvironmentProblem,
+    OutcomeUnknown,
+    PenstockError,
+    StoreUnavailable,
+)
+from penstock.core.migrate_store import upgrade_tables
+
+WRITE_LOCK = 0x70656E73746F636B  # "penstock"
+MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")
+VERSION_MIN = 140000
+# A control plane that stops in the middle of a transaction must not keep the lock from the others.
+_SESSION = (
+    "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=15s -c timezone=UTC"
+)
+_TRANSPORT = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "tcp_user_timeout": 20_000,
+}
+
+
+class PostgresBackend:
+    """A server at a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.lock: AbstractContextManager[Any] = nullcontext()
+        self.read_lock: AbstractContextManager[Any] = nullcontext()
+        parsed = _parsed(url)
+        options = f"{_SESSION} {parsed.query.get('options', '')}".strip()
+        self.writing = sa.create_engine(
+            parsed,
+            pool_size=4,
+            max_overflow=12,
+            pool_timeout=10,
+            pool_pre_ping=True,
+            isolation_level="READ COMMITTED",
+            connect_args={**_TRANSPORT, "options": options},
+        )
+        self.reading = sa.create_engine(
+            parsed,
+            pool_size=4,
+            max_overflow=12,
+            pool_timeout=10,
+            pool_pre_ping=True,
+            isolation_level="REPEATABLE READ",
+            connect_args={**_TRANSPORT, "options": f"{options} -c default_transaction_read_only=on"},
+        )
+        sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
+        sa.event.listen(self.writing, "begin", _take_write_lock)
+
+    def prepare(self) -> None:
+        with self.writing.begin() as connection:
+            upgrade_tables(connection)
+
+    def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
+        return translate_postgres(error.orig, str(error), committing=committing)
+
+
+def translate_postgres(error: BaseException | None, text: str, *, committing: bool) -> PenstockError:
+    """Name what a failure of PostgreSQL means to us."""
+    state = getattr(error, "sqlstate", None) or ""
+    if state in ("53100", "53200"):
+        return DiskFull(
+            "the database server has no room left",
+            why=text,
+            fix="free some space there; nothing was half-written",
+        )
+    if state == "55P03":
+        return StoreUnavailable("the database is busy", why=text, fix="try again")
+    # Once COMMIT is under way only the server knows; a clear refusal has a state that is no connection's end.
+    if committing and (not state or state.startswith(("08", "57"))):
+        return OutcomeUnknown(
+            "the database did not say whether it has written",
+            why=text,
+            fix="repeat the request with the same idempotency key: what was done is not done twice",
+        )
+    if isinstance(error, psycopg.OperationalError):
+        return StoreUnavailable("the database did not answer", why=text, fix="look at the server; try again")
+    return StoreUnavailable(
+        "the database refused the request", why=text, fix="try again, and report it if it stays"
+    )
+
+
+def _parsed(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        parsed = None
+    if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
+        # Not with the URL in it: it may carry a password.
+        raise EnvironmentProblem(
+            "this is not the URL of a PostgreSQL database",
+            why="it does not have the form postgresql://user:password@host:port/database",
+            fix="correct it, or leave it out to use a SQLite file",
+        )
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def _take_write_lock(connection: sa.Connection) -> None:
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+
+
+def _refuse_what_is_not_durable(connection: psycopg.Connection[Any], _record: object) -> None:
+    version = connection.info.server_version
+    if version < VERSION_MIN:
+        raise EnvironmentProblem(
+            f"this PostgreSQL is too old: {version // 10000}",
+            why=f"version {VERSION_MIN // 10000} or newer is needed",
+            fix="use a newer server",
+        )
+    names = ", ".join(f"current_setting('{name}')" for name in MUST_BE_ON)
+    with connection.cursor() as cursor:
+        values = cursor.execute(f"SELECT {names}").fetchone()
+    connection.rollback()
+    off = [name for name, value in zip(MUST_BE_ON, values or (), strict=True) if value == "off"]
+    if off:
+        raise EnvironmentProblem(
+            "this PostgreSQL may lose what it acknowledges",
+            why=f"{', '.join(off)} is off",
+            fix="switch it on in postgresql.conf (and for the role and the database), then start again",
+        )

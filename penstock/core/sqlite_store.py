@@ -1,0 +1,77 @@
+"""SQLite as the control plane's database: one connection writes, others read the last committed moment."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import QueuePool, StaticPool
+
+from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.migrate_store import upgrade_tables
+from penstock.core.sql_store import METADATA
+from penstock.core.sqlite_errors import translate_sqlite
+
+BUSY_MS = 10_000
+READERS_MAX = 16
+# What an acknowledged write rests on; some builds of SQLite have other defaults, or ignore a setting.
+DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
+
+
+class SqliteBackend:
+    """A file, or memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.lock: AbstractContextManager[Any] = threading.RLock()
+        self.read_lock: AbstractContextManager[Any] = nullcontext()
+        arguments = {"check_same_thread": False, "isolation_level": None, "timeout": BUSY_MS / 1000}
+        if path is None:
+            self.writing = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args=arguments)
+            # Memory has one connection, which reads take their turn on.
+            self.reading, self.read_lock = self.writing, self.lock
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            url = sa.URL.create("sqlite", database=str(path))
+            self.writing = sa.create_engine(url, poolclass=StaticPool, connect_args=arguments)
+            self.reading = sa.create_engine(
+                url, poolclass=QueuePool, pool_size=READERS_MAX, max_overflow=0, connect_args=arguments
+            )
+            sa.event.listen(self.writing, "connect", _make_durable)
+            sa.event.listen(self.reading, "connect", _make_read_only)
+            sa.event.listen(self.reading, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        # SQLAlchemy's own BEGIN is deferred; a write transaction must take the lock at its first statement.
+        sa.event.listen(
+            self.writing, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
+        )
+
+    def prepare(self) -> None:
+        if self._path is None:
+            METADATA.create_all(self.writing)
+            return
+        with self.writing.begin() as connection:
+            upgrade_tables(connection)
+
+    def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
+        return translate_sqlite(error.orig if isinstance(error.orig, sqlite3.Error) else None, str(error))
+
+
+def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
+    for name, wanted in DURABLE.items():
+        connection.execute(f"PRAGMA {name}={wanted}")
+        found = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        if found != wanted:
+            raise EnvironmentProblem(
+                "this SQLite cannot keep what it acknowledges",
+                why=f"{name} is {found!r} where it must be {wanted!r}",
+                fix="keep the folder on a local disk, or use PostgreSQL with --database",
+            )
+
+
+def _make_read_only(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+    connection.execute("PRAGMA query_only=ON")

