@@ -104,7 +104,7 @@ class World:
     def save(self) -> Callable[[], None]:
         """Remember this moment; calling the answer goes back to it, far faster than building a new world."""
         saved, now_ms = sqlite3.connect(":memory:"), self.now_ms
-        raw = self.database._engine.raw_connection().driver_connection
+        raw = self.database._backend.writing.raw_connection().driver_connection
         raw.backup(saved)
         kept = copy.deepcopy((self.data.registered, self.data.fenced, self.tasks.stuck, self.tasks.looks))
 
