@@ -1,0 +1,111 @@
+"""One instance per role at a time; who is fenced is decided by terms, never by clocks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.core.errors import Fenced
+from penstock.core.lease_store import RoleLease
+from penstock.core.sql_store import Database, check_term
+
+LEASE_MS = 6_000
+
+
+def lease(database: Database, holder: str, role: str = "syncer") -> RoleLease:
+    return RoleLease(database, role, holder, lease_ms=LEASE_MS)
+
+
+def test_the_first_is_active_and_the_second_waits(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    assert one.keep(0) == 1
+    assert two.keep(10) is None
+    assert (one.term, two.term) == (1, None)
+    assert lease(database, "three", role="shard_manager").keep(10) == 1
+    database.close()
+
+
+def test_a_lease_that_is_kept_is_never_taken(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    for now_ms in range(0, 60_000, 1_000):
+        assert one.keep(now_ms) == 1
+        assert two.keep(now_ms + 1) is None
+    database.close()
+
+
+def test_a_lease_that_is_over_is_taken_with_a_larger_term_and_fences_the_old_one(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    assert one.keep(0) == 1
+    assert two.keep(LEASE_MS - 1) is None
+    assert two.keep(LEASE_MS) == 2
+    with pytest.raises(Fenced), database.transaction() as connection:
+        check_term(connection, "syncer", 1)
+    assert one.keep(LEASE_MS + 1) is None  # it notices when it asks next
+    assert two.keep(2 * LEASE_MS - 1) == 2
+    database.close()
+
+
+def test_a_release_hands_over_at_once_and_its_term_never_comes_back(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    one.keep(0)
+    one.release()
+    one.release()
+    assert two.keep(1) == 2
+    assert one.keep(2) is None
+    two.release()
+    assert one.keep(3) == 3
+    database.close()
+
+
+def test_a_late_release_does_not_end_the_successors_lease(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    one.keep(0)
+    two.keep(LEASE_MS)
+    one.release()
+    assert lease(database, "three").keep(LEASE_MS + 1) is None
+    database.close()
+
+
+def test_who_knows_that_the_holder_is_gone_may_seize(place):
+    database = Database(place)
+    lease(database, "one").keep(0)
+    assert lease(database, "one again").keep(1, seize=True) == 2
+    database.close()
+
+
+def test_a_clock_that_was_far_ahead_does_not_lock_the_role_for_ever(place):
+    database = Database(place)
+    lease(database, "from the future").keep(10**12)
+    assert lease(database, "now").keep(1_000) == 2
+    database.close()
+
+
+def test_a_clock_that_goes_back_asks_the_store(place):
+    database = Database(place)
+    one, two = lease(database, "one"), lease(database, "two")
+    assert one.keep(100_000) == 1
+    assert two.keep(200_000) == 2
+    assert one.keep(50_000) is None
+    database.close()
+
+
+def test_of_many_that_ask_at_once_one_gets_it(place):
+    database = Database(place)
+    terms: list[int | None] = []
+
+    def ask(number: int) -> None:
+        terms.append(lease(database, f"instance {number}").keep(0))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(term for term in terms if term is not None) == [1]
+    database.close()
