@@ -71,7 +71,8 @@ class PostgresBackend:
             upgrade_tables(connection)
 
     def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
-        return translate_postgres(error.orig, str(error), committing=committing)
+        # Not SQLAlchemy's own text, which repeats the statement and its values.
+        return translate_postgres(error.orig, str(error.orig).strip(), committing=committing)
 
 
 def translate_postgres(error: BaseException | None, text: str, *, committing: bool) -> PenstockError:
@@ -102,7 +103,7 @@ def translate_postgres(error: BaseException | None, text: str, *, committing: bo
 def _parsed(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
         # Not with the URL in it: it may carry a password.

@@ -65,8 +65,12 @@ class Database:
     def __init__(self, place: Path | str | None, *, fault: Callable[[str], None] | None = None) -> None:
         self._fault = fault or (lambda point: None)
         self._backend = _backend(place)
-        with self._translated(_Progress()):
-            self._backend.prepare()
+        try:
+            with self._translated(_Progress()):
+                self._backend.prepare()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_shared(self) -> bool:

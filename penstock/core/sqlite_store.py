@@ -57,7 +57,7 @@ class SqliteBackend:
             upgrade_tables(connection)
 
     def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
-        return translate_sqlite(error.orig if isinstance(error.orig, sqlite3.Error) else None, str(error))
+        return translate_sqlite(error.orig, str(error.orig))
 
 
 def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
