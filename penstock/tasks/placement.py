@@ -1,24 +1,33 @@
-"""Which container each shard goes to (Turbine IV-B). Pure: equal inputs, equal moves, a reason with each.
+"""Which container each shard goes to (Turbine IV-B), by name and with a reason for every move. Pure.
 
-Load comes first, the number of shards second: with few tasks over many shards an even count alone can put
-every task on one container. Starts from where the shards are and moves little.
+The decision is array code, `placement_solver`; here names become numbers and back. The number of shards
+counts as one more kind of load, so that shards without tasks are spread too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-BAND = 0.10  # containers within this fraction of the mean load are left alone
-_TINY = 1e-9
+import numpy as np
 
+from penstock.tasks.placement_problem import (
+    NOBODY,
+    Floats,
+    Mode,
+    Problem,
+    Rules,
+    Shortage,
+    Solution,
+    Why,
+    problem,
+)
+from penstock.tasks.placement_solver import solve
 
-class Mode(StrEnum):
-    """`emergency`: only shards without an owner, all of them. `periodic`: also balance, within a budget."""
+__all__ = ["Mode", "Move", "Placement", "Refusal", "Rules", "place_shards"]
 
-    EMERGENCY = "emergency"
-    PERIODIC = "periodic"
+# Where nobody says how much a container has, only being alike counts.
+_BOUNDLESS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +50,24 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What to move now, and what had to stay."""
+    """What to move now, what had to stay, and what no placement can do."""
 
     moves: tuple[Move, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    shortages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What is known of containers and shards beyond their names; everything may be left out."""
+
+    kinds: tuple[str, ...] = ("load",)  # of load, in the order of the vectors
+    capacities: Mapping[str, Sequence[float]] | None = None
+    regions: Mapping[str, str] | None = None
+    allowed: Mapping[int, frozenset[str]] | None = None  # shard -> regions; absent: anywhere
+    costs: Mapping[int, float] | None = None
+    jobs: Mapping[int, frozenset[str]] | None = None  # shard -> jobs with a task in it
+    excluded: frozenset[tuple[str, str]] = frozenset()  # (job, container)
 
 
 def place_shards(
@@ -52,116 +75,162 @@ def place_shards(
     containers: Iterable[str],
     current: Mapping[int, str],
     *,
-    loads: Mapping[int, float],
+    loads: Mapping[int, float | Sequence[float]],
     mode: Mode,
     leaving: frozenset[str] = frozenset(),
-    in_motion: frozenset[int] = frozenset(),
+    in_motion: Mapping[int, str] | frozenset[int] = frozenset(),
     moves_max: int = 8,
+    fleet: Fleet | None = None,
+    rules: Rules | None = None,
 ) -> Placement:
     """Decide the moves of one round.
 
     `containers` may receive shards; `leaving` must lose theirs; shards elsewhere stay where they are.
-    `current` names the owner, or for a shard `in_motion` where it is going: it is counted, not moved.
+    `current` names the owner, or for a shard `in_motion` where it is going: it is counted there (and where it
+    comes from, if that is told), and not moved.
     """
-    floor = _Floor(tuple(sorted(set(containers) - leaving)), loads, current, in_motion)
-    orphans = floor.heaviest_first(shard for shard in shards if shard not in current)
-    leavers = floor.heaviest_first(s for s in current if current[s] in leaving and s not in in_motion)
-    if not floor.names:
-        stuck = orphans + (leavers if mode is Mode.PERIODIC else [])
-        return Placement(
-            refusals=tuple(Refusal(shard=s, reason="no container may take shards") for s in stuck)
+    desk = _Desk(fleet or Fleet(), sorted(set(containers) - leaving), leaving)
+    asked = sorted({*shards, *current})
+    asked = [shard for shard in asked if current.get(shard) is None or current[shard] in desk.number]
+    if not asked:
+        return Placement()
+    rules = rules or Rules(moves_max=moves_max)
+    posed = desk.pose(asked, current, loads, in_motion)
+    return desk.read(asked, posed, solve(posed, rules, mode), rules)
+
+
+class _Desk:
+    """Names to numbers and back."""
+
+    def __init__(self, fleet: Fleet, takers: list[str], leaving: frozenset[str]) -> None:
+        self._fleet = fleet
+        self.names = [*takers, *sorted(leaving)]
+        self.number = {name: number for number, name in enumerate(self.names)}
+        self._leaving = np.array([name in leaving for name in self.names], bool)
+        self._kinds = (*fleet.kinds, "shards")
+
+    def pose(
+        self,
+        shards: Sequence[int],
+        current: Mapping[int, str],
+        loads: Mapping[int, float | Sequence[float]],
+        in_motion: Mapping[int, str] | frozenset[int],
+    ) -> Problem:
+        fleet, place = self._fleet, {shard: row for row, shard in enumerate(shards)}
+        sources = in_motion if isinstance(in_motion, Mapping) else {}
+        jobs = fleet.jobs or {}
+        pairs = [(place[shard], job) for shard in shards for job in sorted(jobs.get(shard, ()))]
+        job_number = {job: number for number, job in enumerate(sorted({job for _, job in pairs}))}
+        regions = fleet.regions or {}
+        region_number = {name: number for number, name in enumerate(sorted(set(regions.values()) | {""}))}
+        return problem(
+            self._loads(shards, loads),
+            self._capacities(),
+            owners=_numbers([self.number.get(current.get(shard, ""), NOBODY) for shard in shards]),
+            regions=_numbers([region_number[regions.get(name, "")] for name in self.names]),
+            allowed=self._allowed(shards, region_number),
+            receiving=~self._leaving,
+            leaving=self._leaving,
+            fixed=np.array([shard in in_motion for shard in shards], bool),
+            from_=_numbers([self.number.get(sources.get(shard, ""), NOBODY) for shard in shards]),
+            costs=np.array([(fleet.costs or {}).get(shard, 1.0) for shard in shards], np.float32),
+            job_shards=_numbers([shard for shard, _ in pairs]),
+            job_ids=_numbers([job_number[job] for _, job in pairs]),
+            excluded=tuple(
+                (job_number[job], self.number[name])
+                for job, name in sorted(fleet.excluded)
+                if job in job_number and name in self.number
+            ),
         )
-    for shard in orphans:
-        floor.move(shard, floor.best_target(shard), "nobody owns it")
-    refusals: list[Refusal] = []
-    if mode is Mode.PERIODIC:
-        budget_end = len(floor.moves) + moves_max
-        for shard in leavers:
-            if len(floor.moves) < budget_end:
-                floor.move(shard, floor.best_target(shard), f"{current[shard]} is drained")
-            else:
-                refusals.append(
-                    Refusal(
-                        shard=shard, reason=f"{moves_max} moves a round are enough: the next one takes it"
-                    )
+
+    def _loads(self, shards: Sequence[int], loads: Mapping[int, float | Sequence[float]]) -> Floats:
+        rows = np.zeros((len(shards), len(self._kinds)), np.float32)
+        rows[:, -1] = 1
+        for row, shard in enumerate(shards):
+            if shard in loads:
+                rows[row, :-1] = loads[shard]
+        return np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _capacities(self) -> Floats:
+        rows = np.full((len(self.names), len(self._kinds)), _BOUNDLESS, np.float32)
+        for name, capacity in (self._fleet.capacities or {}).items():
+            if name in self.number:
+                rows[self.number[name], :-1] = capacity
+        return rows
+
+    def _allowed(self, shards: Sequence[int], regions: Mapping[str, int]) -> np.ndarray:
+        allowed = np.full(len(shards), 2**64 - 1, np.uint64)
+        for row, shard in enumerate(shards):
+            named = (self._fleet.allowed or {}).get(shard)
+            if named is not None:
+                allowed[row] = sum(1 << regions[name] for name in named if name in regions)
+        return allowed
+
+    def read(self, shards: Sequence[int], posed: Problem, found: Solution, rules: Rules) -> Placement:
+        """The solution in names, with reasons."""
+        moves = []
+        for row in found.moved.tolist():
+            source, target = int(posed.owners[row]), int(found.owners[row])
+            if target == NOBODY:
+                continue
+            moves.append(
+                Move(
+                    shard=shards[row],
+                    source=None if source == NOBODY else self.names[source],
+                    target=self.names[target],
+                    reason=self._reason(Why(int(found.why[row])), source, target, posed, found),
                 )
-        while len(floor.moves) < budget_end and (floor.level_load() or floor.level_count()):
-            pass
-    return Placement(moves=tuple(floor.moves), refusals=tuple(refusals))
+            )
+        refusals = tuple(
+            Refusal(shard=shards[row], reason=self._refusal(row, posed, rules))
+            for row in found.refused.tolist()
+        )
+        shortages = tuple(self._shortage(item, shards) for item in found.shortages)
+        return Placement(moves=tuple(moves), refusals=refusals, shortages=shortages)
+
+    def _reason(self, why: Why, source: int, target: int, posed: Problem, found: Solution) -> str:
+        match why:
+            case Why.ORPHAN:
+                return "nobody owns it"
+            case Why.DRAIN:
+                return f"{self.names[source]} is drained"
+            case Why.REGION:
+                return f"it may not be on {self.names[source]}"
+            case Why.FILL:
+                return f"{self.names[target]} is nearly empty"
+            case Why.APART:
+                return f"{self.names[source]} has another task of one of its jobs"
+            case Why.CAP:
+                return f"{self.names[source]} is above what it may carry"
+        before = _sums(posed)
+        share = np.maximum(found.targets, 1e-9)
+        off = before[[source, target]] / share[[source, target]]
+        kind = int(np.argmax(np.abs(off[0] - off[1])))
+        return (
+            f"{self._kinds[kind]}: {self.names[source]} has {off[0, kind]:.2f} of its share, "
+            f"{self.names[target]} has {off[1, kind]:.2f}"
+        )
+
+    def _refusal(self, row: int, posed: Problem, rules: Rules) -> str:
+        if not posed.receiving.any():
+            return "no container may take shards"
+        if posed.owners[row] == NOBODY:
+            return "no container that it may use has room for it"
+        if rules.moves_max is not None:
+            return f"{rules.moves_max} moves a round are enough: the next one takes it"
+        return "no container that it may use has room for it now"
+
+    def _shortage(self, item: Shortage, shards: Sequence[int]) -> str:
+        what = f"shard {shards[item.shard]} needs" if item.shard != NOBODY else "all together need"
+        return f"{what} {item.demand:.4g} {self._kinds[item.dimension]}, {item.available:.4g} can be used"
 
 
-@dataclass(slots=True)
-class _Floor:
-    """The containers as the moves decided so far leave them."""
+def _sums(posed: Problem) -> Floats:
+    sums = np.zeros_like(posed.capacities)
+    owned = posed.owners >= 0
+    np.add.at(sums, posed.owners[owned], posed.loads[owned])
+    return sums
 
-    names: tuple[str, ...]
-    loads: Mapping[int, float]
-    current: Mapping[int, str]
-    in_motion: frozenset[int]
-    moves: list[Move] = field(default_factory=list)
-    load: dict[str, float] = field(default_factory=dict)
-    held: dict[str, set[int]] = field(default_factory=dict)
-    movable: dict[str, set[int]] = field(default_factory=dict)  # not in motion, not moved in this round
 
-    def __post_init__(self) -> None:
-        self.load = dict.fromkeys(self.names, 0.0)
-        self.held = {name: set() for name in self.names}
-        self.movable = {name: set() for name in self.names}
-        for shard, name in sorted(self.current.items()):
-            if name in self.held:
-                self.held[name].add(shard)
-                self.load[name] += self.load_of(shard)
-                if shard not in self.in_motion:
-                    self.movable[name].add(shard)
-
-    def load_of(self, shard: int) -> float:
-        return max(0.0, self.loads.get(shard, 0.0))
-
-    def heaviest_first(self, shards: Iterable[int]) -> list[int]:
-        return sorted(shards, key=lambda shard: (-self.load_of(shard), shard))
-
-    def best_target(self, shard: int) -> str:
-        if self.load_of(shard) > 0:
-            return min(self.names, key=lambda name: (self.load[name], len(self.held[name]), name))
-        return min(self.names, key=lambda name: (len(self.held[name]), self.load[name], name))
-
-    def move(self, shard: int, target: str, reason: str) -> None:
-        source = self.current.get(shard)
-        if source in self.held:
-            self.held[source].discard(shard)
-            self.movable[source].discard(shard)
-            self.load[source] -= self.load_of(shard)
-        self.held[target].add(shard)
-        self.load[target] += self.load_of(shard)
-        self.moves.append(Move(shard=shard, source=source, target=target, reason=reason))
-
-    def level_load(self) -> bool:
-        """Move one loaded shard from a hot container to the coldest; False when none would help."""
-        mean = sum(self.load.values()) / len(self.names)
-        cold = min(self.names, key=lambda name: (self.load[name], len(self.held[name]), name))
-        for hot in sorted(self.names, key=lambda name: (-self.load[name], name)):
-            if self.load[hot] <= mean * (1 + BAND) and self.load[cold] >= mean * (1 - BAND):
-                return False
-            gap = self.load[hot] - self.load[cold]
-            # Smaller than the gap: the pair ends closer together than it was, so rounds cannot go in circles.
-            helpful = [s for s in self.movable[hot] if _TINY < self.load_of(s) < gap * (1 - _TINY)]
-            if helpful:
-                shard = min(helpful, key=lambda s: (abs(gap - 2 * self.load_of(s)), s))
-                self.move(
-                    shard, cold, f"load: {hot} has {self.load[hot]:.3g}, {cold} has {self.load[cold]:.3g}"
-                )
-                return True
-        return False
-
-    def level_count(self) -> bool:
-        """Move one shard without load from the fullest container that has one; False when none would help."""
-        few = min(self.names, key=lambda name: (len(self.held[name]), name))
-        for many in sorted(self.names, key=lambda name: (-len(self.held[name]), name)):
-            if len(self.held[many]) - len(self.held[few]) <= 1:
-                return False
-            idle = [s for s in self.movable[many] if self.load_of(s) <= _TINY]
-            if idle:
-                counts = f"{many} has {len(self.held[many])}, {few} has {len(self.held[few])}"
-                self.move(min(idle), few, f"count: {counts}")
-                return True
-        return False
+def _numbers(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, np.int32)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, StoreUnavailable
 from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.liveness import Alert, FailOver, Liveness
 from penstock.tasks.messages import (
     Heartbeat,
@@ -22,7 +23,6 @@ from penstock.tasks.messages import (
     Registered,
     ShardEntry,
     ShardState,
-    TaskReport,
     Verdict,
 )
 from penstock.tasks.placement import Mode, Move, Placement, place_shards
@@ -54,7 +54,7 @@ class TickReport:
     alerts: list[Alert] = field(default_factory=list)
 
 
-class ShardManager:
+class ShardManager(FleetView):
     """The one active Shard Manager of its term."""
 
     def __init__(
@@ -71,7 +71,8 @@ class ShardManager:
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
     ) -> None:
         """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking."""
-        self._store, self._profile, self._term, self._shard_count = store, profile, term, shard_count
+        super().__init__(store)
+        self._profile, self.term, self._shard_count = profile, term, shard_count
         self._list_version, self._shard_loads, self._pace = list_version, shard_loads, pace or Pace()
         self._send_canary, self._wall_of = send_canary, wall_of
         self._lock = threading.RLock()
@@ -107,12 +108,12 @@ class ShardManager:
                 folder_id=folder_id,
                 host=host,
                 pid=pid,
-                term=self._term,
+                term=self.term,
                 at_ms=self._wall_of(now_ms),
             )
             self._watch(row, now_ms)
             kept = tuple(entry.shard for entry in assignment.shards)
-            return Registered(term=self._term, assignment_version=assignment.version, kept=kept)
+            return Registered(term=self.term, assignment_version=assignment.version, kept=kept)
 
     def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
         """Answer one beat with the container's whole assignment."""
@@ -123,14 +124,14 @@ class ShardManager:
             self._drain()
             if beat.container == CANARY:
                 ok, sequence = Verdict.OK, beat.sequence
-                return HeartbeatReply(verdict=ok, term=self._term, sequence=sequence, assignment_version=0)
-            outcome = self._store.beat(beat, term=self._term, at_ms=self._wall_of(now_ms))
+                return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
+            outcome = self._store.beat(beat, term=self.term, at_ms=self._wall_of(now_ms))
             if outcome.verdict is Verdict.OK:
                 self._renewals[beat.container] = outcome.renewals
                 self._note_acknowledged(beat, outcome.assignment.shards, now_ms)
             return HeartbeatReply(
                 verdict=outcome.verdict,
-                term=self._term,
+                term=self.term,
                 sequence=beat.sequence,
                 assignment_version=outcome.assignment.version,
                 shards=outcome.assignment.shards,
@@ -144,7 +145,7 @@ class ShardManager:
         with self._lock:
             self._begin(now_ms)
             at_ms = self._wall_of(now_ms)
-            if not self._store.mark_dead(container, incarnation, term=self._term, at_ms=at_ms):
+            if not self._store.mark_dead(container, incarnation, term=self.term, at_ms=at_ms):
                 return False
             self._liveness.on_dead(container, incarnation)
             reason = "its exit was seen"
@@ -157,7 +158,7 @@ class ShardManager:
     ) -> None:
         """Drain a container: it loses its shards and gets no new ones; or take it back."""
         with self._lock:
-            when = {"term": self._term, "at_ms": self._wall_of(now_ms)}
+            when = {"term": self.term, "at_ms": self._wall_of(now_ms)}
             if not self._store.cordon(container, cordoned=cordoned, reason=reason, **when):
                 raise NotFound(
                     f"there is no container {container!r}",
@@ -196,7 +197,7 @@ class ShardManager:
         """Take over: every container in the store gets a full interval from now."""
         if self._is_begun:
             return
-        self._store.ensure_shards(self._shard_count, term=self._term)
+        self._store.ensure_shards(self._shard_count, term=self.term)
         for row in self._store.containers():
             self._watch(row, now_ms)
         self._balanced_ms = now_ms
@@ -227,7 +228,7 @@ class ShardManager:
             return
         self._canary_sequence, self._canary_ms = self._canary_sequence + 1, now_ms
         self._liveness.on_canary_sent(self._canary_sequence, now_ms)
-        beat = Heartbeat(container=CANARY, incarnation=str(self._term), sequence=self._canary_sequence)
+        beat = Heartbeat(container=CANARY, incarnation=str(self.term), sequence=self._canary_sequence)
         if self._send_canary is None:
             self._inbox.append((beat, now_ms))
         else:
@@ -239,7 +240,7 @@ class ShardManager:
             action.incarnation,
             renewals=None if action.known_dead else self._renewals[action.container],
             plan=self._plan(Mode.EMERGENCY, now_ms),
-            term=self._term,
+            term=self.term,
             at_ms=self._wall_of(now_ms),
             reason=action.reason,
         )
@@ -287,7 +288,7 @@ class ShardManager:
         return plan
 
     def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport) -> Placement:
-        placement = self._store.rearrange(plan, term=self._term, at_ms=self._wall_of(now_ms))
+        placement = self._store.rearrange(plan, term=self.term, at_ms=self._wall_of(now_ms))
         report.moves.extend(placement.moves)
         stuck = placement.refusals
         refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""
@@ -353,7 +354,7 @@ class ShardManager:
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
                 incarnation, at_ms = incarnations[row.container], self._wall_of(now_ms)
                 if self._store.withhold(
-                    row.container, incarnation, term=self._term, at_ms=at_ms, reason=reason
+                    row.container, incarnation, term=self.term, at_ms=at_ms, reason=reason
                 ):
                     self._liveness.on_withheld(row.container)
 
@@ -369,32 +370,3 @@ class ShardManager:
             )
 
         return plan
-
-    # -- what others ask (read from the store, without the lock: nobody waits for a round) ----------------
-
-    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
-        """Whether no task of `job` up to `generation` runs: each container proved it or its lease is over."""
-        return all(
-            row.list_version >= list_version
-            and not any(task.job == job and task.generation <= generation for task in row.tasks)
-            for row in self._store.containers()
-            if row.may_run
-        )
-
-    def containers(self) -> tuple[ContainerRow, ...]:
-        """Every container ever heard of; `state` says whether it lives."""
-        return self._store.containers()
-
-    def shards(self) -> tuple[ShardRow, ...]:
-        """Every shard's record."""
-        return self._store.shards()
-
-    def task_reports(self, job: str | None = None) -> tuple[tuple[str, TaskReport], ...]:
-        """(container, task) as last reported by containers that may still run something."""
-        return tuple(
-            (row.name, task)
-            for row in self._store.containers()
-            if row.may_run
-            for task in row.tasks
-            if job is None or task.job == job
-        )

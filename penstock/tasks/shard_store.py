@@ -97,16 +97,16 @@ class ShardStore:
         self._database, self._journal = database, journal
 
     def shards(self) -> tuple[ShardRow, ...]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _shards(connection)
 
     def read(self) -> tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]:
         """Both tables at one moment."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _shards(connection), read_containers(connection)
 
     def containers(self) -> tuple[ContainerRow, ...]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return read_containers(connection)
 
     def ensure_shards(self, count: int, *, term: int) -> None:
