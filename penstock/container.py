@@ -242,6 +242,7 @@ class Engine:
                 "assignment_version": said.assignment_version,
                 "list_version": said.list_version,
                 "tasks": [asdict(task) for task in said.tasks],
+                "loads": [asdict(load) for load in said.loads],
             }
         try:
             self._wire.write(json.dumps({"at_ms": self._clock.boot_ms(), "report": report}) + "\n")

@@ -169,7 +169,7 @@ class ControlPlane:
             profile=self.profile,
             term=shard_term,
             list_version=tasks.version,
-            shard_loads=lambda: tasks.shard_loads(self.shard_count),
+            reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
             send_canary=lambda beat: self._send_canary(life, beat),
             wall_of=lambda now_ms: process.clock.now_ms(),

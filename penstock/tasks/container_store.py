@@ -32,6 +32,8 @@ CONTAINERS = sa.Table(
     sa.Column("tasks", sa.Text, nullable=False),
     sa.Column("known_dead", sa.Boolean, nullable=False),
     sa.Column("cordoned", sa.Boolean, nullable=False),
+    sa.Column("capacity", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("region", sa.String, nullable=False, server_default=""),
 )
 
 
@@ -63,6 +65,8 @@ class ContainerRow:
     tasks: tuple[TaskReport, ...]
     known_dead: bool
     cordoned: bool
+    capacity: tuple[float, ...] = ()
+    region: str = ""
 
     @property
     def may_run(self) -> bool:
@@ -84,11 +88,18 @@ def read_containers(connection: sa.Connection) -> tuple[ContainerRow, ...]:
 
 def _container_row(row: sa.RowMapping) -> ContainerRow:
     tasks = tuple(TaskReport(**item) for item in json.loads(row["tasks"]))
-    return ContainerRow(**{**row, "state": ContainerState(row["state"]), "tasks": tasks})
+    capacity = tuple(json.loads(row["capacity"]))
+    state = ContainerState(row["state"])
+    return ContainerRow(**{**row, "state": state, "tasks": tasks, "capacity": capacity})
 
 
 def _container_values(row: ContainerRow) -> dict[str, Any]:
-    return {**asdict(row), "state": str(row.state), "tasks": json.dumps([asdict(task) for task in row.tasks])}
+    return {
+        **asdict(row),
+        "state": str(row.state),
+        "tasks": json.dumps([asdict(task) for task in row.tasks]),
+        "capacity": json.dumps(row.capacity),
+    }
 
 
 # Built once: every beat of every container executes these two.

@@ -45,6 +45,15 @@ class TaskReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLoad:
+    """What the tasks of one shard use, in the kinds of `shard_load.KINDS`."""
+
+    shard: int
+    tasks: int  # how many there were: with another number it is out of date
+    load: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """What a warden sends every `heartbeat_ms`."""
 
@@ -55,6 +64,9 @@ class Heartbeat:
     assignment_version: int = 0  # the newest assignment applied
     list_version: int = 0  # the newest task list applied, everything not on it reaped
     tasks: tuple[TaskReport, ...] = ()
+    loads: tuple[ShardLoad, ...] = ()  # as last averaged
+    capacity: tuple[float, ...] = ()  # in the same kinds; empty: not limited
+    region: str = ""
     engine_ready: bool = False
     host: str = ""
     pid: int = 0
@@ -66,7 +78,9 @@ class Heartbeat:
     def from_json(data: dict[str, Any]) -> Heartbeat:
         entries = tuple(_entry(item) for item in data.get("acked", ()))
         tasks = tuple(TaskReport(**item) for item in data.get("tasks", ()))
-        return Heartbeat(**{**data, "acked": entries, "tasks": tasks})
+        loads = tuple(ShardLoad(**{**item, "load": tuple(item["load"])}) for item in data.get("loads", ()))
+        capacity = tuple(data.get("capacity", ()))
+        return Heartbeat(**{**data, "acked": entries, "tasks": tasks, "loads": loads, "capacity": capacity})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

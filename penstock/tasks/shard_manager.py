@@ -22,10 +22,12 @@ from penstock.tasks.messages import (
     Profile,
     Registered,
     ShardEntry,
+    ShardLoad,
     ShardState,
     Verdict,
 )
-from penstock.tasks.placement import Mode, Move, Placement, place_shards
+from penstock.tasks.placement import Fleet, Mode, Move, Placement, place_shards
+from penstock.tasks.shard_load import KINDS, Vector, combine
 from penstock.tasks.shard_store import FailedOver, Plan, Renewed, ShardRow, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 
@@ -64,7 +66,7 @@ class ShardManager(FleetView):
         profile: Profile,
         term: int,
         list_version: Callable[[], int],
-        shard_loads: Callable[[], Mapping[int, float]],
+        reserved_loads: Callable[[], Mapping[int, tuple[int, Vector]]],
         shard_count: int = SHARD_COUNT,
         pace: Pace | None = None,
         send_canary: Callable[[Heartbeat], None] | None = None,
@@ -73,7 +75,7 @@ class ShardManager(FleetView):
         """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking."""
         super().__init__(store)
         self._profile, self.term, self._shard_count = profile, term, shard_count
-        self._list_version, self._shard_loads, self._pace = list_version, shard_loads, pace or Pace()
+        self._list_version, self._reserved_loads, self._pace = list_version, reserved_loads, pace or Pace()
         self._send_canary, self._wall_of = send_canary, wall_of
         self._lock = threading.RLock()
         self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
@@ -83,7 +85,8 @@ class ShardManager(FleetView):
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
-        self._loads: Mapping[int, float] = {}
+        self._loads: Mapping[int, Vector] = {}
+        self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
         self._refused = ""
         self._is_begun = False
 
@@ -129,6 +132,8 @@ class ShardManager(FleetView):
             if outcome.verdict is Verdict.OK:
                 self._renewals[beat.container] = outcome.renewals
                 self._note_acknowledged(beat, outcome.assignment.shards, now_ms)
+                mine = {entry.shard for entry in outcome.assignment.shards}
+                self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
             return HeartbeatReply(
                 verdict=outcome.verdict,
                 term=self.term,
@@ -281,8 +286,9 @@ class ShardManager(FleetView):
                 loads=self._loads,
                 mode=mode,
                 leaving=frozenset(row.name for row in containers if row.cordoned),
-                in_motion=moving,
+                in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
                 moves_max=max(0, self._pace.moves_max - len(moving)),
+                fleet=_fleet(containers),
             )
 
         return plan
@@ -316,9 +322,9 @@ class ShardManager(FleetView):
         # Moves begun now may not be all that is needed: the budget is small on purpose.
         self._balanced_on = () if placement.moves else basis
 
-    def _read_loads(self) -> Mapping[int, float]:
+    def _read_loads(self) -> Mapping[int, Vector]:
         try:
-            return self._shard_loads()
+            return combine(self._reserved_loads(), self._measured)
         except StoreUnavailable:
             return self._loads  # the job layer is away: balance on what was known
 
@@ -364,9 +370,20 @@ class ShardManager(FleetView):
             if slow not in shards or not others:
                 return Placement()
             held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
-            chosen = place_shards([slow.shard], others, held, loads=self._loads, mode=Mode.EMERGENCY).moves
+            fleet = _fleet(containers)
+            chosen = place_shards(
+                [slow.shard], others, held, loads=self._loads, mode=Mode.EMERGENCY, fleet=fleet
+            ).moves
             return Placement(
                 moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen)
             )
 
         return plan
+
+
+def _fleet(containers: tuple[ContainerRow, ...]) -> Fleet:
+    return Fleet(
+        kinds=KINDS,
+        capacities={row.name: row.capacity for row in containers if len(row.capacity) == len(KINDS)},
+        regions={row.name: row.region for row in containers if row.region},
+    )

@@ -196,6 +196,8 @@ class ShardStore:
                     host=beat.host or row.host,
                     pid=beat.pid or row.pid,
                     tasks=beat.tasks,
+                    capacity=beat.capacity,
+                    region=beat.region,
                 )
             write_container(connection, row)
             return BeatOutcome(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from penstock.tasks.shard_load import Vector, add, reserved_load
 from penstock.tasks.specs import TaskSpec
 
 SHARD_COUNT = 64  # embedded; a change is a new generation for every job
@@ -15,10 +16,11 @@ def shard_of(task_id: str, shards: int) -> int:
     return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) % shards
 
 
-def shard_loads(specs: Iterable[TaskSpec], shards: int) -> dict[int, float]:
-    """The cpu that the tasks of each shard reserve; shards without tasks are absent."""
-    loads: dict[int, float] = {}
+def reserved_loads(specs: Iterable[TaskSpec], shards: int) -> dict[int, tuple[int, Vector]]:
+    """How many tasks each shard has, and what they reserve; shards without tasks are absent."""
+    loads: dict[int, tuple[int, Vector]] = {}
     for spec in specs:
-        shard = shard_of(spec.task_id, shards)
-        loads[shard] = loads.get(shard, 0.0) + float(spec.config.get("resources", {}).get("cpu", 1.0))
+        shard, load = shard_of(spec.task_id, shards), reserved_load(spec.config)
+        count, total = loads.get(shard, (0, (0.0,) * len(load)))
+        loads[shard] = (count + 1, add(total, load))
     return loads

@@ -8,8 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.clock import Millis
-from penstock.tasks.messages import HeartbeatReply, ShardEntry, ShardState, TaskReport, Verdict
+from penstock.tasks.messages import (
+    HeartbeatReply,
+    ShardEntry,
+    ShardLoad,
+    ShardState,
+    TaskReport,
+    Verdict,
+)
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
+from penstock.tasks.shard_load import LoadBook, LoadPace
 from penstock.tasks.sharding import shard_of
 from penstock.tasks.specs import TaskSpec, needs_restart
 from penstock.tasks.task_service import TaskList, merge_list
@@ -36,6 +44,7 @@ class Report:
     assignment_version: int
     list_version: int
     tasks: tuple[TaskReport, ...]
+    loads: tuple[ShardLoad, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,8 +74,15 @@ class _Trouble:
 class TaskManager:
     """Starts, stops and restarts the tasks of this container's shards. Requires: a runner without runs."""
 
-    def __init__(self, runner: Runner, *, settings: TaskManagerSettings | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        settings: TaskManagerSettings | None = None,
+        load_pace: LoadPace | None = None,
+    ) -> None:
         self._runner, self._settings = runner, settings or TaskManagerSettings()
+        self._book = LoadBook(load_pace)
         self._list: TaskList | None = None
         self._is_list_fresh = False  # given by the service in this life, not read from the cache
         self._list_version_reaped = 0
@@ -149,6 +165,14 @@ class TaskManager:
                         spec=spec, shard=entry.shard, epoch=entry.epoch, started_ms=now_ms
                     )
         self._statuses = {status.task_id: status for status in self._runner.poll()}
+        self._book.observe(
+            now_ms,
+            (
+                (task_id, run.spec.generation, run.shard, run.spec.config, self._statuses[task_id].metrics)
+                for task_id, run in self._runs.items()
+                if task_id in self._statuses and self._statuses[task_id].state is RunState.RUNNING
+            ),
+        )
 
     def _wanted_now(self) -> dict[str, tuple[TaskSpec, ShardEntry]]:
         if self._wanted is None:
@@ -265,6 +289,7 @@ class TaskManager:
             assignment_version=self._assignment_version,
             list_version=self._list_version_reaped,
             tasks=tuple(sorted(tasks, key=lambda task: task.task_id)),
+            loads=self._book.report,
         )
 
     def _has_unlisted_runs(self, task_list: TaskList) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.tasks.sharding import shard_loads
+from penstock.tasks.shard_load import Vector
+from penstock.tasks.sharding import reserved_loads
 from penstock.tasks.specs import RunningJob, TaskSpec, task_specs
 
 
@@ -106,9 +107,9 @@ class TaskService:
         """Of the newest list there is."""
         return self._up_to_date().version
 
-    def shard_loads(self, shards: int) -> dict[int, float]:
-        """The reserved load of each shard that has tasks."""
-        return shard_loads(self._up_to_date().specs(), shards)
+    def reserved_loads(self, shards: int) -> dict[int, tuple[int, Vector]]:
+        """How many tasks each shard has and what they reserve; shards without tasks are absent."""
+        return reserved_loads(self._up_to_date().specs(), shards)
 
     def _up_to_date(self) -> TaskList:
         have = self._whole

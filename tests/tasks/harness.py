@@ -140,7 +140,7 @@ class World:
             term=take_term(self.database, "shard_manager", "test"),
             shard_count=self.shards,
             list_version=self.service.version,
-            shard_loads=lambda: self.service.shard_loads(self.shards),
+            reserved_loads=lambda: self.service.reserved_loads(self.shards),
             pace=self.pace,
         )
         return self.manager

@@ -249,7 +249,7 @@ def test_the_canary_goes_through_the_queue_of_all_beats():
         term=take_term(world.database, "shard_manager", "test"),
         shard_count=4,
         list_version=world.service.version,
-        shard_loads=dict,
+        reserved_loads=dict,
         pace=world.pace,
         send_canary=lost.append,
     )

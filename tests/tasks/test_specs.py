@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tasks.sharding import shard_loads, shard_of
+from penstock.tasks.sharding import reserved_loads, shard_of
 from penstock.tasks.specs import TaskSpec, needs_restart, task_specs
 from tests.tasks.harness import Running, a_spec
 
@@ -59,5 +59,5 @@ def test_the_shard_of_a_task_never_changes():
 
 def test_the_load_of_a_shard_is_the_cpu_its_tasks_reserve():
     specs = [a_spec("a/0", config={"resources": {"cpu": 2.5}}), a_spec("a/1")]
-    assert sum(shard_loads(specs, 64).values()) == 3.5
-    assert shard_loads(specs, 1) == {0: 3.5}
+    assert sum(load[0] for _, load in reserved_loads(specs, 64).values()) == 3.5
+    assert [load[0] for _, load in reserved_loads(specs, 1).values()] == [3.5]

@@ -59,11 +59,11 @@ def test_the_list_survives_the_disk():
 def test_the_loads_follow_the_list():
     jobs = MemoryJobs()
     service = TaskService(jobs)
-    assert (service.version(), service.shard_loads(8)) == (0, {})
+    assert (service.version(), service.reserved_loads(8)) == (0, {})
     jobs.put("a", mapping=(0, 1, 2))
-    assert sum(service.shard_loads(8).values()) == 3
+    assert sum(count for count, _ in service.reserved_loads(8).values()) == 3
     jobs.put("a", state="stopped")
-    assert (service.version(), service.shard_loads(8)) == (2, {})
+    assert (service.version(), service.reserved_loads(8)) == (2, {})
 
 
 def test_the_job_store_fits():
