@@ -32,6 +32,7 @@ CONTAINERS = sa.Table(
     sa.Column("tasks", sa.Text, nullable=False),
     sa.Column("known_dead", sa.Boolean, nullable=False),
     sa.Column("cordoned", sa.Boolean, nullable=False),
+    sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("capacity", sa.Text, nullable=False, server_default="[]"),
     sa.Column("region", sa.String, nullable=False, server_default=""),
 )
@@ -64,7 +65,8 @@ class ContainerRow:
     pid: int
     tasks: tuple[TaskReport, ...]
     known_dead: bool
-    cordoned: bool
+    cordoned: bool  # gets no new shards
+    draining: bool = False  # and loses those it has
     capacity: tuple[float, ...] = ()
     region: str = ""
 

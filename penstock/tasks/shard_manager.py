@@ -26,9 +26,10 @@ from penstock.tasks.messages import (
     ShardState,
     Verdict,
 )
-from penstock.tasks.placement import Fleet, Mode, Move, Placement, place_shards
-from penstock.tasks.shard_load import KINDS, Vector, combine
-from penstock.tasks.shard_store import FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.tasks.placement import Mode, Move, Placement, Refusal, place_shards
+from penstock.tasks.shard_load import Vector, combine
+from penstock.tasks.shard_orders import check_move, fleet_of, no_shard
+from penstock.tasks.shard_store import BLAME_MAX, FailedOver, Plan, Renewed, ShardRow, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 
 CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
@@ -88,6 +89,7 @@ class ShardManager(FleetView):
         self._loads: Mapping[int, Vector] = {}
         self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
         self._refused = ""
+        self._short: tuple[str, ...] = ()
         self._is_begun = False
 
     # -- what containers and their hosts say ------------------------------------------------------------
@@ -158,18 +160,55 @@ class ShardManager(FleetView):
             self._fail_over(action, now_ms, TickReport())
             return True
 
-    def cordon(
-        self, container: str, now_ms: Millis, *, cordoned: bool = True, reason: str = "asked to"
-    ) -> None:
-        """Drain a container: it loses its shards and gets no new ones; or take it back."""
+    def cordon(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+        """Give a container no new shards; it keeps what it has."""
+        self._mark(container, now_ms, cordoned=True, draining=False, reason=reason)
+
+    def drain(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+        """Move everything away from a container, a few shards at a time, and give it nothing new."""
+        self._mark(container, now_ms, cordoned=True, draining=True, reason=reason)
+
+    def uncordon(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+        """Take a container back."""
+        self._mark(container, now_ms, cordoned=False, draining=False, reason=reason)
+
+    def _mark(self, container: str, now_ms: Millis, *, cordoned: bool, draining: bool, reason: str) -> None:
         with self._lock:
-            when = {"term": self.term, "at_ms": self._wall_of(now_ms)}
-            if not self._store.cordon(container, cordoned=cordoned, reason=reason, **when):
+            if not self._store.cordon(
+                container,
+                cordoned=cordoned,
+                draining=draining,
+                reason=reason,
+                term=self.term,
+                at_ms=self._wall_of(now_ms),
+            ):
                 raise NotFound(
                     f"there is no container {container!r}",
                     why="no container of that name ever registered",
-                    fix="`penstock status` lists them",
+                    fix="`penstock container ls` lists them",
                 )
+
+    def move(self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+        """Begin to move one shard, because somebody wants it there."""
+        with self._lock:
+            self._begin(now_ms)
+
+            def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
+                row = next((row for row in shards if row.shard == shard), None)
+                check_move(row, shard, target, self._accepting(containers, now_ms))
+                assert row is not None
+                if row.container == target:
+                    return Placement()
+                move = Move(shard=shard, source=row.container, target=target, reason=reason)
+                return Placement(moves=(move,))
+
+            self._rearrange(plan, now_ms, TickReport())
+
+    def release(self, shard: int, now_ms: Millis, *, reason: str = "asked to") -> None:
+        """Let a quarantined shard be placed again."""
+        with self._lock:
+            if not self._store.forgive(shard, term=self.term, at_ms=self._wall_of(now_ms), reason=reason):
+                raise no_shard(shard)
 
     # -- one round --------------------------------------------------------------------------------------
 
@@ -272,24 +311,28 @@ class ShardManager(FleetView):
             for row in containers
             if row.state is ContainerState.LIVE
             and row.engine_ready
-            and not (row.known_dead or row.cordoned or row.name in silent)
+            and not (row.known_dead or row.cordoned or row.draining or row.name in silent)
         )
 
     def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
         def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
             moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
             heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
-            return place_shards(
-                [row.shard for row in shards if row.shard not in moving],
+            barred = [row.shard for row in shards if row.is_quarantined and row.container is None]
+            placement = place_shards(
+                [row.shard for row in shards if row.shard not in moving and row.shard not in barred],
                 self._accepting(containers, now_ms),
                 {shard: name for shard, name in heading.items() if name is not None},
                 loads=self._loads,
                 mode=mode,
-                leaving=frozenset(row.name for row in containers if row.cordoned),
+                leaving=frozenset(row.name for row in containers if row.draining),
                 in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
                 moves_max=max(0, self._pace.moves_max - len(moving)),
-                fleet=_fleet(containers),
+                fleet=fleet_of(containers),
             )
+            why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"
+            quarantined = tuple(Refusal(shard=shard, reason=why) for shard in barred)
+            return replace(placement, refusals=(*quarantined, *placement.refusals))
 
         return plan
 
@@ -301,6 +344,9 @@ class ShardManager(FleetView):
         if refused and refused != self._refused:  # once per occasion, not once per round
             self._note("placement", "shards", "refused", refused, now_ms)
         self._refused = refused
+        if placement.shortages and placement.shortages != self._short:
+            self._note("capacity", "fleet", "more capacity is needed", "; ".join(placement.shortages), now_ms)
+        self._short = placement.shortages
         return placement
 
     def _balance(
@@ -310,7 +356,7 @@ class ShardManager(FleetView):
         now_ms: Millis,
         report: TickReport,
     ) -> None:
-        draining = {row.name for row in containers if row.cordoned}
+        draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
         basis = (tuple(sorted(self._loads.items())), self._accepting(containers, now_ms))
         is_soon = is_draining or basis != self._balanced_on
@@ -360,7 +406,7 @@ class ShardManager(FleetView):
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
                 incarnation, at_ms = incarnations[row.container], self._wall_of(now_ms)
                 if self._store.withhold(
-                    row.container, incarnation, term=self.term, at_ms=at_ms, reason=reason
+                    row.container, incarnation, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
                 ):
                     self._liveness.on_withheld(row.container)
 
@@ -370,7 +416,7 @@ class ShardManager(FleetView):
             if slow not in shards or not others:
                 return Placement()
             held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
-            fleet = _fleet(containers)
+            fleet = fleet_of(containers)
             chosen = place_shards(
                 [slow.shard], others, held, loads=self._loads, mode=Mode.EMERGENCY, fleet=fleet
             ).moves
@@ -379,11 +425,3 @@ class ShardManager(FleetView):
             )
 
         return plan
-
-
-def _fleet(containers: tuple[ContainerRow, ...]) -> Fleet:
-    return Fleet(
-        kinds=KINDS,
-        capacities={row.name: row.capacity for row in containers if len(row.capacity) == len(KINDS)},
-        regions={row.name: row.region for row in containers if row.region},
-    )

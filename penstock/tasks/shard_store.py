@@ -41,7 +41,9 @@ SHARDS = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("target", sa.String, nullable=True),  # where it goes once `container` has dropped it
+    sa.Column("blame", sa.Integer, nullable=False, server_default="0"),  # containers it cost
 )
+BLAME_MAX = 2  # a shard that cost this many containers goes to no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,12 @@ class ShardRow:
     epoch: int
     state: ShardState
     target: str | None
+    blame: int = 0
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether it may not be placed until somebody has looked at it."""
+        return self.blame >= BLAME_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +168,7 @@ class ShardStore:
                 tasks=(),
                 known_dead=False,
                 cordoned=old is not None and old.cordoned,
+                draining=old is not None and old.draining,
             )
             if old is None:
                 insert_container(connection, row)
@@ -285,24 +294,41 @@ class ShardStore:
             self._note(connection, at_ms, "container", name, "dead", "its exit was seen")
             return True
 
-    def withhold(self, name: str, incarnation: str, *, term: int, at_ms: Millis, reason: str) -> bool:
-        """Stop extending a lease, so that it can be failed over though the container still beats."""
+    def withhold(
+        self, name: str, incarnation: str, *, shard: int, term: int, at_ms: Millis, reason: str
+    ) -> bool:
+        """Stop extending a lease, so that it can be failed over though the container still beats; `shard` is
+        to blame.
+        """
         with self._writing(term) as connection:
             row = read_container(connection, name)
             if row is None or row.incarnation != incarnation or row.state is not ContainerState.LIVE:
                 return False
             update_container(connection, name, state=ContainerState.WITHHELD)
+            blamed = sa.update(SHARDS).where(SHARDS.c.shard == shard).values(blame=SHARDS.c.blame + 1)
+            connection.execute(blamed)
             self._note(connection, at_ms, "container", name, "acknowledgements withheld", reason)
             return True
 
-    def cordon(self, name: str, *, cordoned: bool, term: int, at_ms: Millis, reason: str) -> bool:
-        """Let a container lose its shards and get no new ones, or take it back. False: no such container."""
+    def cordon(
+        self, name: str, *, cordoned: bool, draining: bool, term: int, at_ms: Millis, reason: str
+    ) -> bool:
+        """Give a container no new shards, let it lose those it has too, or take it back. False: unknown."""
         with self._writing(term) as connection:
             if read_container(connection, name) is None:
                 return False
-            update_container(connection, name, cordoned=cordoned)
-            self._note(connection, at_ms, "container", name, "cordoned" if cordoned else "uncordoned", reason)
+            update_container(connection, name, cordoned=cordoned, draining=draining)
+            decision = "draining" if draining else "cordoned" if cordoned else "uncordoned"
+            self._note(connection, at_ms, "container", name, decision, reason)
             return True
+
+    def forgive(self, shard: int, *, term: int, at_ms: Millis, reason: str) -> bool:
+        """Let a quarantined shard be placed again. False: no such shard."""
+        with self._writing(term) as connection:
+            done = connection.execute(sa.update(SHARDS).where(SHARDS.c.shard == shard).values(blame=0))
+            if done.rowcount:
+                self._note(connection, at_ms, "placement", f"shard {shard}", "released", reason)
+            return bool(done.rowcount)
 
     def note(self, kind: str, subject: str, decision: str, reason: str, *, at_ms: Millis) -> None:
         """Journal a decision that changes no row."""

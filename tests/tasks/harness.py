@@ -126,6 +126,7 @@ class World:
         self.service = TaskService(self.jobs)
         self.shards, self.pace = shards, Pace(**{"balance_ms": 5_000, "balance_soon_ms": 1_000, **pace})
         self.containers: dict[str, Container] = {}
+        self.sizes: dict[str, tuple[float, ...]] = {}
         self.failed_over: list[str] = []
         self.alerts: list[str] = []
         self.epochs: dict[int, int] = {}
@@ -176,6 +177,8 @@ class World:
             assignment_version=report.assignment_version,
             list_version=report.list_version,
             tasks=report.tasks,
+            loads=report.loads,
+            capacity=self.sizes.get(container.name, ()),
             engine_ready=container.is_ready,
         )
 

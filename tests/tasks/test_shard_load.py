@@ -58,9 +58,9 @@ def test_a_report_stands_until_the_next_one():
 def test_tasks_of_a_shard_add_up_and_a_new_generation_begins_anew():
     book = LoadBook(PACE)
     now_ms = run(
-        book, 3, a_task(task="a/0", cpu=1.0), a_task(task="b/0", cpu=0.5), a_task(4, task="c/0", cpu=0.1)
+        book, 3, a_task(task="a/0", cpu=1.0), a_task(task="b/0", cpu=0.5), a_task(4, task="c/0", cpu=0.25)
     )
-    assert [(load.shard, load.tasks, load.load[0]) for load in book.report] == [(3, 2, 1.5), (4, 1, 0.1)]
+    assert [(load.shard, load.tasks, load.load[0]) for load in book.report] == [(3, 2, 1.5), (4, 1, 0.25)]
     run(book, 0.5, a_task(task="a/0", generation=2, cpu=1.0), start_ms=now_ms)
     assert [(load.shard, load.tasks, load.load[0]) for load in book.report] == [(3, 1, 2.0)]
 

@@ -138,8 +138,8 @@ def test_a_shard_manager_of_an_older_term_writes_nothing():
         lambda: desk.move(1, None, "c1"),
         lambda: desk.fail_over("c1", 1),
         lambda: desk.store.mark_dead("c1", "c1-1", term=desk.term, at_ms=0),
-        lambda: desk.store.withhold("c1", "c1-1", term=desk.term, at_ms=0, reason=""),
-        lambda: desk.store.cordon("c1", cordoned=True, term=desk.term, at_ms=0, reason=""),
+        lambda: desk.store.withhold("c1", "c1-1", shard=0, term=desk.term, at_ms=0, reason=""),
+        lambda: desk.store.cordon("c1", cordoned=True, draining=False, term=desk.term, at_ms=0, reason=""),
     ):
         with pytest.raises(Fenced):
             write()
@@ -183,7 +183,7 @@ def test_a_late_beat_is_a_sign_of_life_but_no_news():
 
 def test_a_withheld_lease_is_not_extended_by_beats_nor_by_the_row():
     desk = two_containers()
-    desk.store.withhold("c1", "c1-1", term=desk.term, at_ms=0, reason="test")
+    desk.store.withhold("c1", "c1-1", shard=0, term=desk.term, at_ms=0, reason="test")
     assert desk.beat("c1").verdict is Verdict.WITHHELD
     assert desk.store.renew("c1", "c1-1") is None
     assert isinstance(desk.fail_over("c1", renewals=1), FailedOver)

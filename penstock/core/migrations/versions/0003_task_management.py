@@ -12,4 +12,6 @@ down_revision = "0002"
 def upgrade() -> None:
     """Add what the second version did not have."""
     op.add_column("containers", sa.Column("capacity", sa.Text, nullable=False, server_default="[]"))
+    op.add_column("containers", sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()))
+    op.add_column("shards", sa.Column("blame", sa.Integer, nullable=False, server_default="0"))
     op.add_column("containers", sa.Column("region", sa.String, nullable=False, server_default=""))
