@@ -18,9 +18,9 @@ from penstock.tasks.messages import (
 )
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
 from penstock.tasks.shard_load import LoadBook, LoadPace
-from penstock.tasks.sharding import shard_of
 from penstock.tasks.specs import TaskSpec, needs_restart
-from penstock.tasks.task_service import TaskList, merge_list
+from penstock.tasks.task_index import TaskIndex
+from penstock.tasks.task_service import TaskList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class TaskManager:
     ) -> None:
         self._runner, self._settings = runner, settings or TaskManagerSettings()
         self._book = LoadBook(load_pace)
-        self._list: TaskList | None = None
+        self._index = TaskIndex()
         self._is_list_fresh = False  # given by the service in this life, not read from the cache
         self._list_version_reaped = 0
         self._list_version_told = 0
@@ -128,12 +128,13 @@ class TaskManager:
         """
         if self._is_over:
             return True
-        merged = merge_list(self._list, news)
-        if merged is None:
+        had = self._index.whole
+        if not self._index.take(news):
             return False
-        if self._list is not None and merged.version < self._list.version:
+        assert self._list is not None, "a list that fitted is there"
+        if had is not None and self._list.version < had.version:
             self._list_version_reaped = 0
-        self._list, self._wanted = merged, None
+        self._wanted = None
         self._is_list_fresh = self._is_list_fresh or not cached
         return True
 
@@ -176,14 +177,14 @@ class TaskManager:
 
     def _wanted_now(self) -> dict[str, tuple[TaskSpec, ShardEntry]]:
         if self._wanted is None:
-            self._wanted = {}
-            for spec in self._list.specs() if self._list is not None else ():
-                entry = (
-                    self._shards.get(shard_of(spec.task_id, self._shard_count)) if self._shard_count else None
-                )
-                if entry is not None and entry.state is ShardState.OWNED:
-                    self._wanted[spec.task_id] = (spec, entry)
+            mine = [shard for shard, entry in self._shards.items() if entry.state is ShardState.OWNED]
+            found = self._index.tasks_of(mine, self._shard_count) if self._shard_count else ()
+            self._wanted = {spec.task_id: (spec, self._shards[shard]) for shard, spec in found}
         return self._wanted
+
+    @property
+    def _list(self) -> TaskList | None:
+        return self._index.whole
 
     def _may_start(self, now_ms: Millis) -> bool:
         """A list known to be old is trusted only when the newer one does not come."""

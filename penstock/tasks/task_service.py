@@ -5,9 +5,12 @@ Task Managers keep the list, so that balancing and fail-over go on while this se
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from penstock.tasks.shard_load import Vector
 from penstock.tasks.sharding import reserved_loads
@@ -30,7 +33,7 @@ class RunningSource(Protocol):
     """The Job Store, as the Task Service needs it."""
 
     def snapshot(self, *, since: int = 0) -> RunningPage:
-        """Every row with a larger version than `since`, read in one transaction with the version."""
+        """Every row with a larger version than `since`, in their order, read with the version at one moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +51,11 @@ class TaskList:
         return tuple(spec for job in sorted(self.jobs) for spec in self.jobs[job])
 
     def to_json(self) -> dict[str, Any]:
+        """A job's config once, not once per task."""
         return {
             "version": self.version,
             "full": self.full,
-            "jobs": {job: [spec.to_json() for spec in specs] for job, specs in self.jobs.items()},
+            "jobs": {job: _job_to_json(specs) for job, specs in self.jobs.items()},
             "removed": list(self.removed),
             "since": self.since,
         }
@@ -61,12 +65,37 @@ class TaskList:
         return TaskList(
             version=data["version"],
             full=data["full"],
-            jobs={
-                job: tuple(TaskSpec.from_json(spec) for spec in specs) for job, specs in data["jobs"].items()
-            },
+            jobs={job: _job_from_json(job, item) for job, item in data["jobs"].items()},
             removed=tuple(data["removed"]),
             since=data["since"],
         )
+
+
+def _job_to_json(specs: Sequence[TaskSpec]) -> dict[str, Any]:
+    first = specs[0]
+    return {
+        "birth": first.birth,
+        "generation": first.generation,
+        "running_version": first.running_version,
+        "config": first.config,
+        "tasks": [[spec.index, list(spec.partitions)] for spec in specs],
+    }
+
+
+def _job_from_json(job: str, item: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
+    return tuple(
+        TaskSpec(
+            task_id=f"{job}/{index}",
+            job=job,
+            birth=item["birth"],
+            index=index,
+            generation=item["generation"],
+            partitions=tuple(partitions),
+            config=item["config"],
+            running_version=item["running_version"],
+        )
+        for index, partitions in item["tasks"]
+    )
 
 
 def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
@@ -82,38 +111,89 @@ def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
     return TaskList(version=news.version, full=True, jobs=jobs)
 
 
+@dataclass(slots=True)
+class _Kept:
+    version: int
+    specs: tuple[TaskSpec, ...]
+    text: bytes = b""  # of the job on the wire, once somebody asked
+
+
 class TaskService:
-    """Turns running rows into task lists."""
+    """Turns running rows into task lists, and keeps them: only what changed is read and encoded again.
+
+    Any number of instances may serve one store: each asks it for the newest version at every call.
+    """
 
     def __init__(self, source: RunningSource) -> None:
-        self._source = source
-        self._whole: TaskList | None = None  # brought up to date by deltas
+        self._source, self._lock = source, threading.Lock()
+        self._version = 0
+        self._jobs: dict[str, _Kept] = {}  # in the order of their versions
+        self._loads: tuple[tuple[int, int], dict[int, tuple[int, Vector]]] | None = None
 
     def snapshot(self, since: int | None = None) -> TaskList:
         """What changed since a version; everything when the version is not given or not known."""
-        asked = since or 0
-        page = self._source.snapshot(since=asked)
-        is_unknown = asked > page.version  # of another life of the store
-        if is_unknown:
-            page = self._source.snapshot()
-        tasks = {row.job: task_specs(row) for row in page.rows}
-        jobs = {job: specs for job, specs in tasks.items() if specs}
-        if is_unknown or asked == 0:
-            return TaskList(version=page.version, full=True, jobs=jobs, since=asked)
-        removed = tuple(sorted(set(tasks) - set(jobs)))
-        return TaskList(version=page.version, full=False, jobs=jobs, removed=removed, since=asked)
+        with self._lock:
+            self._refresh()
+            is_full, kept = self._since(since)
+            return TaskList(
+                version=self._version,
+                full=is_full,
+                jobs={job: item.specs for job, item in kept.items() if item.specs},
+                removed=() if is_full else tuple(sorted(job for job, item in kept.items() if not item.specs)),
+                since=since or 0,
+            )
+
+    def encoded(self, since: int | None = None) -> bytes:
+        """The same as JSON, put together from what was encoded before."""
+        with self._lock:
+            self._refresh()
+            is_full, kept = self._since(since)
+            parts = []
+            for job, item in kept.items():
+                if item.specs and not item.text:
+                    name, body = _encode(job), _encode(_job_to_json(item.specs))
+                    item.text = name + b":" + body
+                if item.specs:
+                    parts.append(item.text)
+            removed = [] if is_full else sorted(job for job, item in kept.items() if not item.specs)
+            head = {"version": self._version, "full": is_full, "removed": removed, "since": since or 0}
+            return _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
 
     def version(self) -> int:
         """Of the newest list there is."""
-        return self._up_to_date().version
+        with self._lock:
+            self._refresh()
+            return self._version
 
     def reserved_loads(self, shards: int) -> dict[int, tuple[int, Vector]]:
         """How many tasks each shard has and what they reserve; shards without tasks are absent."""
-        return reserved_loads(self._up_to_date().specs(), shards)
+        with self._lock:
+            self._refresh()
+            if self._loads is None or self._loads[0] != (self._version, shards):
+                specs = (spec for item in self._jobs.values() for spec in item.specs)
+                self._loads = (self._version, shards), reserved_loads(specs, shards)
+            return self._loads[1]
 
-    def _up_to_date(self) -> TaskList:
-        have = self._whole
-        merged = merge_list(have, self.snapshot(have.version if have is not None else None))
-        assert merged is not None, "a delta from our own version fits"
-        self._whole = merged
-        return merged
+    def _refresh(self) -> None:
+        page = self._source.snapshot(since=self._version)
+        if page.version < self._version:  # another life of the store
+            self._jobs, self._version = {}, 0
+            page = self._source.snapshot()
+        for row in page.rows:
+            self._jobs.pop(row.job, None)
+            self._jobs[row.job] = _Kept(row.version, task_specs(row))
+        self._version = page.version
+
+    def _since(self, since: int | None) -> tuple[bool, dict[str, _Kept]]:
+        """(whether it is the whole, the jobs to tell of)."""
+        if not since or since > self._version:
+            return True, self._jobs
+        changed = {}
+        for job in reversed(self._jobs):
+            if self._jobs[job].version <= since:
+                break
+            changed[job] = self._jobs[job]
+        return False, changed
+
+
+_encode = msgspec.json.Encoder().encode

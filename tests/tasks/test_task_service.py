@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.core.sql_store import Database
 from penstock.jobs.running_store import RunningStore
+from penstock.tasks.sharding import shard_of
+from penstock.tasks.task_index import TaskIndex
 from penstock.tasks.task_service import RunningSource, TaskList, TaskService, merge_list
 from tests.tasks.harness import MemoryJobs, a_list, a_spec
 
@@ -81,6 +83,51 @@ changes = st.lists(
     ),
     max_size=20,
 )
+
+
+@given(changes, st.integers(0, 25))
+def test_what_is_kept_encoded_is_what_is_so(changes, since):
+    jobs = MemoryJobs()
+    service, fresh = TaskService(jobs), TaskService(jobs)
+    for generation, (job, tasks, is_held, state, fetches) in enumerate(changes, start=1):
+        hold = generation if is_held else 0
+        jobs.put(job, mapping=tuple(range(tasks)), generation=generation, hold_generation=hold, state=state)
+        if fetches:
+            service.encoded(since)
+    for version in (None, since, jobs.version):
+        told = TaskList.from_json(json.loads(service.encoded(version)))
+        assert told == service.snapshot(version) == fresh.snapshot(version)
+
+
+@given(changes, st.lists(st.integers(0, 7), max_size=4), st.sampled_from([1, 3, 8]))
+def test_the_index_by_shard_follows_the_list(changes, mine, shards):
+    jobs, index = MemoryJobs(), TaskIndex()
+    service = TaskService(jobs)
+    for generation, (job, tasks, is_held, state, fetches) in enumerate(changes, start=1):
+        hold = generation if is_held else 0
+        jobs.put(job, mapping=tuple(range(tasks)), generation=generation, hold_generation=hold, state=state)
+        if fetches:
+            assert index.take(service.snapshot(index.whole.version if index.whole else None))
+            own = {(shard, spec.task_id) for shard, spec in index.tasks_of(set(mine), shards)}
+            assert own <= {(shard, spec.task_id) for shard, spec in index.tasks_of(range(8), shards)}
+    index.take(service.snapshot(index.whole.version if index.whole else None))
+    assert index.whole is not None
+    wanted = {(shard_of(spec.task_id, shards), spec.task_id, spec.generation) for spec in index.whole.specs()}
+    found = [(shard, spec.task_id, spec.generation) for shard, spec in index.tasks_of(range(shards), shards)]
+    assert len(found) == len(set(found)) and set(found) == wanted
+
+
+def test_several_instances_say_the_same_and_follow_a_store_that_was_replaced():
+    jobs = MemoryJobs()
+    one, other = TaskService(jobs), TaskService(jobs)
+    jobs.put("a")
+    one.snapshot()
+    jobs.put("b")
+    assert one.snapshot() == other.snapshot()
+    jobs.rows, jobs.version = {}, 0
+    jobs.put("c")
+    assert sorted(one.snapshot(2).jobs) == ["c"] and one.snapshot(2).full
+    assert one.version() == 1
 
 
 @given(changes, st.integers(0, 25))
