@@ -24,14 +24,17 @@ import structlog
 
 from penstock.client import Client
 from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop, SystemClock, sleep_ms
+from penstock.core.sql_store import Database
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.runner import RunState, RunStatus
+from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.specs import TaskSpec
 from penstock.tasks.task_manager import TaskManager
 from penstock.tasks.task_service import TaskList
-from penstock.tasks.warden import Warden
+from penstock.tasks.warden import Renewal, Warden
 
 if TYPE_CHECKING:
     from penstock.streams.engine.spark_tasks import SparkTasks
@@ -49,6 +52,7 @@ class ContainerSettings:
     token_file: Path
     bus: str
     rows: str
+    store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
     profile: str = "fast"
     cores: int = 2
 
@@ -99,16 +103,37 @@ def folder_id(folder: Path) -> str:
 
 
 class _Link:
-    """The Shard Manager over HTTP, as the warden needs it."""
+    """The Shard Manager over HTTP, and the store behind it, as the warden needs them."""
 
-    def __init__(self, client: Client, identity: str) -> None:
-        self._client, self._identity = client, identity
+    def __init__(self, client: Client, identity: str, store: str) -> None:
+        self._client, self._identity, self._store = client, identity, store
+        self._shards: ShardStore | None = None
 
     def register(self, container: str, incarnation: str) -> None:
         self._client.register(container, incarnation, self._identity)
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         return self._client.beat(heartbeat)
+
+    def renew(self, container: str, incarnation: str) -> Renewal | None:
+        if self._shards is None:
+            database = open_store(self._store)
+            self._shards = ShardStore(database, JournalStore(database))
+        found = self._shards.renew(container, incarnation)
+        return None if found is None else Renewal(assignment_version=found.version, shards=found.shards)
+
+
+def open_store(store: str) -> Database:
+    """The control plane's database: a file that is there, or the URL in the variable named after `env:`."""
+    if store.startswith("env:"):
+        return Database(os.environ.get(store.removeprefix("env:"), ""))
+    if not store or not Path(store).is_file():
+        raise EnvironmentProblem(
+            "this container cannot reach the control plane's store",
+            why=f"there is no file {store!r}",
+            fix="start it with the store of its control plane, or make that control plane answer",
+        )
+    return Database(Path(store))
 
 
 def run_warden(settings: ContainerSettings) -> None:
@@ -122,7 +147,7 @@ def run_warden(settings: ContainerSettings) -> None:
             container=settings.name,
             folder=settings.folder,
             engine_command=[sys.executable, "-m", "penstock.cli.main", "container", *settings.arguments()],
-            link=_Link(client, folder_id(settings.folder)),
+            link=_Link(client, folder_id(settings.folder), settings.store),
             profile=profile,
             clock=SystemClock(),
             new_incarnation=lambda: secrets.token_hex(6),

@@ -33,7 +33,7 @@ class RunningSource(Protocol):
     """The Job Store, as the Task Service needs it."""
 
     def snapshot(self, *, since: int = 0) -> RunningPage:
-        """Every row with a larger version than `since`, in their order, read with the version at one moment."""
+        """Every row with a larger version than `since`, in their order, read at one moment with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

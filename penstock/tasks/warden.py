@@ -21,7 +21,7 @@ import structlog
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, Verdict
 from penstock.tasks.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
 
 log = structlog.get_logger(__name__)
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 # A fresh interpreter needs this long for its first sign of life on a loaded machine.
 ENGINE_START_MS: Millis = 60_000
 STOP_MS: Millis = 8_000
+MISSED_BEATS = 2  # in a row: then the store is asked
 
 
 class ShardManagerLink(Protocol):
@@ -39,6 +40,17 @@ class ShardManagerLink(Protocol):
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """One heartbeat and its answer."""
+
+    def renew(self, container: str, incarnation: str) -> Renewal | None:
+        """Renew the lease row in the store itself, and read the assignment; None: this life is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What the store says when a container renews its row there."""
+
+    assignment_version: int
+    shards: tuple[ShardEntry, ...]
 
 
 @dataclass(slots=True)
@@ -74,7 +86,9 @@ class Warden:
         self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
         self._stop = threading.Event()
         self._signs: queue.Queue[tuple[str, Millis, dict[str, Any]]] = queue.Queue()
-        self._replies: queue.Queue[tuple[str, HeartbeatReply]] = queue.Queue()
+        # (incarnation, answer, when the renewal that stands for an answer was begun)
+        self._replies: queue.Queue[tuple[str, HeartbeatReply, Millis | None]] = queue.Queue()
+        self._known: HeartbeatReply | None = None  # the last answer of a Shard Manager
         self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
 
     def stop(self) -> None:
@@ -171,27 +185,61 @@ class Warden:
             pass  # the last one is still on its way; the lease goes on counting
 
     def _send_beats(self) -> None:
-        is_heard = True
+        missed = 0
         while True:
             beat = self._beats.get()
             try:
-                self._replies.put((beat.incarnation, self._link.beat(beat)))
-                if not is_heard:
+                reply = self._link.beat(beat)
+                self._replies.put((beat.incarnation, reply, None))
+                self._known = reply
+                if missed:
                     log.info("heartbeats are acknowledged again", container=self._container)
-                is_heard = True
+                missed = 0
             except PenstockError as error:
-                if is_heard:
+                if not missed:
                     log.warning(
                         "heartbeats are not acknowledged", container=self._container, error=error.what
                     )
-                is_heard = False
+                missed += 1
+                if missed >= MISSED_BEATS:
+                    self._renew_in_store(beat, is_first=missed == MISSED_BEATS)
+
+    def _renew_in_store(self, beat: Heartbeat, *, is_first: bool) -> None:
+        """No Shard Manager answers: the lease lives on in its row, and the assignment is read from there."""
+        known = self._known
+        if known is None:
+            return  # nothing of this life was ever acknowledged: nothing runs
+        begun_ms = self._clock.boot_ms()
+        try:
+            renewal = self._link.renew(self._container, beat.incarnation)
+        except PenstockError as error:
+            if is_first:
+                log.warning("the store does not answer either", container=self._container, error=error.what)
+            return
+        if is_first:
+            log.warning("renewing the lease in the store", container=self._container)
+        verdict = Verdict.REBOOT if renewal is None else Verdict.OK
+        reply = HeartbeatReply(
+            verdict=verdict,
+            term=known.term,
+            sequence=beat.sequence,
+            assignment_version=0 if renewal is None else renewal.assignment_version,
+            shards=() if renewal is None else renewal.shards,
+            shard_count=known.shard_count,
+            list_version=0,
+            reason="its lease is over in the store" if renewal is None else "",
+        )
+        self._replies.put((beat.incarnation, reply, begun_ms))
 
     def _take_replies(self, engine: _Engine) -> None:
         while not self._replies.empty():
-            incarnation, reply = self._replies.get()
+            incarnation, reply, renewed_ms = self._replies.get()
             if incarnation != engine.incarnation:
                 continue
-            engine.lease.on_ack(reply, self._clock.boot_ms())
+            if renewed_ms is not None and reply.verdict is Verdict.OK:
+                engine.lease.on_renewed(renewed_ms, self._clock.boot_ms())
+            else:
+                engine.lease.on_ack(reply, self._clock.boot_ms())
             if reply.verdict is Verdict.OK:
                 self._tell(engine, {"reply": reply.to_json()})
 

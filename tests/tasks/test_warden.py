@@ -17,7 +17,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.core.loop import SystemClock
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
 from penstock.tasks.sessions import is_session_alive, reap_leftovers, write_pid_file
-from penstock.tasks.warden import Warden
+from penstock.tasks.warden import Renewal, Warden
 
 PROFILE = Profile(heartbeat_ms=100, deadline_ms=1500, failover_ms=3000, engine_stale_ms=1000)
 # An engine that gives signs of life until its pipe closes, and starts a worker in a process group of its own.
@@ -38,12 +38,14 @@ while True:
 
 
 class Link:
-    """A Shard Manager that answers as it is told."""
+    """A Shard Manager, and a store behind it, that answer as they are told."""
 
     def __init__(self) -> None:
         self.is_down, self.verdict = False, Verdict.OK
+        self.is_store_down, self.is_over, self.renewals = True, False, 0
         self.registered: list[str] = []
         self.pids: list[int] = []
+        self.beats = 0
 
     def register(self, container: str, incarnation: str) -> None:
         if self.is_down:
@@ -51,9 +53,16 @@ class Link:
         self.registered.append(incarnation)
         self.verdict = Verdict.OK
 
+    def renew(self, container: str, incarnation: str) -> Renewal | None:
+        if self.is_store_down:
+            raise StoreUnavailable("down")
+        self.renewals += 1
+        return None if self.is_over else Renewal(assignment_version=1, shards=())
+
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         if self.is_down:
             raise StoreUnavailable("down")
+        self.beats += 1
         if heartbeat.pid not in self.pids:
             self.pids.append(heartbeat.pid)
         return HeartbeatReply(verdict=self.verdict, term=1, sequence=heartbeat.sequence, assignment_version=1)
@@ -123,6 +132,20 @@ def test_an_engine_that_dies_is_replaced_by_a_new_incarnation(warden: Warden, li
     wait_for(lambda: link.pids)
     os.kill(link.pids[0], signal.SIGKILL)
     wait_for(lambda: len(link.pids) == 2 and len(link.registered) == 2)
+
+
+def test_without_a_shard_manager_the_lease_lives_on_in_the_store(warden: Warden, link: Link):
+    """Plan: the Shard Manager falls silent for three deadlines while the store answers; then the store ends it."""
+    wait_for(lambda: link.beats > 2)
+    link.is_store_down, link.is_down = False, True
+    wait_for(lambda: link.renewals > 3 * PROFILE.deadline_ms / PROFILE.heartbeat_ms)
+    assert len(link.registered) == 1
+    link.is_down, heard = False, link.beats
+    wait_for(lambda: link.beats > heard + 2)
+    assert len(link.registered) == 1
+    link.is_down, link.is_over = True, True
+    pid = link.pids[0]
+    wait_for(lambda: not is_session_alive(pid))
 
 
 def test_a_reboot_verdict_ends_the_life(warden: Warden, link: Link):
