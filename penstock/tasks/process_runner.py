@@ -1,0 +1,230 @@
+"""Any command as a task: told its place in the job, stopped in order, killed with all its kin, measured.
+
+Memory is enforced by looking: a task above its reservation is killed, and its end says so with the peak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.core.clock import Clock, Millis
+from penstock.tasks.process_logs import LogPump, RotatedFile
+from penstock.tasks.runner import RunState, RunStatus
+from penstock.tasks.specs import TaskSpec
+
+MEASURE_MS: Millis = 1_000
+_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
+# What a task is given of our own environment. Nothing that opens doors: no tokens, no database.
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME", "PYTHONPATH")
+
+
+class UnknownField(ValueError):
+    """A command names something that a task does not have."""
+
+
+def fields_of(spec: TaskSpec) -> dict[str, str]:
+    """What a command may name in braces."""
+    return {
+        "job": spec.job,
+        "task": spec.task_id,
+        "index": str(spec.index),
+        "count": str(spec.config.get("task_count", 1)),
+        "generation": str(spec.generation),
+        "partitions": ",".join(str(partition) for partition in spec.partitions),
+        **{f"arguments.{name}": str(value) for name, value in spec.config.get("arguments", {}).items()},
+    }
+
+
+def command_of(spec: TaskSpec) -> list[str]:
+    """The command with every `{field}` filled in; UnknownField names what is not there."""
+    known = fields_of(spec)
+
+    def fill(match: re.Match[str]) -> str:
+        if match.group(1) not in known:
+            raise UnknownField(f"{{{match.group(1)}}} is not one of {', '.join(sorted(known))}")
+        return known[match.group(1)]
+
+    return [_FIELD.sub(fill, part) for part in spec.config.get("command", ())]
+
+
+@dataclass(slots=True)
+class _Run:
+    process: subprocess.Popen[bytes]
+    memory_max_mb: float
+    state: RunState = RunState.RUNNING
+    error: str = ""
+    is_stopping: bool = False
+    peak_mb: float = 0.0
+    cpu_s: float = 0.0
+    measured_ms: Millis = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class ProcessRunner:
+    """Runs tasks of kind `process`, in the container's session: a warden finds them there."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder, self._clock, self._pump = folder, clock, LogPump()
+        self._runs: dict[str, _Run | RunStatus] = {}
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
+        """Begin a run. One that cannot even start is a run that failed."""
+        assert spec.task_id not in self._runs, f"{spec.task_id} already has a run"
+        try:
+            self._runs[spec.task_id] = self._spawn(spec, shard_epoch)
+        except (OSError, ValueError) as error:
+            command = " ".join(str(part) for part in spec.config.get("command", ()))
+            self._runs[spec.task_id] = RunStatus(
+                task_id=spec.task_id, state=RunState.FAILED, error=f"cannot start `{command[:200]}`: {error}"
+            )
+
+    def _spawn(self, spec: TaskSpec, shard_epoch: int) -> _Run:
+        command = command_of(spec)
+        if not command:
+            raise UnknownField("the job has no command")
+        name = spec.task_id.replace("/", "_")
+        work = self._folder / "work" / name
+        work.mkdir(parents=True, exist_ok=True)
+        reading, writing = os.pipe()
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=work,
+                env=self._environment(spec, shard_epoch),
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                process_group=0,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._pump.follow(reading, RotatedFile(self._folder / "logs" / f"{name}.log"))
+        memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
+        return _Run(process=process, memory_max_mb=memory)
+
+    def _environment(self, spec: TaskSpec, shard_epoch: int) -> dict[str, str]:
+        named: Mapping[str, Any] = spec.config.get("environment", {})
+        return {
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
+            **{name: str(value) for name, value in named.items()},
+            **{
+                f"PENSTOCK_{name.upper()}": value
+                for name, value in fields_of(spec).items()
+                if not name.startswith("arguments.")
+            },
+            "PENSTOCK_EPOCH": str(shard_epoch),
+        }
+
+    def stop(self, task_id: str) -> None:
+        """SIGTERM to the task and what it started."""
+        self._end(task_id, signal.SIGTERM)
+
+    def kill(self, task_id: str) -> None:
+        """SIGKILL to the same."""
+        self._end(task_id, signal.SIGKILL)
+
+    def _end(self, task_id: str, number: signal.Signals) -> None:
+        run = self._runs.get(task_id)
+        if isinstance(run, _Run):
+            run.is_stopping = True
+            _signal_group(run.process.pid, number)
+
+    def poll(self) -> tuple[RunStatus, ...]:
+        """Every run not yet forgotten."""
+        now_ms = self._clock.boot_ms()
+        return tuple(self._status(task_id, run, now_ms) for task_id, run in list(self._runs.items()))
+
+    def _status(self, task_id: str, run: _Run | RunStatus, now_ms: Millis) -> RunStatus:
+        if isinstance(run, RunStatus):
+            return run
+        code = run.process.poll()
+        if code is not None and not _is_group_alive(run.process.pid):
+            return self._final(task_id, run, code)
+        if code is not None:
+            # Its children live on without it: that is no task any more.
+            _signal_group(run.process.pid, signal.SIGKILL)
+        elif now_ms - run.measured_ms >= MEASURE_MS:
+            self._measure(run, now_ms)
+        state = RunState.STOPPING if run.is_stopping else RunState.RUNNING
+        return RunStatus(task_id=task_id, state=state, metrics=run.metrics)
+
+    def _final(self, task_id: str, run: _Run, code: int) -> RunStatus:
+        if run.error:
+            state, error = RunState.FAILED, run.error
+        elif run.is_stopping:
+            state, error = RunState.STOPPED, ""
+        elif code < 0:
+            state, error = RunState.FAILED, f"it was ended by {signal.Signals(-code).name}{_peak(run)}"
+        else:
+            state, error = RunState.FAILED, f"it ended with code {code}{_peak(run)}"
+        status = RunStatus(task_id=task_id, state=state, error=error, metrics=run.metrics)
+        self._runs[task_id] = status
+        return status
+
+    def _measure(self, run: _Run, now_ms: Millis) -> None:
+        memory_mb, cpu_s = 0.0, 0.0
+        for process in _group(run.process.pid):
+            with contextlib.suppress(psutil.Error):
+                memory_mb += process.memory_info().rss / 2**20
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+        passed_s = (now_ms - run.measured_ms) / 1000
+        # A child that ended takes its time with it: that is no negative work.
+        cpu = max(0.0, cpu_s - run.cpu_s) / passed_s if run.measured_ms else 0.0
+        run.metrics = {"cpu": cpu, "memory_mb": memory_mb, "memory_peak_mb": max(run.peak_mb, memory_mb)}
+        run.peak_mb, run.cpu_s, run.measured_ms = max(run.peak_mb, memory_mb), cpu_s, now_ms
+        if 0 < run.memory_max_mb < memory_mb and not run.error:
+            run.error = (
+                f"out of memory: it used {memory_mb:.0f} MB and had reserved {run.memory_max_mb:.0f} MB"
+            )
+            _signal_group(run.process.pid, signal.SIGKILL)
+
+    def forget(self, task_id: str) -> None:
+        """Drop a final run."""
+        run = self._runs.pop(task_id, None)
+        assert run is None or isinstance(run, RunStatus), f"{task_id} still runs"
+
+
+def _peak(run: _Run) -> str:
+    return f" (memory: {run.peak_mb:.0f} MB at most)" if run.peak_mb else ""
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _is_group_alive(group: int) -> bool:
+    return any(True for _ in _group(group))
+
+
+def _group(group: int) -> list[psutil.Process]:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            continue
+    return found

@@ -1,0 +1,190 @@
+"""Any command as a task, on real processes: started, measured, stopped, killed with its kin, reported when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.core.loop import SystemClock
+from penstock.tasks.process_logs import RotatedFile
+from penstock.tasks.process_runner import ProcessRunner, UnknownField, command_of
+from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
+from tests.tasks.harness import a_spec
+
+SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+]
+PARENT = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('up', flush=True); time.sleep(600)",
+]
+HUNGRY = [
+    sys.executable,
+    "-c",
+    "import time; data = bytearray(200 * 2**20); print('up', flush=True); time.sleep(600)",
+]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[ProcessRunner]:
+    found = ProcessRunner(tmp_path, SystemClock())
+    yield found
+    for status in found.poll():
+        found.kill(status.task_id)
+    wait_for(lambda: all(status.state in FINAL for status in found.poll()))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def start(runner: ProcessRunner, command: list[str], task: str = "a/0", **config: object) -> None:
+    runner.start(a_spec(task, config={"command": command, **config}), shard_epoch=7)
+
+
+def status(runner: ProcessRunner, task: str = "a/0") -> RunStatus:
+    return next(found for found in runner.poll() if found.task_id == task)
+
+
+def text(folder: Path, task: str = "a_0") -> str:
+    path = folder / "logs" / f"{task}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_it_is_a_runner(runner: ProcessRunner):
+    fits: Runner = runner
+    assert fits.poll() == ()
+
+
+def test_a_command_runs_until_it_is_stopped(runner: ProcessRunner, tmp_path: Path):
+    start(runner, SLEEPS)
+    wait_for(lambda: "up" in text(tmp_path))
+    assert status(runner).state is RunState.RUNNING
+    runner.stop("a/0")
+    wait_for(lambda: status(runner).state is RunState.STOPPED)
+    runner.forget("a/0")
+    assert runner.poll() == ()
+
+
+def test_one_that_does_not_stop_is_killed(runner: ProcessRunner, tmp_path: Path):
+    start(runner, STUBBORN)
+    wait_for(lambda: "up" in text(tmp_path))
+    runner.stop("a/0")
+    time.sleep(0.3)
+    assert status(runner).state is RunState.STOPPING
+    runner.kill("a/0")
+    wait_for(lambda: status(runner).state is RunState.STOPPED)
+
+
+def test_what_a_task_started_ends_with_it(runner: ProcessRunner, tmp_path: Path):
+    start(runner, PARENT)
+    wait_for(lambda: "up" in text(tmp_path))
+    kin = [child for child in psutil.Process().children(recursive=True) if "600" in " ".join(child.cmdline())]
+    assert len(kin) == 2
+    parent = next(process for process in kin if "Popen" in " ".join(process.cmdline()))
+    os.kill(parent.pid, signal.SIGKILL)  # it dies alone; the child would live on
+    wait_for(lambda: status(runner).state is RunState.FAILED)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in kin)
+    assert "SIGKILL" in status(runner).error
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(3)"], "it ended with code 3"),
+        ([sys.executable, "-c", "pass"], "it ended with code 0"),
+        (["no-such-command-anywhere"], "cannot start `no-such-command-anywhere`"),
+        ([], "the job has no command"),
+        (["echo", "{nothing}"], "{nothing} is not one of"),
+        (["a\0b"], "cannot start"),
+    ],
+)
+def test_an_end_that_nobody_asked_for_is_a_failure_that_says_why(runner: ProcessRunner, command, error):
+    start(runner, command)
+    wait_for(lambda: status(runner).state is RunState.FAILED)
+    assert error in status(runner).error
+
+
+def test_a_task_above_its_memory_is_killed_and_says_how_much_it_used(runner: ProcessRunner):
+    start(runner, HUNGRY, resources={"memory_mb": 64})
+    wait_for(lambda: status(runner).state is RunState.FAILED)
+    assert "out of memory" in status(runner).error and "reserved 64 MB" in status(runner).error
+
+
+def test_it_measures_cpu_and_memory(runner: ProcessRunner):
+    start(runner, [sys.executable, "-c", "while True: sum(range(10000))"])
+    wait_for(lambda: status(runner).metrics.get("cpu", 0) > 0.1, 30)
+    assert status(runner).metrics["memory_mb"] > 1
+
+
+def test_a_task_knows_its_place_and_nothing_that_opens_doors(
+    runner: ProcessRunner, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("PENSTOCK_TOKEN", "pk_secret")
+    monkeypatch.setenv("PENSTOCK_DATABASE", "postgresql://u:secret@h/x")
+    show = "import os, sys; print(sys.argv[1:], sorted(os.environ.items()), os.getcwd(), flush=True)"
+    start(
+        runner,
+        [
+            sys.executable,
+            "-c",
+            show,
+            "{task}",
+            "{index}/{count}",
+            "{partitions}",
+            "{arguments.mode}",
+            "{}",
+            "a{b",
+        ],
+        task_count=4,
+        arguments={"mode": "fast; rm -rf /"},
+        environment={"COLOUR": "blue"},
+    )
+    wait_for(lambda: status(runner).state in FINAL and text(tmp_path))
+    said = text(tmp_path)
+    assert "['a/0', '0/4', '0', 'fast; rm -rf /', '{}', 'a{b']" in said
+    assert (
+        "('COLOUR', 'blue')" in said
+        and "('PENSTOCK_TASK', 'a/0')" in said
+        and "('PENSTOCK_EPOCH', '7')" in said
+    )
+    assert "secret" not in said and str(tmp_path / "work") in said
+
+
+def test_fields_are_filled_in_once():
+    spec = a_spec("a/0", config={"command": ["{arguments.x}"], "arguments": {"x": "{job}"}})
+    assert command_of(spec) == ["{job}"]
+    with pytest.raises(UnknownField):
+        command_of(a_spec("a/0", config={"command": ["{arguments.y}"]}))
+
+
+def test_logs_are_turned_over_and_nothing_is_lost(tmp_path: Path):
+    file = RotatedFile(tmp_path / "a.log", bytes_max=100, kept=2)
+    for number in range(30):
+        file.write(f"line {number:03d}\n".encode())
+    file.close()
+    names = ["a.log.2", "a.log.1", "a.log"]
+    together = "".join((tmp_path / name).read_text() for name in names)
+    assert together.splitlines() == [f"line {number:03d}" for number in range(30)]
+    assert all((tmp_path / name).stat().st_size <= 100 for name in names)
+
+
+def test_a_flood_of_output_neither_blocks_nor_loses(runner: ProcessRunner, tmp_path: Path):
+    start(runner, [sys.executable, "-c", "for n in range(20000): print(n)"])
+    wait_for(lambda: status(runner).state in FINAL)
+    wait_for(lambda: text(tmp_path).endswith("19999\n"))
+    assert text(tmp_path).splitlines() == [str(number) for number in range(20_000)]
