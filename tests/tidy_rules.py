@@ -37,8 +37,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {
     # The bus's contract and its memory twin, nothing else of the data plane.
     "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory_log"),
-    # How errors look on the wire; both ends must agree.
-    "client": ("penstock.web.problems",),
+    # How requests are sent, and how errors look on the wire; both ends must agree.
+    "client": ("penstock.web.link", "penstock.web.problems"),
 }
 
 # --- what a module that calls itself pure must not reach, directly or through what it imports
@@ -56,10 +56,11 @@ LOCKS = {"Lock", "RLock", "local"}
 
 MAY_WAIT: Mapping[str, str] = {
     "core/loop.py": "the one place for threads, sleeps and the wall clock",
+    "tasks/process_logs.py": "one thread reads what all processes of a container print",
     "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
-    "cli/main.py": "a live table waits between two looks",
     "cli/up.py": "waits for the signal to stop",
     "web/server.py": "serves HTTP beside the control plane's loops",
+    "web/events.py": "watchers wait for news on the server's event loop",
     "container.py": "an engine listens to its warden and starts Spark beside its rounds",
     "streams/engine/spark_tasks.py": "a Spark query is awaited in a thread of its own",
     "streams/engine/step_worker.py": "measures how long a step was busy, inside Spark's Python worker",
@@ -352,9 +353,11 @@ def undeclared(source: Source, *, with_spark: bool) -> Iterator[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *(project["optional-dependencies"]["spark"] if with_spark else ())]
     # FastAPI brings Starlette, PySpark brings Py4J: importing them by name is part of using the two.
+    # PyYAML's module has another name.
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("-", "_").lower() for line in lines} | {
         "starlette",
         "py4j",
+        *(["yaml"] if any(line.startswith("pyyaml") for line in lines) else ()),
     }
     for top in sorted(tops(source.imports) - {"penstock"}):
         if not _is_standard(top) and top.lower() not in declared:

@@ -8,7 +8,7 @@ run one after another, reads see one moment and wait for nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,12 +65,11 @@ class Database:
     def __init__(self, place: Path | str | None, *, fault: Callable[[str], None] | None = None) -> None:
         self._fault = fault or (lambda point: None)
         self._backend = _backend(place)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             with self._translated(_Progress()):
                 self._backend.prepare()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def is_shared(self) -> bool:

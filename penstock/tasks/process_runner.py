@@ -96,21 +96,21 @@ class ProcessRunner:
         work = self._folder / "work" / name
         work.mkdir(parents=True, exist_ok=True)
         reading, writing = os.pipe()
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=work,
-                env=self._environment(spec, shard_epoch),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                process_group=0,
-            )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, reading)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=work,
+                    env=self._environment(spec, shard_epoch),
+                    stdin=subprocess.DEVNULL,
+                    stdout=writing,
+                    stderr=writing,
+                    process_group=0,
+                )
+            finally:
+                os.close(writing)
+            undo.pop_all()
         self._pump.follow(reading, RotatedFile(self._folder / "logs" / f"{name}.log"))
         memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
         return _Run(process=process, memory_max_mb=memory)

@@ -1,4 +1,4 @@
-"""What people may ask of shards, and what the solver is told of containers. Pure."""
+"""What people may ask of shards, and what the solver is told of containers."""
 
 from __future__ import annotations
 

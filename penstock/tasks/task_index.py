@@ -1,4 +1,4 @@
-"""The task list by shard, kept up by deltas: a hash is computed once per task, not once per change. Pure."""
+"""The task list by shard, kept up by deltas: a hash is computed once per task, not once per change."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""What people may ask of containers and shards, and shards that nobody wants any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.errors import NotFound, Refused
+from penstock.tasks.container_store import ContainerState
+from tests.tasks.harness import World
+from tests.tasks.test_shard_manager import TASKS, a_world
+
+
+def test_a_cordoned_container_keeps_what_it_has_and_gets_nothing_new():
+    world = a_world()
+    before = world.owners()
+    world.manager.cordon("c1", world.now_ms)
+    world.kill("c2", seen=True)
+    world.run(15_000)
+    assert {shard for shard, owner in world.owners().items() if owner == "c1"} == {
+        shard for shard, owner in before.items() if owner == "c1"
+    }
+    assert any("no container may take shards" in entry.reason for entry in world.journal.entries("shards"))
+    world.manager.uncordon("c1", world.now_ms)
+    world.run(15_000)
+    assert set(world.owners().values()) == {"c1"}
+
+
+def test_a_shard_moves_because_somebody_asks():
+    world = a_world(balance_ms=10**9, balance_soon_ms=10**9)
+    shard = next(shard for shard, owner in world.owners().items() if owner == "c1")
+    world.manager.move(shard, "c2", world.now_ms, reason="closer to its data")
+    with pytest.raises(Refused, match="on its way"):
+        world.manager.move(shard, "c2", world.now_ms)
+    world.run(5_000)
+    assert world.owners()[shard] == "c2" and world.tasks_alive() == TASKS
+    assert any(entry.reason == "closer to its data" for entry in world.journal.entries("shards"))
+    world.manager.move(shard, "c2", world.now_ms)  # it is there: nothing to do
+    with pytest.raises(Refused, match="cannot take"):
+        world.manager.move(shard, "c9", world.now_ms)
+    with pytest.raises(NotFound):
+        world.manager.move(99, "c2", world.now_ms)
+
+
+def test_a_shard_that_cost_two_containers_goes_to_no_third():
+    """Plan: a task that never stops makes one container after another lose its lease over the same shard."""
+    world = a_world("c1", "c2", "c3", drop_timeout_ms=5_000)
+    culprit = next(shard for shard, owner in sorted(world.owners().items()) if owner == "c1")
+    for _ in range(2):
+        owner = world.owners()[culprit]
+        world.containers[owner].runner.immortal |= set(TASKS)
+        world.manager.drain(owner, world.now_ms)
+        while next(row for row in world.store.shards() if row.shard == culprit).container == owner:
+            world.step()
+            if world.store.containers()[int(owner[1]) - 1].state is ContainerState.WITHHELD:
+                world.kill(owner)  # as its warden would at the deadline
+        world.run(3_000)
+        blamed = next(row for row in world.store.shards() if row.blame)
+        culprit = blamed.shard
+    row = next(row for row in world.store.shards() if row.shard == culprit)
+    assert row.is_quarantined and row.container is None
+    world.run(20_000)
+    assert next(row for row in world.store.shards() if row.shard == culprit).container is None
+    assert any("release" in entry.reason for entry in world.journal.entries("shards"))
+    world.manager.release(culprit, world.now_ms, reason="its task was mended")
+    world.run(5_000)
+    assert next(row for row in world.store.shards() if row.shard == culprit).container is not None
+    with pytest.raises(NotFound):
+        world.manager.release(99, world.now_ms)
+
+
+def test_loads_that_were_seen_move_shards_and_sizes_bound_them():
+    """Plan: two small containers and a large one tell their sizes; the large one gets most, none too much."""
+    world = World(shards=16)
+    for number in range(12):
+        world.jobs.put(f"j{number}", mapping=(0,))
+    world.sizes = {"c1": (4.0, 0.0, 0.0, 0.0), "c2": (4.0, 0.0, 0.0, 0.0), "c3": (16.0, 0.0, 0.0, 0.0)}
+    world.start("c1", "c2", "c3")
+    world.run(60_000)
+    loads = world.service.reserved_loads(16)
+    carried = {
+        name: sum(
+            loads.get(shard, (0, (0.0,)))[1][0] for shard, owner in world.owners().items() if owner == name
+        )
+        for name in world.sizes
+    }
+    assert all(carried[name] <= size[0] * 0.9 for name, size in world.sizes.items())
+    assert carried["c3"] > carried["c1"] + carried["c2"]
