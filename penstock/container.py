@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -28,8 +28,11 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop, SystemClock, sleep_ms
 from penstock.core.sql_store import Database
 from penstock.streams.package_shelf import UnpackedPackages
+from penstock.tasks.kind_runner import KindRunner
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
-from penstock.tasks.runner import RunState, RunStatus
+from penstock.tasks.process_runner import ProcessRunner
+from penstock.tasks.runner import Runner, RunState, RunStatus
+from penstock.tasks.shard_load import LoadPace
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.specs import TaskSpec
 from penstock.tasks.task_manager import TaskManager
@@ -55,6 +58,9 @@ class ContainerSettings:
     store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
     profile: str = "fast"
     cores: int = 2
+    engine: str = "spark"  # or "process": no JVM, commands only
+    capacity: str = ""  # cpu,memory_mb,disk_mb,network_mbps; "": not limited
+    region: str = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -224,7 +230,7 @@ class Engine:
     def run(self) -> int:
         """Work until the warden says stop, or is gone."""
         threading.Thread(target=self._listen, name="warden", daemon=True).start()
-        threading.Thread(target=self._start_spark, name="spark", daemon=True).start()
+        threading.Thread(target=self._start_runner, name="runner", daemon=True).start()
         fetch = Loop("task list", self._fetch_list, every_ms=1_000).start()
         while True:
             self._round(fetch)
@@ -259,7 +265,11 @@ class Engine:
         self._say()
 
     def _say(self) -> None:
-        report: dict[str, Any] = {"engine_ready": self._manager is not None}
+        report: dict[str, Any] = {
+            "engine_ready": self._manager is not None,
+            "capacity": [float(part) for part in self._settings.capacity.split(",") if part],
+            "region": self._settings.region,
+        }
         if self._manager is not None:
             said = self._manager.report()
             report |= {
@@ -279,7 +289,16 @@ class Engine:
             self._inbox.put(json.loads(line))
         self._die("the warden's pipe closed")
 
-    def _start_spark(self) -> None:
+    def _start_runner(self) -> None:
+        processes = ProcessRunner(self._settings.folder / "tasks", self._clock)
+        otherwise = None
+        if self._settings.engine == "spark":
+            otherwise = self._start_spark()
+        pace = LoadPace(report_ms=10_000) if self._settings.profile == "fast" else LoadPace()
+        self._manager = TaskManager(KindRunner({"process": processes}, otherwise), load_pace=pace)
+        log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
+
+    def _start_spark(self) -> Runner:
         # Spark's processes inherit this thread's priority: the thread that gives signs of life stays above
         # them.
         with contextlib.suppress(OSError):
@@ -300,8 +319,8 @@ class Engine:
                 checkpoints=self._settings.checkpoints,
                 die=self._die,
             )
-            self._tasks, self._manager = tasks, TaskManager(SparkRunner(tasks))
-            log.info("spark is ready", container=self._settings.name)
+            self._tasks = tasks
+            return SparkRunner(tasks)
         except PenstockError as error:
             self._die(str(error))
 
@@ -331,6 +350,6 @@ class Engine:
             temporary.write_text(json.dumps(whole.to_json()))
             temporary.replace(self._cache)
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)
         os._exit(70)
