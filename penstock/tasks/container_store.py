@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
@@ -63,12 +65,23 @@ class ContainerRow:
     engine_ready: bool
     host: str
     pid: int
-    tasks: tuple[TaskReport, ...]
     known_dead: bool
     cordoned: bool  # gets no new shards
     draining: bool = False  # and loses those it has
     capacity: tuple[float, ...] = ()
     region: str = ""
+    tasks_text: str = "[]"  # what it said of its tasks; empty where it was not asked for
+
+    @property
+    def tasks(self) -> tuple[TaskReport, ...]:
+        """What it said of its tasks. Read when wanted: a fleet's tasks are many, and most looks need none."""
+        return tuple(_decode(self.tasks_text))
+
+    def tasks_of(self, job: str) -> tuple[TaskReport, ...]:
+        """The same of one job."""
+        if _encode(job).decode() not in self.tasks_text:
+            return ()
+        return tuple(task for task in self.tasks if task.job == job)
 
     @property
     def may_run(self) -> bool:
@@ -82,29 +95,40 @@ def read_container(connection: sa.Connection, name: str) -> ContainerRow | None:
     return None if row is None else _container_row(row)
 
 
-def read_containers(connection: sa.Connection) -> tuple[ContainerRow, ...]:
+def read_containers(connection: sa.Connection, *, with_tasks: bool = True) -> tuple[ContainerRow, ...]:
     """Every container ever heard of, by name."""
-    rows = connection.execute(sa.select(CONTAINERS).order_by(CONTAINERS.c.name)).mappings()
+    rows = connection.execute(_READ_ALL if with_tasks else _READ_LEASES).mappings()
     return tuple(_container_row(row) for row in rows)
 
 
 def _container_row(row: sa.RowMapping) -> ContainerRow:
-    tasks = tuple(TaskReport(**item) for item in json.loads(row["tasks"]))
-    capacity = tuple(json.loads(row["capacity"]))
-    state = ContainerState(row["state"])
-    return ContainerRow(**{**row, "state": state, "tasks": tasks, "capacity": capacity})
+    values = dict(row)
+    text = values.pop("tasks", "[]")
+    capacity = tuple(json.loads(values["capacity"]))
+    state = ContainerState(values["state"])
+    return ContainerRow(**{**values, "state": state, "tasks_text": text, "capacity": capacity})
+
+
+def tasks_to_text(tasks: Sequence[TaskReport]) -> str:
+    """Tasks as they are kept in a row."""
+    return _encode(tasks).decode()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[TaskReport]).decode
 
 
 def _container_values(row: ContainerRow) -> dict[str, Any]:
-    return {
-        **asdict(row),
-        "state": str(row.state),
-        "tasks": json.dumps([asdict(task) for task in row.tasks]),
-        "capacity": json.dumps(row.capacity),
-    }
+    values = {name: getattr(row, name) for name in ContainerRow.__slots__}
+    text = values.pop("tasks_text")
+    return {**values, "state": str(row.state), "tasks": text, "capacity": json.dumps(row.capacity)}
 
 
 # Built once: every beat of every container executes these two.
+_READ_ALL = sa.select(CONTAINERS).order_by(CONTAINERS.c.name)
+_READ_LEASES = sa.select(*(column for column in CONTAINERS.c if column.name != "tasks")).order_by(
+    CONTAINERS.c.name
+)
 _READ = sa.select(CONTAINERS).where(CONTAINERS.c.name == sa.bindparam("key"))
 _WRITE = (
     sa.update(CONTAINERS)

@@ -17,7 +17,7 @@ class FleetView:
         """Whether no task of `job` up to `generation` runs: each container proved it or its lease is over."""
         return all(
             row.list_version >= list_version
-            and not any(task.job == job and task.generation <= generation for task in row.tasks)
+            and not any(task.generation <= generation for task in row.tasks_of(job))
             for row in self._store.containers()
             if row.may_run
         )
@@ -36,6 +36,5 @@ class FleetView:
             (row.name, task)
             for row in self._store.containers()
             if row.may_run
-            for task in row.tasks
-            if job is None or task.job == job
+            for task in (row.tasks if job is None else row.tasks_of(job))
         )

@@ -24,6 +24,7 @@ from penstock.tasks.container_store import (
     insert_container,
     read_container,
     read_containers,
+    tasks_to_text,
     update_container,
     write_container,
 )
@@ -111,7 +112,7 @@ class ShardStore:
     def read(self) -> tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]:
         """Both tables at one moment."""
         with self._database.reading() as connection:
-            return _shards(connection), read_containers(connection)
+            return _shards(connection), read_containers(connection, with_tasks=False)
 
     def containers(self) -> tuple[ContainerRow, ...]:
         with self._database.reading() as connection:
@@ -165,7 +166,6 @@ class ShardStore:
                 engine_ready=False,
                 host=host,
                 pid=pid,
-                tasks=(),
                 known_dead=False,
                 cordoned=old is not None and old.cordoned,
                 draining=old is not None and old.draining,
@@ -204,7 +204,7 @@ class ShardStore:
                     engine_ready=beat.engine_ready,
                     host=beat.host or row.host,
                     pid=beat.pid or row.pid,
-                    tasks=beat.tasks,
+                    tasks_text=tasks_to_text(beat.tasks),
                     capacity=beat.capacity,
                     region=beat.region,
                 )
@@ -258,7 +258,7 @@ class ShardStore:
             for shard in _shards(connection):
                 if shard.container == name:
                     _put(connection, shard, container=None, state=ShardState.OWNED, target=None)
-            placement = plan(_shards(connection), read_containers(connection))
+            placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
             self._note(
@@ -275,7 +275,7 @@ class ShardStore:
     def rearrange(self, plan: Plan, *, term: int, at_ms: Millis) -> Placement:
         """Decide on what the store holds now, and begin those moves: one transaction."""
         with self._writing(term) as connection:
-            placement = plan(_shards(connection), read_containers(connection))
+            placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             for reason in sorted({move.reason for move in placement.moves}):
                 moves = {m.shard: [m.source, m.target] for m in placement.moves if m.reason == reason}
@@ -376,7 +376,7 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
         return
     takers = {
         row.name
-        for row in read_containers(connection)
+        for row in read_containers(connection, with_tasks=False)
         if row.state is ContainerState.LIVE and not row.known_dead
     }
     for row in _shards(connection):
