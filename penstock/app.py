@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, NotFound
+from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, StoreUnavailable
+from penstock.core.installation_store import claim_places
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
-from penstock.core.loop import Loop, SystemClock
-from penstock.core.sql_store import Database, take_term
+from penstock.core.lease_store import RoleLease
+from penstock.core.loop import Loop, SystemClock, WorkerThreads
+from penstock.core.sql_store import Database
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.job_view import JobView
+from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.running_store import RunningStore
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
+from penstock.jobs.token_service import TokenService
 from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.controller import ResourceController, ScalableJob
-from penstock.resources.metrics import JobLoad
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import PackageShelf
 from penstock.streams.places import open_log, open_rows
-from penstock.tasks.container_store import ContainerState
+from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
 from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
@@ -40,6 +42,8 @@ from penstock.tasks.task_service import TaskService
 
 log = structlog.get_logger(__name__)
 
+DATABASE_VARIABLE = "PENSTOCK_DATABASE"
+NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
 
 
@@ -48,13 +52,21 @@ class Settings:
     """How one embedded installation runs."""
 
     folder: Path
+    database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
     profile: str = "fast"
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
+    sync_gap_ms: Millis = 200  # changes of so long are looked at together
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000
+    lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
+
+    @property
+    def store(self) -> str:
+        """Where containers find the store when no control plane answers."""
+        return f"env:{DATABASE_VARIABLE}" if self.database else str(self.folder / "store.db")
 
     @property
     def bus(self) -> str:
@@ -67,44 +79,106 @@ class Settings:
         return f"sqlite:{self.folder / 'rows'}"
 
 
+def _open_database(settings: Settings) -> Database:
+    database = Database(settings.database or settings.folder / "store.db")
+    if database.is_shared:
+        with contextlib.ExitStack() as undo:
+            undo.callback(database.close)
+            claim_places(database, {"bus": settings.bus, "rows": settings.rows})
+            undo.pop_all()
+    return database
+
+
 class ControlPlane:
     """Every service of one control plane, and what the API asks of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.clock = settings, SystemClock()
-        self.database = Database(settings.folder / "store.db")
+        self.database = _open_database(settings)
         self.journal = JournalStore(self.database)
         self.tokens = TokenStore(self.database)
         self.log, rows = open_log(settings.bus), open_rows(settings.rows)
         self.packages = PackageShelf(settings.folder / "packages")
-        store = JobStore(self.database)
-        self.jobs = JobService(store)
+        self._store = JobStore(self.database)
+        self.jobs = JobService(self._store)
+        self.token_service = TokenService(self._store, self.tokens)
         self.task_service = TaskService(RunningStore(self.database))
-        holder = secrets.token_hex(4)
-        self.shard_manager = ShardManager(
-            ShardStore(self.database, self.journal),
-            profile=PROFILES[settings.profile],
-            term=take_term(self.database, "shard_manager", holder),
-            list_version=self.task_service.version,
-            shard_loads=lambda: self.task_service.shard_loads(SHARD_COUNT),
-            pace=Pace(balance_soon_ms=1_000, moves_max=16),
-            wall_of=self._wall_of,
-        )
-        self.syncer = StateSyncer(
-            store,
-            self.shard_manager,
-            StreamDataPlane(self.log, rows),
-            term=take_term(self.database, "syncer", holder),
-            settings=SyncerSettings(fence_after_ms=6_000 if settings.profile == "fast" else 50_000),
-        )
+        self.fleet = FleetView(ShardStore(self.database, self.journal))
+        self._data_plane = StreamDataPlane(self.log, rows)
+        self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
+        self._shard_manager: ShardManager | None = None
+        self._syncer: StateSyncer | None = None
+        holder = secrets.token_hex(8)
+        self._shard_lease = RoleLease(self.database, "shard_manager", holder, lease_ms=settings.lease_ms)
+        self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
+        # Whoever opens a file of its own is alone with it: a holder from before is gone.
+        self._lead(seize=not self.database.is_shared)
+        self._reports: dict[str, list[TaskReport]] = {}
         self.controller = ResourceController(self, self.reports)
         self._cleaned_ms: Millis = 0
         self._loops = (
-            Loop("state syncer", self._sync, every_ms=settings.sync_ms),
+            Loop("state syncer", self._sync, every_ms=settings.sync_ms, gap_ms=settings.sync_gap_ms),
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms),
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms),
-            Loop("resources", lambda: self.controller.tick(self.clock.now_ms()), every_ms=settings.scaler_ms),
+            Loop("resources", self._scale, every_ms=settings.scaler_ms),
         )
+
+    def _lead(self, *, seize: bool = False) -> None:
+        """Keep or take the roles of which one instance may be active, as far as they are free."""
+        now_ms = self.clock.now_ms()
+        term = self._shard_lease.keep(now_ms, seize=seize)
+        if term is None:
+            self._shard_manager = None
+        elif self._shard_manager is None or self._shard_manager.term != term:
+            log.info("shard manager is active here", term=term)
+            self._shard_manager = self._new_shard_manager(term)
+        term = self._sync_lease.keep(now_ms, seize=seize)
+        if term is None:
+            self._syncer = None
+        elif self._syncer is None or self._syncer.term != term:
+            log.info("state syncer is active here", term=term)
+            self._syncer = self._new_syncer(term)
+
+    def _new_shard_manager(self, term: int) -> ShardManager:
+        return ShardManager(
+            ShardStore(self.database, self.journal),
+            profile=PROFILES[self.settings.profile],
+            term=term,
+            list_version=self.task_service.version,
+            reserved_loads=lambda: self.task_service.reserved_loads(SHARD_COUNT),
+            pace=Pace(balance_soon_ms=1_000, moves_max=16),
+            wall_of=self._wall_of,
+        )
+
+    def _new_syncer(self, term: int) -> StateSyncer:
+        return StateSyncer(
+            self._store,
+            self.fleet,
+            self._data_plane,
+            term=term,
+            settings=SyncerSettings(
+                fence_after_ms=6_000 if self.settings.profile == "fast" else 50_000,
+                round_ms=self.settings.lease_ms // 4,  # the lease is renewed between rounds
+            ),
+            workers=self._workers,
+            measure_ms=self.clock.boot_ms,
+        )
+
+    @property
+    def shard_manager(self) -> ShardManager:
+        """The active Shard Manager, if it is in this process."""
+        if self._shard_manager is None:
+            raise StoreUnavailable(
+                "this control plane is a standby",
+                why="another one on the same database holds the lease of the Shard Manager",
+                fix="ask that one; this one takes over by itself when it falls silent",
+            )
+        return self._shard_manager
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this instance does more than answer questions."""
+        return self._shard_manager is not None and self._syncer is not None
 
     def start(self) -> None:
         """Start the loops."""
@@ -115,24 +189,49 @@ class ControlPlane:
         """Stop the loops and close the store."""
         for loop in self._loops:
             loop.stop()
+        self._workers.stop()
+        with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
+            self._shard_lease.release()
+            self._sync_lease.release()
         self.database.close()
 
     def _sync(self) -> None:
-        report = self.syncer.sync_once(self.clock.now_ms())
+        self._lead()
+        if self._syncer is None:
+            return
+        try:
+            report = self._syncer.sync_once(self.clock.now_ms())
+        except Fenced:
+            self._sync_lease.doubt()
+            raise
         for job, error in report.failed:
             log.warning("sync failed", job=job, error=error)
         if report.simple or report.complex:
-            log.info("synced", simple=report.simple, complex=report.complex)
-        if report.open:
+            log.info("synced", simple=_some(report.simple), complex=_some(report.complex))
+        if report.left:
+            self._loops[0].poke()
+        elif report.open:
             # A plan that waits for containers to stop is looked at again soon, not after a whole round.
             self._loops[0].poke_after(100)
 
     def _tick_shards(self) -> None:
-        report = self.shard_manager.tick(self.clock.boot_ms())
+        if self._shard_manager is None:
+            return
+        try:
+            report = self._shard_manager.tick(self.clock.boot_ms())
+        except Fenced:
+            self._shard_lease.doubt()
+            raise
         if report.failed_over:
             log.warning("failed over", containers=report.failed_over)
 
+    def _scale(self) -> None:
+        if self._syncer is not None:
+            self.controller.tick(self.clock.now_ms())
+
     def _tend_bus(self) -> None:
+        if not self.is_active:
+            return
         now_ms = self.clock.now_ms()
         for category in self.log.categories():
             self.log.advance(category.spec.name, now_ms=now_ms)
@@ -142,6 +241,14 @@ class ControlPlane:
 
     def _wall_of(self, boot_ms: Millis) -> Millis:
         return self.clock.now_ms() - self.clock.boot_ms() + boot_ms
+
+    def wake_syncer(self) -> None:
+        """Something else is expected of a job: do not wait for the next round."""
+        self._loops[0].poke()
+
+    def loop_counts(self) -> dict[str, dict[str, int]]:
+        """How often each loop went round, and how often that failed."""
+        return {loop.name: {"rounds": loop.rounds, "failures": loop.failures} for loop in self._loops}
 
     # -- jobs -------------------------------------------------------------------------------------------
 
@@ -165,7 +272,7 @@ class ControlPlane:
             now_ms=self.clock.now_ms(),
             new_birth=lambda: secrets.token_hex(8),
         )
-        self._loops[0].poke()
+        self.wake_syncer()
         return {"jobs": versions}
 
     def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -194,51 +301,20 @@ class ControlPlane:
             idempotency_key=idempotency_key,
             now_ms=self.clock.now_ms(),
         )
-        self._loops[0].poke()
+        self.wake_syncer()
         return version
-
-    def job_view(self, name: str) -> dict[str, Any]:
-        """One job, whole."""
-        return {**self.jobs.view(name).to_json(), "load": self._load(name), "tasks": self._tasks(name)}
-
-    def job_views(self) -> list[dict[str, Any]]:
-        """All jobs, a line each."""
-        return [self._line(view) for view in self.jobs.views()]
-
-    def _line(self, view: JobView) -> dict[str, Any]:
-        decision = self.controller.decisions.get(view.name)
-        return {
-            "name": view.name,
-            "pipeline": view.pipeline,
-            "kind": view.config.get("kind", ""),
-            "state": _state_of(view),
-            "expected_version": view.expected_version,
-            "generation": view.running.generation if view.running else 0,
-            "task_count": view.config.get("task_count", 0),
-            "running_task_count": view.running.config["task_count"] if view.running else 0,
-            "package": (view.running.config["package"] if view.running else view.config.get("package", {})),
-            "plan": view.plan.step if view.plan else "",
-            "problem": view.problem or (view.quarantine.reason if view.quarantine else ""),
-            "scaler": decision.reason if decision else "",
-            "load": self._load(view.name),
-            "tasks": self._tasks(view.name),
-        }
-
-    def _load(self, job: str) -> dict[str, Any] | None:
-        load = self.controller.loads.get(job)
-        return asdict(load) if isinstance(load, JobLoad) else None
-
-    def _tasks(self, job: str) -> list[dict[str, Any]]:
-        return [
-            {"container": name, **asdict(report)} for name, report in self.shard_manager.task_reports(job)
-        ]
 
     # -- what the scaler needs --------------------------------------------------------------------------
 
     def scalable_jobs(self) -> tuple[ScalableJob, ...]:
-        """Every running job, as the controller sees it."""
+        """Every running job of which tasks have reported: of the others there is nothing to decide on."""
+        self._reports = self._fresh_reports()
         found = []
-        for view in self.jobs.views():
+        for name in sorted(self._reports):
+            try:
+                view = self.jobs.view(name)
+            except NotFound:
+                continue  # removed while its tasks still end
             running = view.running
             if running is None or running.state != "running":
                 continue
@@ -269,10 +345,18 @@ class ControlPlane:
         )
 
     def reports(self, job: str) -> tuple[TaskReport, ...]:
-        """What tasks say now: the last words of a container that fell silent are no load."""
+        """What tasks of a job said when the controller's round began."""
+        return tuple(self._reports.get(job, ()))
+
+    def _fresh_reports(self) -> dict[str, list[TaskReport]]:
+        """What tasks say now, by job: the last words of a container that fell silent are no load."""
         fresh_ms = self.clock.now_ms() - STALE_MS
-        rows = [row for row in self.shard_manager.containers() if row.may_run and row.seen_ms >= fresh_ms]
-        return tuple(task for row in rows for task in row.tasks if task.job == job)
+        found: dict[str, list[TaskReport]] = {}
+        for row in self.fleet.containers():
+            if row.may_run and row.seen_ms >= fresh_ms:
+                for task in row.tasks:
+                    found.setdefault(task.job, []).append(task)
+        return found
 
     # -- streams ----------------------------------------------------------------------------------------
 
@@ -321,7 +405,7 @@ class ControlPlane:
 
     def on_container_dead(self, name: str) -> None:
         """The host saw the container end, and made sure that nothing of it is left."""
-        for row in self.shard_manager.containers():
+        for row in self.fleet.containers():
             if row.name == name:
                 self.shard_manager.on_container_dead(name, row.incarnation, self.clock.boot_ms())
                 self._loops[1].poke()
@@ -332,7 +416,7 @@ class ControlPlane:
 
     def container_log(self, name: str, *, lines: int) -> str:
         """The end of a container's log, if it runs on this host."""
-        known = {row.name for row in self.shard_manager.containers()}
+        known = {row.name for row in self.fleet.containers()}
         path = self.settings.folder / "containers" / name / "engine.log"
         if name not in known or not path.exists():
             raise NotFound(
@@ -345,37 +429,8 @@ class ControlPlane:
                 file.seek(-512 * 1024, 2)
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
-    def status(self) -> dict[str, Any]:
-        """Everything the live table shows."""
-        owned: dict[str, int] = {}
-        for shard in self.shard_manager.shards():
-            if shard.container:
-                owned[shard.container] = owned.get(shard.container, 0) + 1
-        return {
-            "now_ms": self.clock.now_ms(),
-            "jobs": self.job_views(),
-            "containers": [
-                {
-                    "name": row.name,
-                    "state": "dead" if row.known_dead else row.state.value,
-                    "ready": row.engine_ready,
-                    "seen_ms": row.seen_ms,
-                    "shards": owned.get(row.name, 0),
-                    "tasks": len(row.tasks),
-                    "pid": row.pid,
-                }
-                for row in self.shard_manager.containers()
-                if row.state is not ContainerState.GONE or row.known_dead
-            ],
-            "loops": {loop.name: {"rounds": loop.rounds, "failures": loop.failures} for loop in self._loops},
-        }
 
-
-def _state_of(view: JobView) -> str:
-    if view.problem or view.quarantine:
-        return "quarantined" if view.quarantine else "invalid"
-    if view.plan is not None:
-        return f"changing ({view.plan.step})"
-    if view.running is None:
-        return "new"
-    return view.running.state if view.is_in_sync else "behind"
+def _some(names: Sequence[str]) -> str:
+    """Names for a log line: a release has thousands."""
+    rest = len(names) - NAMES_LOGGED_MAX
+    return ", ".join(names[:NAMES_LOGGED_MAX]) + (f" and {rest} more" if rest > 0 else "")

@@ -2,54 +2,49 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from penstock.core.errors import (
-    ConfigError,
-    EnvironmentProblem,
-    OutcomeUnknown,
-    Refused,
-    StoreUnavailable,
-)
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError, OutcomeUnknown, StoreUnavailable
+from penstock.core.loop import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply
-from penstock.web.problems import from_problem
+from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded, not_text
 
-_TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
+RETRIES = 3
+WATCH_S = 3600
 
 
 class Client:
-    """A control plane at a URL, as the holder of one token."""
+    """A control plane at a URL, as the holder of one token.
+
+    What may be repeated is, when the control plane is away for a moment: questions, and changes by their key.
+    """
 
     def __init__(
-        self, url: str, token: str, *, timeout_s: float = 10.0, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float = 10.0,
+        ca: str | Path | None = None,
+        retries: int = RETRIES,
+        pause: Callable[[Millis], None] = sleep_ms,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._url = url.rstrip("/")
-        if not _TOKEN.fullmatch(token):
-            raise Refused(
-                "this is not a token",
-                why="a token is one word of letters, digits, dashes and underscores",
-                fix="look at PENSTOCK_TOKEN, or at the token file in the folder of `penstock up`",
-            )
-        try:
-            self._http = httpx.Client(
-                base_url=f"{self._url}/api/v1",
-                headers={"Authorization": f"Bearer {token}"},
-                timeout=timeout_s,
-                transport=transport,
-                trust_env=False,
-            )
-        except httpx.InvalidURL as error:
-            raise _not_a_url(self._url, str(error)) from error
+        self._pause = pause
+        self._link = Link(
+            url, token, timeout_s=timeout_s, ca=ca, retries=retries, pause=pause, transport=transport
+        )
 
     def close(self) -> None:
         """Give the connections back."""
-        self._http.close()
+        self._link.close()
 
     def __enter__(self) -> Client:
         return self
@@ -59,26 +54,118 @@ class Client:
 
     # What runs.
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         """Everything the live table shows."""
-        return self._json("GET", "/status")
+        return self._ask("/status")
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """All jobs, shortly."""
-        return _rows(self._json("GET", "/jobs"), "jobs")
+    def jobs(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        pipeline: str | None = None,
+        removed: bool = False,
+    ) -> list[Json]:
+        """All jobs that fit, shortly; however many pages that takes."""
+        found: list[Json] = []
+        after: str | None = ""
+        while after is not None:
+            page = self.jobs_page(
+                labels=labels, state=state, pipeline=pipeline, removed=removed, after=after, limit=1000
+            )
+            found += page["jobs"]
+            after = page["next"]
+        return found
 
-    def job(self, name: str) -> dict[str, Any]:
+    def jobs_page(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        pipeline: str | None = None,
+        removed: bool = False,
+        after: str = "",
+        limit: int = 100,
+    ) -> Json:
+        """Some jobs, shortly: `jobs`, and `next`, to be given as `after` (None: there are no more)."""
+        label = [f"{name}={value}" for name, value in (labels or {}).items()]
+        params = {
+            "label": label,
+            "state": state,
+            "pipeline": pipeline,
+            "removed": removed or None,
+            "after": after or None,
+            "limit": limit,
+        }
+        return self._ask("/jobs", **params)
+
+    def job(self, name: str) -> Json:
         """One job: layers, provenance, running config, plan."""
-        return self._json("GET", f"/jobs/{_part(name)}")
+        return self._ask(f"/jobs/{_part(name)}")
 
-    def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def apply_job(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+        only_new: bool = False,
+    ) -> Json:
+        """Make this the job's provisioner layer, or create it: {version, created}."""
+        headers = _headers(key, expected_version) | ({"If-None-Match": "*"} if only_new else {})
+        return self._tell("PUT", f"/jobs/{_part(name)}", {"config": config, "why": why}, headers)
+
+    def plan_job(self, name: str, config: Mapping[str, Any]) -> Json:
+        """What applying would change."""
+        return self._link.json("POST", f"/jobs/{_part(name)}/plan", body={"config": config}, repeat=True)
+
+    def set_state(
+        self,
+        job: str,
+        state: str,
+        *,
+        why: str,
+        key: str,
+        layer: str | None = None,
+        expected_version: int | None = None,
+    ) -> Json:
+        """Ask a job to be running, paused or stopped: {version, layer, effective}."""
+        body = {"state": state, "layer": layer, "why": why}
+        return self._tell("POST", f"/jobs/{_part(job)}/state", body, _headers(key, expected_version))
+
+    def remove_job(self, job: str, *, why: str, key: str, expected_version: int | None = None) -> int:
+        """End a job's life; `restore_job` brings it back."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("DELETE", f"/jobs/{_part(job)}", None, headers, why=why)["version"])
+
+    def restore_job(self, job: str, *, why: str, key: str, expected_version: int | None = None) -> int:
+        """Bring a removed job back, with its layers."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("POST", f"/jobs/{_part(job)}/restore", {"why": why}, headers)["version"])
+
+    def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[Json]:
         """What submitting would change."""
-        return _rows(self._json("POST", "/pipelines/plan", body={"compiled": compiled}), "changes")
+        answer = self._link.json("POST", "/pipelines/plan", body={"compiled": compiled}, repeat=True)
+        return _rows(answer, "changes")
 
-    def submit_pipeline(self, compiled: Mapping[str, Any], *, why: str, key: str) -> dict[str, Any]:
+    def submit_pipeline(self, compiled: Mapping[str, Any], *, why: str, key: str) -> Json:
         """Make it what runs. Repeating with the same key does nothing more."""
-        body = {"compiled": compiled, "why": why}
-        return self._json("POST", "/pipelines", body=body, headers={"Idempotency-Key": key})
+        return self._tell("POST", "/pipelines", {"compiled": compiled, "why": why}, _headers(key))
+
+    # Layers.
+
+    def layers(self, job: str, *, version: int | None = None) -> Json:
+        """A job's layers, now or at a version: {version, layers}."""
+        return self._ask(f"/jobs/{_part(job)}/layers", version=version)
+
+    def put_layer(
+        self, job: str, layer: str, body: Mapping[str, Any], *, why: str, key: str, expected_version: int
+    ) -> int:
+        """Replace one layer, if nobody wrote since."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("PUT", _layer(job, layer), {"body": body, "why": why}, headers)["version"])
 
     def patch_layer(
         self,
@@ -91,116 +178,208 @@ class Client:
         expected_version: int | None = None,
     ) -> int:
         """Set dotted paths in one layer (None removes); with `expected_version` only if nobody wrote."""
-        headers = {"Idempotency-Key": key}
-        if expected_version is not None:
-            headers["If-Match"] = f'"{expected_version}"'
-        body = {"changes": changes, "why": why}
-        path = f"/jobs/{_part(job)}/layers/{_part(layer)}"
-        return int(self._json("PATCH", path, body=body, headers=headers)["version"])
+        headers, body = _headers(key, expected_version), {"changes": changes, "why": why}
+        return int(self._tell("PATCH", _layer(job, layer), body, headers)["version"])
 
-    def journal(
-        self, *, subject: str | None = None, since: int = 0, limit: int = 100
-    ) -> list[dict[str, Any]]:
+    def clear_layer(
+        self, job: str, layer: str, *, why: str, key: str, expected_version: int | None = None
+    ) -> int:
+        """Take back everything a layer says."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("DELETE", _layer(job, layer), None, headers, why=why)["version"])
+
+    def rollback(
+        self,
+        job: str,
+        layer: str,
+        *,
+        to_version: int,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+    ) -> int:
+        """Write a layer again as it was at a version."""
+        headers, body = _headers(key, expected_version), {"to_version": to_version, "why": why}
+        return int(self._tell("POST", f"{_layer(job, layer)}/rollback", body, headers)["version"])
+
+    def history(
+        self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[Json]:
+        """Writes of a job's layers, newest first."""
+        answer = self._ask(f"/jobs/{_part(job)}/history", layer=layer, before=before, limit=limit)
+        return _rows(answer, "history")
+
+    def diff(self, job: str, *, old: int | None = None, new: int | None = None) -> list[Json]:
+        """What differs between two versions; without `old` what runs, without `new` what is expected now."""
+        return _rows(self._ask(f"/jobs/{_part(job)}/diff", old=old, new=new), "changes")
+
+    def layer_kinds(self) -> list[Json]:
+        """The layers there are, lowest first."""
+        return _rows(self._ask("/layers"), "layers")
+
+    def add_layer_kind(
+        self,
+        name: str,
+        precedence: int,
+        writers: Sequence[str],
+        *,
+        why: str,
+        key: str,
+        replaces_plan: bool = False,
+    ) -> list[Json]:
+        """Add a layer for a component of its own; returns all there are then."""
+        body = {
+            "name": name,
+            "precedence": precedence,
+            "writers": list(writers),
+            "replaces_plan": replaces_plan,
+            "why": why,
+        }
+        return _rows(self._tell("POST", "/layers", body, _headers(key)), "layers")
+
+    # Who decided and who may.
+
+    def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[Json]:
         """What was decided and why, oldest first."""
-        params = {"since": since, "limit": limit} | ({"subject": subject} if subject else {})
-        return _rows(self._json("GET", "/journal", params=params), "entries")
+        return _rows(self._ask("/journal", subject=subject or None, since=since, limit=limit), "entries")
+
+    def audit(self, *, subject: str | None = None, before: int | None = None, limit: int = 100) -> list[Json]:
+        """Who changed what, newest first."""
+        return _rows(self._ask("/audit", subject=subject or None, before=before, limit=limit), "entries")
+
+    def tokens(self) -> list[Json]:
+        """Every token ever issued, without the tokens themselves."""
+        return _rows(self._ask("/tokens"), "tokens")
+
+    def issue_token(self, name: str, role: str, *, days: int, why: str, key: str) -> Json:
+        """A new token; `token` is shown this once."""
+        body = {"name": name, "role": role, "days": days, "why": why}
+        answer = self._tell("POST", "/tokens", body, _headers(key))
+        if answer["token"] is None:
+            raise OutcomeUnknown(
+                f"the token {answer['id']} was issued, but it was lost on its way here",
+                why="the first answer did not arrive, and a token is shown only once",
+                fix=f"take it back with `penstock token revoke {answer['id']}` and issue another",
+            )
+        return answer
+
+    def revoke_token(self, token_id: str, *, why: str, key: str) -> Json:
+        """Take a token back."""
+        return self._tell("DELETE", f"/tokens/{_part(token_id)}", None, _headers(key), why=why)
+
+    # News.
+
+    def events(
+        self,
+        *,
+        since: int | None = None,
+        subject: str | None = None,
+        limit: int | None = None,
+        wait_s: int = WATCH_S,
+    ) -> Iterator[Json]:
+        """Decisions after `since` (None: new ones) as they are made, on one connection, until it ends."""
+        params = _given({"since": since, "subject": subject, "limit": limit, "wait_s": wait_s})
+        return self._link.lines("/events", params)
+
+    def watch(
+        self, *, since: int | None = None, subject: str | None = None, patience_ms: Millis | None = None
+    ) -> Iterator[Json]:
+        """Decisions as they are made, without end and without a gap: connects again after the last one seen.
+
+        `patience_ms`: how long the control plane may be away before that is raised (None: for ever).
+        """
+        if since is None:
+            newest = self.journal(limit=1)
+            since = newest[-1]["id"] if newest else 0
+        away_ms, pause_ms = 0, RETRY_MS
+        while True:
+            try:
+                for event in self.events(since=since, subject=subject):
+                    since, away_ms, pause_ms = event["id"], 0, RETRY_MS
+                    yield event
+                away_ms = 0
+            except StoreUnavailable:
+                away_ms += pause_ms
+                if patience_ms is not None and away_ms > patience_ms:
+                    raise
+            self._pause(pause_ms)
+            pause_ms = min(2 * pause_ms, RETRY_AFTER_MS_MAX)
 
     # Streams and packages.
 
-    def categories(self) -> list[dict[str, Any]]:
+    def categories(self) -> list[Json]:
         """All categories of the bus."""
-        return _rows(self._json("GET", "/categories"), "categories")
+        return _rows(self._ask("/categories"), "categories")
 
-    def category(self, name: str) -> dict[str, Any]:
+    def category(self, name: str) -> Json:
         """One category's spec, birth, end offsets and watermark."""
-        return self._json("GET", f"/categories/{_part(name)}")
+        return self._ask(f"/categories/{_part(name)}")
 
-    def create_category(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    def create_category(self, spec: Mapping[str, Any]) -> Json:
         """Create it, or nothing if it is there with the same spec."""
-        return self._json("POST", "/categories", body=dict(spec))
+        return self._link.json("POST", "/categories", body=dict(spec), repeat=True)
 
     def put_package(self, hash_: str, data: bytes) -> None:
         """Upload code by its content's hash."""
-        self._json("PUT", f"/packages/{_part(hash_)}", body=data, headers={"Content-Type": "application/zip"})
+        headers = {"Content-Type": "application/zip"}
+        self._link.json("PUT", f"/packages/{_part(hash_)}", body=data, headers=headers, repeat=True)
 
     def package(self, hash_: str) -> bytes:
         """Download code."""
-        return self._request("GET", f"/packages/{_part(hash_)}").content
+        return self._link.request("GET", f"/packages/{_part(hash_)}").content
 
-    # Containers.
+    # Containers: they have a time of their own, and ask again by themselves.
 
     def register(self, container: str, incarnation: str, folder_id: str) -> None:
         """Announce a new incarnation of a container."""
         body = {"incarnation": incarnation, "folder_id": folder_id}
-        self._json("POST", f"/containers/{_part(container)}/register", body=body)
+        self._link.json("POST", f"/containers/{_part(container)}/register", body=body)
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """One heartbeat."""
         path = f"/containers/{_part(heartbeat.container)}/beat"
         # An error text that is no text must not cost the container its lease.
-        body = _encoded(heartbeat.to_json(), errors="replace")
-        return HeartbeatReply.from_json(self._json("POST", path, body=body))
+        body = encoded(heartbeat.to_json(), errors="replace")
+        return HeartbeatReply.from_json(self._link.json("POST", path, body=body))
 
-    def task_list(self, since: int | None) -> dict[str, Any]:
+    def task_list(self, since: int | None) -> Json:
         """The task list: all of it, or what changed since a version."""
-        return self._json("GET", "/tasks", params={} if since is None else {"since": since})
+        return self._link.json("GET", "/tasks", params=_given({"since": since}))
 
     def container_log(self, container: str, *, lines: int) -> str:
         """The end of a container's log."""
-        return str(self._json("GET", f"/containers/{_part(container)}/log", params={"lines": lines})["text"])
+        return str(self._ask(f"/containers/{_part(container)}/log", lines=lines)["text"])
 
-    def _json(self, method: str, path: str, *, body: Any = None, **kwargs: Any) -> dict[str, Any]:
-        if body is not None:
-            headers = {"Content-Type": "application/json", **kwargs.pop("headers", {})}
-            kwargs |= {"content": body if isinstance(body, bytes) else _encoded(body), "headers": headers}
-        response = self._request(method, path, **kwargs)
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise self._strange(response) from error
-        if not isinstance(answer, dict):
-            raise self._strange(response)
-        return answer
+    # How it is asked.
 
-    def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        try:
-            response = self._http.request(method, path, **kwargs)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise _not_a_url(self._url, str(error)) from error
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise StoreUnavailable(
-                f"no control plane answers at {self._url}",
-                why=str(error) or "the connection was refused",
-                fix="start one with `penstock up`, or name another with PENSTOCK_URL",
-            ) from error
-        except httpx.HTTPError as error:
-            # A question that was not answered changed nothing; a change may have been made.
-            kind = StoreUnavailable if method == "GET" else OutcomeUnknown
-            raise kind(
-                f"the control plane at {self._url} did not answer in time",
-                why=f"{type(error).__name__}: {error}",
-                fix="try again with the same idempotency key: what was done is not done twice",
-            ) from error
-        if response.is_success:
-            return response
-        try:
-            problem = response.json()
-        except ValueError:
-            problem = None
-        if not isinstance(problem, dict):
-            raise self._strange(response)
-        raise from_problem(problem, response.status_code)
+    def _ask(self, path: str, **params: Any) -> Json:
+        return self._link.json("GET", path, params=_given(params), repeat=True)
 
-    def _strange(self, response: httpx.Response) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"what answers at {self._url} does not speak as a control plane does",
-            why=f"status {response.status_code}: {response.text[:200]!r}",
-            fix="look at the URL, and whether both sides run the same version",
-        )
+    def _tell(self, method: str, path: str, body: Any, headers: dict[str, str], **params: Any) -> Json:
+        # The key is what makes a repeat harmless.
+        return self._link.json(method, path, body=body, headers=headers, params=_given(params), repeat=True)
 
 
-def _rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+def new_key() -> str:
+    """A key for one change, to be kept until its outcome is known."""
+    return secrets.token_hex(16)
+
+
+def _headers(key: str, expected_version: int | None = None) -> dict[str, str]:
+    version = {} if expected_version is None else {"If-Match": f'"{expected_version}"'}
+    return {"Idempotency-Key": key, **version}
+
+
+def _given(params: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in params.items() if value is not None and value != []}
+
+
+def _rows(answer: Mapping[str, Any], name: str) -> list[Json]:
     return list(answer[name])
+
+
+def _layer(job: str, layer: str) -> str:
+    return f"/jobs/{_part(job)}/layers/{_part(layer)}"
 
 
 def _part(name: str) -> str:
@@ -209,25 +388,4 @@ def _part(name: str) -> str:
     try:
         return quote(name, safe="")
     except UnicodeEncodeError as error:
-        raise _not_text(error) from error
-
-
-def _encoded(body: Any, *, errors: str = "strict") -> bytes:
-    try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors=errors)
-    except (TypeError, ValueError) as error:
-        raise _not_text(error) from error
-
-
-def _not_text(error: Exception) -> ConfigError:
-    return ConfigError(
-        "this cannot be sent", why=str(error), fix="use text in UTF-8, finite numbers, lists and maps"
-    )
-
-
-def _not_a_url(url: str, why: str) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"not the URL of a control plane: {url!r}",
-        why=why,
-        fix="set PENSTOCK_URL to one like http://host:7337",
-    )
+        raise not_text(error) from error

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from penstock.client import Client
-from penstock.core.errors import EnvironmentProblem
+from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 
 FOLDER = Path(".penstock")
+Folder = Annotated[Path, typer.Option("--folder", help="The folder of `penstock up`.")]
 
 
 def endpoint_file(folder: Path) -> Path:
@@ -23,23 +27,26 @@ def token_file(folder: Path, role: str) -> Path:
 
 
 def connect(folder: Path = FOLDER, *, role: str = "admin", timeout_s: float = 10) -> Client:
-    """A client, from PENSTOCK_URL and PENSTOCK_TOKEN, else from the folder and its token of a role."""
-    url = os.environ.get("PENSTOCK_URL") or _url(folder)
+    """A client, from PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_CA, else from the folder, as a role."""
+    url, known_ca = os.environ.get("PENSTOCK_URL"), None
+    if not url:
+        url, known_ca = _endpoint(folder)
     token = os.environ.get("PENSTOCK_TOKEN") or _token(folder, role)
-    return Client(url, token, timeout_s=timeout_s)
+    return Client(url, token, timeout_s=timeout_s, ca=os.environ.get("PENSTOCK_CA") or known_ca)
 
 
-def _url(folder: Path) -> str:
+def _endpoint(folder: Path) -> tuple[str, str | None]:
     path = endpoint_file(folder)
     try:
-        return str(json.loads(path.read_text())["url"])
+        said: Any = json.loads(path.read_text())
+        return str(said["url"]), said.get("ca")
     except FileNotFoundError as error:
-        raise EnvironmentProblem(
+        raise StoreUnavailable(
             f"no control plane runs in the folder {str(folder)!r}",
             why=f"there is no {path}, and PENSTOCK_URL is not set",
             fix="start one with `penstock up`, or name its folder with --folder",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EnvironmentProblem(
             f"cannot tell where the control plane of {str(folder)!r} answers",
             why=f"{path} cannot be read: {error}",

@@ -26,7 +26,7 @@ from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.api import build_api
-from penstock.web.server import ApiServer, bind
+from penstock.web.server import ApiServer, Listening, Tls, bind
 
 log = structlog.get_logger(__name__)
 out = Console(highlight=False, soft_wrap=True)
@@ -34,6 +34,7 @@ out = Console(highlight=False, soft_wrap=True)
 # Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
 RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
+SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
 LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 
 
@@ -43,30 +44,59 @@ class UpSettings:
 
     folder: Path
     containers: int
-    port: int
     cores: int
     profile: str
+    listening: Listening = field(default_factory=Listening)
+    names: tuple[str, ...] = ()  # what callers may call this machine, besides loopback
+    ca: Path | None = None  # what this machine's own callers verify the certificate with
+    database: str = ""
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is started."""
+        if self.profile not in PROFILES:
+            known = ", ".join(PROFILES)
+            raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
+        self.listening.check()
+        if self.containers:
+            require_java()
+
+    @property
+    def verify_with(self) -> Path | None:
+        """The CA file for this machine's own callers; a certificate that signed itself is its own."""
+        if self.listening.tls is None:
+            return None
+        return (self.ca or self.listening.tls.cert).absolute()
+
+
+def tls_of(cert: Path | None, key: Path | None) -> Tls | None:
+    """The two files of a certificate: both, or none."""
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigError(
+            "TLS needs a certificate and its key",
+            why=f"--tls-{'cert' if cert is None else 'key'} is missing",
+            fix="give --tls-cert and --tls-key",
+        )
+    return Tls(cert=cert, key=key)
 
 
 def run_up(settings: UpSettings) -> None:
     """Run until SIGTERM or SIGINT; leaves nothing running. What can be refused is, before anything starts."""
-    if settings.profile not in PROFILES:
-        known = ", ".join(PROFILES)
-        raise ConfigError(f"no such profile: {settings.profile!r}", why=f"known: {known}", fix="use one")
-    if settings.containers:
-        require_java()
+    settings.check()
     # What happens goes to stderr, where it can be kept apart from what the command says.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     folder = settings.folder.absolute()
     _make_folder(folder)
-    with folder_lock(folder, "a control plane"), bind(settings.port) as listener:
+    with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
         stop = _stop_on_signals()
-        plane = ControlPlane(Settings(folder=folder, profile=settings.profile))
+        plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
-        server = ApiServer(build_api(plane), listener)
+        api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)
+        server = ApiServer(api, listener, settings.listening)
         host = ContainerHost(settings, folder, server.url, plane)
         with _running(plane, server, host):
-            write_endpoint(folder, server.url)
+            write_endpoint(folder, server.url, settings.verify_with)
             out.print(f"[green]penstock is up[/] at {server.url}, {settings.containers} containers")
             out.print(f"folder {folder}", markup=False)
             out.print("stop it with Ctrl-C")
@@ -133,6 +163,7 @@ class ContainerHost:
                     token_file=token_file(self.folder, "container"),
                     bus=self.plane.settings.bus,
                     rows=self.plane.settings.rows,
+                    store=self.plane.settings.store,
                     profile=self.settings.profile,
                     cores=self.settings.cores,
                 )
@@ -183,10 +214,17 @@ class ContainerHost:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env=self._environment(),
             )
         child.started_ms = now_ms
         (folder / "warden.pid").write_text(str(child.process.pid))
         write_pid_file(folder / "warden.session", child.process.pid)
+
+    def _environment(self) -> dict[str, str]:
+        # User code runs in containers: what opens the control plane's doors is not for it.
+        kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+        ca = self.settings.verify_with
+        return kept if ca is None else {**kept, "PENSTOCK_CA": str(ca)}
 
     def _bury(self, child: _Child, now_ms: Millis) -> None:
         """The warden is dead: end what it left, and only then say that the container is."""
@@ -210,9 +248,10 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def write_endpoint(folder: Path, url: str) -> None:
-    """Say where the control plane of this folder answers."""
-    _write_private(endpoint_file(folder), json.dumps({"url": url, "pid": os.getpid()}))
+def write_endpoint(folder: Path, url: str, ca: Path | None = None) -> None:
+    """Say where the control plane of this folder answers, and how to know that it is the one."""
+    endpoint = {"url": url, "pid": os.getpid()} | ({} if ca is None else {"ca": str(ca)})
+    _write_private(endpoint_file(folder), json.dumps(endpoint))
 
 
 def write_tokens(plane: ControlPlane, folder: Path) -> None:

@@ -7,6 +7,7 @@ PenstockError
 │   ├── VersionConflict        somebody wrote first: read again and decide again
 │   ├── NotFound               no job, category, package or container of that name
 │   ├── Refused                the answer is no: wrong token, role, or state
+│   ├── KeyReused              an idempotency key that stands for another request
 │   └── EnvironmentProblem     no Java, a port or folder in use, a broken installation
 ├── Fenced                     a successor owns this now: stop, do not retry
 ├── StoreUnavailable           a store did not answer: try again
@@ -87,6 +88,10 @@ class NotFound(UserError):
 
 class Refused(UserError):
     """The answer is no."""
+
+
+class KeyReused(UserError):
+    """An idempotency key came again with another request."""
 
 
 class EnvironmentProblem(UserError):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import insert_rows
+from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry
-from penstock.core.sql_store import METADATA, Database, next_value
+from penstock.core.sql_store import METADATA, Database, next_value, next_values
 
 JOURNAL = sa.Table(
     "journal",
@@ -26,6 +29,10 @@ JOURNAL = sa.Table(
 )
 
 
+_INSERT = sa.insert(JOURNAL)
+_WRITTEN = ("at_ms", "actor", "kind", "subject", "decision", "reason")
+
+
 class JournalStore:
     """A `Journal` next to the tables whose changes it explains."""
 
@@ -40,6 +47,23 @@ class JournalStore:
                 return _insert(own, entry, data)
         return _insert(connection, entry, data)
 
+    def append_all(
+        self,
+        connection: sa.Connection,
+        entries: Sequence[tuple[str, str, str, str]],
+        *,
+        at_ms: Millis,
+        actor: str,
+        kind: str,
+    ) -> None:
+        """Many at once, as (decision, subject, reason, data as JSON text), inside the caller's transaction."""
+        if not entries:
+            return
+        columns = ("id", "at_ms", "actor", "kind", "decision", "subject", "reason", "data")
+        numbers = next_values(connection, "journal", len(entries))
+        rows = [(number, at_ms, actor, kind, *entry) for number, entry in zip(numbers, entries, strict=True)]
+        insert_rows(connection, JOURNAL, columns, rows)
+
     def entries(
         self, subject: str | None = None, since: int = 0, limit: int = 100, *, kind: str | None = None
     ) -> tuple[Entry, ...]:
@@ -51,9 +75,20 @@ class JournalStore:
             query = query.where(JOURNAL.c.kind == kind)
         # Following on must not skip anything; a first look wants the latest.
         query = query.order_by(JOURNAL.c.id if since > 0 else JOURNAL.c.id.desc())
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             found = [_entry(row) for row in connection.execute(query)]
         return tuple(sorted(found, key=lambda entry: entry.id))
+
+    def after(self, since: int, *, limit: int = ENTRIES_MAX) -> tuple[Entry, ...]:
+        """The entries that follow `since` (0: from the beginning), oldest first: how watchers go on."""
+        query = sa.select(JOURNAL).where(JOURNAL.c.id > since).order_by(JOURNAL.c.id)
+        with self._database.reading() as connection:
+            return tuple(_entry(row) for row in connection.execute(query.limit(min(limit, ENTRIES_MAX))))
+
+    def last_id(self) -> int:
+        """The id of the newest entry, 0 if there is none."""
+        with self._database.reading() as connection:
+            return int(connection.execute(sa.select(sa.func.max(JOURNAL.c.id))).scalar() or 0)
 
 
 def _encode(entry: Entry) -> str:
@@ -69,18 +104,8 @@ def _encode(entry: Entry) -> str:
 
 def _insert(connection: sa.Connection, entry: Entry, data: str) -> Entry:
     entry_id = next_value(connection, "journal")
-    connection.execute(
-        sa.insert(JOURNAL).values(
-            id=entry_id,
-            at_ms=entry.at_ms,
-            actor=entry.actor,
-            kind=entry.kind,
-            subject=entry.subject,
-            decision=entry.decision,
-            reason=entry.reason,
-            data=data,
-        )
-    )
+    values = {name: getattr(entry, name) for name in _WRITTEN}
+    connection.execute(_INSERT, {**values, "id": entry_id, "data": data})
     return replace(entry, id=entry_id)
 
 

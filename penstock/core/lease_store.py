@@ -31,12 +31,16 @@ class RoleLease:
         `seize` takes it from a holder that is known to be gone.
         """
         # A third of the time is kept in reserve; a clock that went back asks the store.
-        if self._term is not None and 0 <= self._renew_ms - now_ms <= self._lease_ms:
+        if self._term is not None and 0 < self._renew_ms - now_ms <= self._lease_ms:
             return self._term
         with self._database.transaction() as connection:
             self._term = self._keep(connection, now_ms, seize)
         self._renew_ms = now_ms + self._lease_ms * 2 // 3
         return self._term
+
+    def doubt(self) -> None:
+        """Ask the store at the next `keep`: a write of this term was refused."""
+        self._renew_ms = -1
 
     def _keep(self, connection: sa.Connection, now_ms: Millis, seize: bool) -> int | None:
         row = connection.execute(sa.select(TERMS).where(TERMS.c.role == self._role)).first()

@@ -1,17 +1,26 @@
-"""The only threads, sleeps and wall clock of the control plane: calls services' `tick(now_ms)` in rounds."""
+"""The only threads, sleeps and wall clock of the control plane: calls services' `tick(now_ms)` in rounds.
+
+Calls that may hang are made by `WorkerThreads`, beside the rounds.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic
 
 import structlog
 
-from penstock.core.clock import Millis
+from penstock.core.clock import Clock, Millis
+from penstock.core.workers import Finished, Now, Result, Stuck
 
 log = structlog.get_logger(__name__)
+
+TRACE_FRAMES = 5  # of an error that nobody expected; the whole of it takes seconds to print
 
 
 class SystemClock:
@@ -41,6 +50,7 @@ class Loop:
     name: str
     round_: Callable[[], None]
     every_ms: Millis
+    gap_ms: Millis = 0  # rounds begin at least so far apart, however often it is poked: pokes come in bursts
     failures: int = 0
     rounds: int = 0
     last_error: str = ""
@@ -72,6 +82,7 @@ class Loop:
         """Run rounds in this thread until `stop`."""
         streak = 0
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 self.round_()
                 streak = 0
@@ -88,4 +99,131 @@ class Loop:
             if self._next_pause_ms is not None and not streak:
                 pause_ms, self._next_pause_ms = self._next_pause_ms, None
             self._wake.wait(pause_ms / 1000)
+            self._stop.wait(max(0.0, began + self.gap_ms / 1000 - time.monotonic()))
             self._wake.clear()
+
+
+@dataclass(slots=True)
+class _Piece(Generic[Result]):
+    work: Callable[[Now], Result]
+    began_ms: Millis | None = None  # of the boot clock; None: it waits
+    is_written_off: bool = False
+
+
+class WorkerThreads(Generic[Result]):
+    """`Workers` in up to `size` threads at a time. A piece that hangs costs its key, and nobody else.
+
+    A thread cannot be ended from outside. One whose piece has taken longer than `stuck_after_ms` no longer
+    counts, and another takes its place, until there are `threads_max` of them. When the piece does come back,
+    its result is given out as if nothing had been.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        size: int = 32,
+        threads_max: int = 128,
+        stuck_after_ms: Millis = 60_000,
+    ) -> None:
+        assert 0 < size <= threads_max, (size, threads_max)
+        self._name, self._clock = name, clock
+        self._size, self._threads_max, self._stuck_after_ms = size, threads_max, stuck_after_ms
+        self._pieces: dict[str, _Piece[Result]] = {}
+        self._waiting: deque[str] = deque()
+        self._finished: list[Finished[Result]] = []
+        self._threads, self._idle, self._written_off = 0, 0, 0
+        self._is_stopped = False
+        self._changed = threading.Condition()
+
+    def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
+        with self._changed:
+            assert key not in self._pieces, key
+            self._pieces[key] = _Piece(work)
+            self._waiting.append(key)
+            self._write_off()
+            self._staff()
+            self._changed.notify()
+
+    def busy(self) -> frozenset[str]:
+        with self._changed:
+            return frozenset(self._pieces)
+
+    def take_finished(self) -> tuple[Finished[Result], ...]:
+        with self._changed:
+            finished, self._finished = tuple(self._finished), []
+            return finished
+
+    def stuck(self) -> tuple[Stuck, ...]:
+        with self._changed:
+            self._write_off()
+            self._staff()
+            now_ms = self._clock.boot_ms()
+            return tuple(
+                Stuck(key=key, for_ms=now_ms - (piece.began_ms or 0))
+                for key, piece in self._pieces.items()
+                if piece.is_written_off
+            )
+
+    def stop(self, timeout_ms: Millis = 5000) -> None:
+        """Begin nothing new, and wait for what is under way, but not for ever."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._threads == self._written_off, timeout_ms / 1000)
+
+    def _write_off(self) -> None:
+        limit_ms = self._clock.boot_ms() - self._stuck_after_ms
+        for piece in self._pieces.values():
+            if piece.began_ms is not None and piece.began_ms <= limit_ms and not piece.is_written_off:
+                piece.is_written_off = True
+                self._written_off += 1
+
+    def _staff(self) -> None:
+        """Let there be threads enough for what waits."""
+        while (
+            self._idle < len(self._waiting)
+            and self._threads - self._written_off < self._size
+            and self._threads < self._threads_max
+            and not self._is_stopped
+        ):
+            threading.Thread(target=self._run, name=f"{self._name} worker", daemon=True).start()
+            self._threads += 1
+            self._idle += 1
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            key, piece = taken
+            result, problem = None, None
+            try:
+                result = piece.work(self._clock.now_ms)
+            except Exception as error:
+                # A bug in one piece must not cost a worker; whoever asked for it is told.
+                problem = error
+                trace = "".join(traceback.format_exception(error, limit=-TRACE_FRAMES))
+                log.error("work failed", workers=self._name, key=key, trace=trace)
+            with self._changed:
+                del self._pieces[key]
+                self._finished.append(Finished(key=key, result=result, error=problem))
+                self._idle += 1
+                if piece.is_written_off:
+                    self._written_off -= 1
+
+    def _take(self) -> tuple[str, _Piece[Result]] | None:
+        """The next piece; None when this thread is to end."""
+        with self._changed:
+            while not self._waiting and not self._is_stopped:
+                # One that was written off may come back when its place is taken.
+                if self._threads - self._written_off > self._size:
+                    break
+                self._changed.wait()
+            self._idle -= 1
+            if self._is_stopped or self._threads - self._written_off > self._size:
+                self._threads -= 1
+                self._changed.notify_all()
+                return None
+            key = self._waiting.popleft()
+            piece = self._pieces[key]
+            piece.began_ms = self._clock.boot_ms()
+            return key, piece

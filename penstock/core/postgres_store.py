@@ -20,6 +20,7 @@ from penstock.core.errors import (
     PenstockError,
     StoreUnavailable,
 )
+from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
 
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
@@ -53,6 +54,7 @@ class PostgresBackend:
             pool_pre_ping=True,
             isolation_level="READ COMMITTED",
             connect_args={**_TRANSPORT, "options": options},
+            **JSON_TEXT,
         )
         self.reading = sa.create_engine(
             parsed,
@@ -62,6 +64,7 @@ class PostgresBackend:
             pool_pre_ping=True,
             isolation_level="REPEATABLE READ",
             connect_args={**_TRANSPORT, "options": f"{options} -c default_transaction_read_only=on"},
+            **JSON_TEXT,
         )
         sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
         sa.event.listen(self.writing, "begin", _take_write_lock)

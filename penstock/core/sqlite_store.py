@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
 from penstock.core.sql_store import METADATA
 from penstock.core.sqlite_errors import translate_sqlite
@@ -30,16 +31,17 @@ class SqliteBackend:
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.read_lock: AbstractContextManager[Any] = nullcontext()
         arguments = {"check_same_thread": False, "isolation_level": None, "timeout": BUSY_MS / 1000}
+        options: dict[str, Any] = {"connect_args": arguments, **JSON_TEXT}
         if path is None:
-            self.writing = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args=arguments)
+            self.writing = sa.create_engine("sqlite://", poolclass=StaticPool, **options)
             # Memory has one connection, which reads take their turn on.
             self.reading, self.read_lock = self.writing, self.lock
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             url = sa.URL.create("sqlite", database=str(path))
-            self.writing = sa.create_engine(url, poolclass=StaticPool, connect_args=arguments)
+            self.writing = sa.create_engine(url, poolclass=StaticPool, **options)
             self.reading = sa.create_engine(
-                url, poolclass=QueuePool, pool_size=READERS_MAX, max_overflow=0, connect_args=arguments
+                url, poolclass=QueuePool, pool_size=READERS_MAX, max_overflow=0, **options
             )
             sa.event.listen(self.writing, "connect", _make_durable)
             sa.event.listen(self.reading, "connect", _make_read_only)

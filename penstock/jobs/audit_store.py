@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
 from penstock.core.sql_store import METADATA, ROW_ID
 
@@ -23,6 +24,7 @@ AUDIT = sa.Table(
     sa.Column("reason", sa.String, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
 )
+_INSERT = sa.insert(AUDIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,40 +38,35 @@ class AuditRow:
     subject: str
     reason: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    id: int = 0  # as stored; later changes have larger ones
+
+
+def append_audits(
+    connection: sa.Connection,
+    changes: Sequence[tuple[str, str, str, str]],
+    *,
+    at_ms: Millis,
+    actor: str,
+    role: str,
+) -> None:
+    """Many at once, as (action, subject, reason, data as JSON text); in the transaction of the changes."""
+    columns = ("at_ms", "actor", "role", "action", "subject", "reason", "data")
+    insert_rows(connection, AUDIT, columns, [(at_ms, actor, role, *change) for change in changes])
 
 
 def append_audit(connection: sa.Connection, row: AuditRow) -> None:
     """Requires: inside the transaction that makes the change."""
-    connection.execute(
-        sa.insert(AUDIT).values(
-            at_ms=row.at_ms,
-            actor=row.actor,
-            role=row.role,
-            action=row.action,
-            subject=row.subject,
-            reason=row.reason,
-            data=dict(row.data),
-        )
-    )
+    values = {name: getattr(row, name) for name in AuditRow.__slots__ if name != "id"}
+    connection.execute(_INSERT, {**values, "data": dict(row.data)})
 
 
 def read_audit(
-    connection: sa.Connection, *, subject: str | None = None, limit: int = 1000
+    connection: sa.Connection, *, subject: str | None = None, before: int | None = None, limit: int = 1000
 ) -> tuple[AuditRow, ...]:
-    """The newest `limit` changes, oldest first."""
+    """The newest `limit` changes (of those with an id below `before`), oldest first."""
     query = sa.select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
     if subject is not None:
         query = query.where(AUDIT.c.subject == subject)
-    rows = [
-        AuditRow(
-            at_ms=row.at_ms,
-            actor=row.actor,
-            role=row.role,
-            action=row.action,
-            subject=row.subject,
-            reason=row.reason,
-            data=row.data,
-        )
-        for row in connection.execute(query)
-    ]
-    return tuple(reversed(rows))
+    if before is not None:
+        query = query.where(AUDIT.c.id < before)
+    return tuple(AuditRow(**row._mapping) for row in reversed(connection.execute(query).all()))

@@ -8,13 +8,29 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from math import isfinite
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from penstock.core.errors import ConfigError
+from penstock.jobs.text_rules import INT_MAX, LINE_PATTERN, is_line, shown
 
 PROBLEMS_SHOWN_MAX = 5
+PATH_SHOWN_MAX = 200
+# Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
+TASKS_UNPRIVILEGED_MAX = 32
+TASKS_MAX = 1_000_000
+YEAR_S = 365 * 24 * 3600
 
 
 class Sync(StrEnum):
@@ -25,22 +41,45 @@ class Sync(StrEnum):
     LIVE = "live"
 
 
+def _plain(value: object) -> object:
+    """A setting of a policy: one plain value. A union of types would tell each type's trouble with it."""
+    if isinstance(value, str) and is_line(value, length_max=1000):
+        return value
+    if value is None or isinstance(value, bool) or (isinstance(value, float) and isfinite(value)):
+        return value
+    if isinstance(value, int) and -INT_MAX <= value <= INT_MAX:
+        return value
+    raise ValueError("it should be a line of text, a boolean or a finite number of at most 64 bits")
+
+
+# Fields that only these roles may change, in whichever layer; the Job Service checks it.
+FIELD_WRITERS: Mapping[str, frozenset[str]] = {"privileged": frozenset({"admin"})}
+
 # Names become parts of file names and URLs, so they may not climb out of a folder.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}$"
+LABEL_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_./\-]{0,99}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+LabelKey = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
+Line = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=200)]
+Argument = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=10_000)]
+Code = Annotated[str, StringConstraints(max_length=100_000)]
+Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]
+# Strict about values: "3" is not 3 and true is not 1. Lists come as lists, whatever they become here.
+Column = Annotated[tuple[Line, Line], Strict(False)]
+SelectColumn = Annotated[tuple[Line, Code, Line], Strict(False)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class PackageRef(_Part):
     """User code by hash, and the module to import from it."""
 
-    name: str
-    version: str
-    hash: str
-    entry: str
+    name: Line
+    version: Line
+    hash: Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z]{1,128}$")]
+    entry: Line
 
 
 class Input(_Part):
@@ -53,10 +92,10 @@ class Input(_Part):
 class Output(_Part):
     """A category the job writes."""
 
-    stream: str
+    stream: Name
     category: Name
     partitions: int = Field(ge=1, le=4096)
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[Column, ...] = Field(max_length=1000, strict=False)
     internal: bool
     format: Literal["typed"] = "typed"
 
@@ -65,45 +104,49 @@ class FilterStage(_Part):
     """Keeps the rows for which a Spark SQL expression holds."""
 
     op: Literal["filter"]
-    expr: str
+    expr: Code
 
 
 class SelectStage(_Part):
     """Makes columns: (name, Spark SQL, type)."""
 
     op: Literal["select"]
-    columns: tuple[tuple[str, str, str], ...]
+    columns: tuple[SelectColumn, ...] = Field(max_length=1000, strict=False)
 
 
 class WorkPlan(_Part):
     """What the tasks do with each record: plain JSON, the control plane never imports user code."""
 
-    stages: tuple[Annotated[FilterStage | SelectStage, Field(discriminator="op")], ...] = ()
-    key: str | None = None
+    stages: tuple[Annotated[FilterStage | SelectStage, Field(discriminator="op")], ...] = Field(
+        default=(), max_length=1000, strict=False
+    )
+    key: Code | None = None
     computation: dict[str, Any] | None = None
     late: Literal["drop", "process"] = "drop"
 
 
 class Resources(_Part):
-    """What each task gets."""
+    """What each task gets. No disk or network named: none is reserved."""
 
-    cpu: float = Field(default=1.0, gt=0)
-    memory_mb: int = Field(default=512, ge=1)
+    cpu: float = Field(default=1.0, gt=0, le=1024)
+    memory_mb: int = Field(default=512, ge=1, le=16_777_216)
+    disk_mb: int | None = Field(default=None, ge=0, le=1_073_741_824)
+    network_mbps: float | None = Field(default=None, ge=0, le=1_000_000)
 
 
 class Slo(_Part):
     """What the job's owner was promised."""
 
-    lag_s: float = Field(default=90, gt=0)
+    lag_s: float = Field(default=90, gt=0, le=YEAR_S)
 
 
 class ScalerSettings(_Part):
     """How the auto scaler treats this job."""
 
     enabled: bool = True
-    quiet_s: float = Field(default=60, ge=0)
-    settle_s: float = Field(default=10, ge=0)
-    task_count_min: int = Field(default=1, ge=1)
+    quiet_s: float = Field(default=60, ge=0, le=YEAR_S)
+    settle_s: float = Field(default=10, ge=0, le=YEAR_S)
+    task_count_min: int = Field(default=1, ge=1, le=TASKS_MAX)
 
 
 class JobConfig(_Part):
@@ -111,30 +154,39 @@ class JobConfig(_Part):
 
     name: Annotated[Name, Sync.RESTART]
     pipeline: Annotated[Name, Sync.RESTART]
-    owner: Annotated[str, Sync.LIVE] = ""
-    labels: Annotated[dict[str, str], Sync.LIVE] = Field(default_factory=dict)
+    owner: Annotated[Line, Sync.LIVE] = ""
+    labels: Annotated[dict[LabelKey, Line], Sync.LIVE] = Field(default_factory=dict, max_length=64)
     kind: Annotated[Literal["stateless", "stateful"], Sync.COMPLEX]
-    state: Annotated[Literal["running", "stopped"], Sync.COMPLEX] = "running"
+    state: Annotated[Literal["running", "paused", "stopped"], Sync.COMPLEX] = "running"
     package: Annotated[PackageRef, Sync.RESTART]
-    arguments: Annotated[dict[str, str], Sync.RESTART] = Field(default_factory=dict)
-    task_count: Annotated[int, Sync.COMPLEX] = Field(default=1, ge=1)
+    arguments: Annotated[dict[Line, Argument], Sync.RESTART] = Field(default_factory=dict, max_length=256)
+    task_count: Annotated[int, Sync.COMPLEX] = Field(default=1, ge=1, le=TASKS_MAX)
     task_count_max: Annotated[int, Sync.LIVE] = Field(
-        default=32, ge=1, description="The scaler never goes above it."
+        default=TASKS_UNPRIVILEGED_MAX,
+        ge=1,
+        le=TASKS_MAX,
+        description=f"Above {TASKS_UNPRIVILEGED_MAX} it counts for privileged jobs only.",
     )
     partitions: Annotated[int, Sync.COMPLEX] = Field(ge=1, le=4096)
-    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(min_length=1, max_length=1)
-    outputs: Annotated[tuple[Output, ...], Sync.COMPLEX]
+    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(min_length=1, max_length=1, strict=False)
+    outputs: Annotated[tuple[Output, ...], Sync.COMPLEX] = Field(max_length=256, strict=False)
     plan: Annotated[WorkPlan, Sync.RESTART]
     lineage: Annotated[int, Sync.COMPLEX] = Field(
-        default=0, ge=0, description="A larger one starts from empty state."
+        default=0, ge=0, le=2**31 - 1, description="A larger one starts from empty state."
     )
-    priority: Annotated[int, Sync.LIVE] = 0
+    priority: Annotated[int, Sync.LIVE] = Field(default=0, ge=-1000, le=1000)
+    privileged: Annotated[bool, Sync.LIVE] = Field(
+        default=False, description="Set by admins only: no limit of tasks but its own."
+    )
     resources: Annotated[Resources, Sync.RESTART] = Field(default_factory=Resources)
-    threads: Annotated[int, Sync.RESTART] = Field(default=1, ge=1)
+    threads: Annotated[int, Sync.RESTART] = Field(default=1, ge=1, le=1024)
     slo: Annotated[Slo, Sync.LIVE] = Field(default_factory=Slo)
     scaler: Annotated[ScalerSettings, Sync.LIVE] = Field(default_factory=ScalerSettings)
-    trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0)
-    batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1)
+    policies: Annotated[dict[Name, Annotated[dict[Name, Scalar], Field(max_length=64)]], Sync.LIVE] = Field(
+        default_factory=dict, max_length=32, description="Settings of control policies, by policy."
+    )
+    trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
+    batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:
@@ -166,25 +218,40 @@ SYNC_OF: Mapping[str, Sync] = {field: _declared(field) for field in JobConfig.mo
 
 
 def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
-    """The typed config of a merge, or a ConfigError with path and reason. Limits clamp the task count."""
+    """The typed config of a merge, or a ConfigError with path and reason. Limits clamp, none refuses."""
     try:
         config = JobConfig.model_validate({"name": job, **merged})
     except ValidationError as error:
         raise _config_error(job, error) from None
     if config.name != job:
         raise ConfigError(
-            f"the config of job {job!r} is not valid",
+            f"the config of job {shown(job)} is not valid",
             why=f"name: it says {config.name!r}",
-            fix=f"leave `name` out, or set it to {job!r}",
+            fix=f"leave `name` out, or set it to {shown(job)}",
         )
-    cap = min(config.task_count_max, config.partitions)
-    return config if config.task_count <= cap else config.model_copy(update={"task_count": cap})
+    task_count_max = config.task_count_max
+    if not config.privileged:
+        task_count_max = min(task_count_max, TASKS_UNPRIVILEGED_MAX)
+    task_count = min(config.task_count, task_count_max, config.partitions)
+    if (task_count, task_count_max) == (config.task_count, config.task_count_max):
+        return config
+    return config.model_copy(update={"task_count": task_count, "task_count_max": task_count_max})
+
+
+# A pattern tells people nothing; these do.
+_PATTERNS = {
+    LINE_PATTERN: "it has control characters or marks that change the direction of text",
+    LABEL_PATTERN: "a label is named by up to 100 letters, digits, '_', '-', '.' or '/'",
+}
 
 
 def _config_error(job: str, error: ValidationError) -> ConfigError:
     reasons, hints = [], []
     for problem in error.errors()[:PROBLEMS_SHOWN_MAX]:
         path, reason = _path(problem["loc"]), problem["msg"].removeprefix("Value error, ")
+        reason = _PATTERNS.get(problem.get("ctx", {}).get("pattern", ""), reason)
+        if problem["type"] == "tuple_type":
+            reason = "Input should be a list"
         if problem["type"] == "extra_forbidden":
             reason = "there is no such field"
             hints += _suggestions(problem["loc"], path)
@@ -193,7 +260,7 @@ def _config_error(job: str, error: ValidationError) -> ConfigError:
     if hidden > 0:
         reasons.append(f"and {hidden} more")
     return ConfigError(
-        f"the config of job {job!r} is not valid",
+        f"the config of job {shown(job)} is not valid",
         why="; ".join(reasons),
         fix="; ".join(hints) or "correct the named fields and write the layer again; nothing was changed",
     )
@@ -202,8 +269,8 @@ def _config_error(job: str, error: ValidationError) -> ConfigError:
 def _path(location: tuple[int | str, ...]) -> str:
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
+        text += f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}"
+    return text.removeprefix(".")[:PATH_SHOWN_MAX]
 
 
 def _suggestions(location: tuple[int | str, ...], path: str) -> list[str]:

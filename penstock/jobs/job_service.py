@@ -7,251 +7,319 @@ the layer, its history, the audit, the journal and the answer are written, or no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any, Unpack
 
-from penstock.core.clock import Millis
-from penstock.core.errors import Refused
+from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
+from penstock.core.sql_store import next_value
+from penstock.core.token_store import ROLES
 from penstock.jobs import job_store
-from penstock.jobs.config import JobConfig
-from penstock.jobs.job_store import JobRecord, JobStore
-from penstock.jobs.job_view import JobView, view_of
-from penstock.jobs.layer_writer import Actor, Call, LayerWriter, check_version
-from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, patch_body
-from penstock.jobs.provision import CompiledPipeline, JobChange, plan_change, plan_removal, read_compiled
+from penstock.jobs.config import validate_config
+from penstock.jobs.job_answers import Applied, Page, StateSet
+from penstock.jobs.job_reads import JobReads, any_record, check_new_name, find_record, layer_body, layers_at
+from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
+from penstock.jobs.job_view import JobView
+from penstock.jobs.layer_store import insert_kind
+from penstock.jobs.layer_writer import (
+    Actor,
+    Asked,
+    LayerWriter,
+    WriteDesk,
+    check_is_gone,
+    check_is_map,
+    check_version,
+)
+from penstock.jobs.layers import Layer, merge_layers, patch_body
+from penstock.jobs.provision import read_compiled
+from penstock.jobs.text_rules import check_line, shown
 
-if TYPE_CHECKING:
-    import sqlalchemy as sa
+__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "StateSet"]
 
-__all__ = ["Actor", "JobService", "JobView"]
+BIRTH_MAX = 100
+PRECEDENCE_MAX = 1_000_000
+DESIRED = ("running", "paused", "stopped")
+# Whose word a state is, when nobody names a layer.
+STATE_LAYERS = {"oncall": "oncall", "admin": "oncall", "developer": "provisioner"}
+Body = Mapping[str, Any]
 
 
-class JobService:
-    """Validates and writes the layers of jobs, one transaction per call."""
+class JobService(JobReads):
+    """Validates and writes the layers of jobs, one transaction per call.
 
-    def __init__(self, store: JobStore, *, layers: Sequence[Layer] = DEFAULT_LAYERS) -> None:
-        self._store, self._writer = store, LayerWriter(store, layers)
-        self._provisioner = next(layer for layer in layers if layer.name == "provisioner")
+    Every change takes who asks, why, an idempotency key and the time by keyword. An `expected_version` is the
+    version of the job that the change was decided on; None: whatever stands.
+    """
 
-    def create(
-        self,
-        job: str,
-        body: Mapping[str, Any],
-        *,
-        birth: str,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-        now_ms: Millis,
-    ) -> int:
+    def __init__(self, store: JobStore) -> None:
+        super().__init__(store)
+        self._desk = WriteDesk(store)
+
+    def create(self, job: str, body: Body, *, birth: str, **asked: Unpack[Asked]) -> int:
         """Create one job with its provisioner layer; returns its expected version."""
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, "provisioner")
+        check_new_name(job)
 
-        def write(connection: sa.Connection) -> int:
-            record = job_store.load_records(connection, [job]).get(job)
+        def write(writer: LayerWriter) -> int:
+            record = job_store.find_record(writer.connection, job)
             if record is not None and not record.job.deleted:
                 raise Refused(
                     f"there is a job {job!r} already",
                     why=f"it was created with birth {record.job.birth}",
                     fix="write its layers instead, or take another name",
                 )
-            record = self._writer.begin_life(connection, record, job, body, birth, call)
-            return self._writer.write(
-                connection, record, "provisioner", body, record.job.expected_version, call
-            )
+            return _begin(writer, record, job, body, birth)
 
-        return self._writer.once(call, {"create": job, "body": body}, write)
+        return self._desk.once(asked, {"create": job, "body": body}, write, layer="provisioner")
+
+    def apply(
+        self, job: str, body: Body, *, expected_version: int | None, birth: str, **asked: Unpack[Asked]
+    ) -> Applied:
+        """Create the job, or replace its provisioner layer. Version 0: there must be no such job yet."""
+        check_new_name(job)
+
+        def write(writer: LayerWriter) -> dict[str, Any]:
+            record = job_store.find_record(writer.connection, job)
+            if record is not None and not record.job.deleted:
+                version, _ = writer.write(record, "provisioner", body, expected_version)
+                return asdict(Applied(version=version, created=False))
+            actual = 0 if record is None else record.job.expected_version
+            if expected_version not in (None, 0, actual):
+                assert expected_version is not None
+                raise VersionConflict(f"job {shown(job)}", expected=expected_version, actual=actual)
+            return asdict(Applied(version=_begin(writer, record, job, body, birth), created=True))
+
+        request = {"apply": job, "body": body, "version": expected_version}
+        return Applied(**self._desk.once(asked, request, write, layer="provisioner"))
 
     def write_layer(
-        self,
-        job: str,
-        layer: str,
-        body: Mapping[str, Any],
-        *,
-        expected_version: int,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-        now_ms: Millis,
+        self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[Asked]
     ) -> int:
-        """Replace one layer, decided on `expected_version` of the job; returns the new version."""
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, layer)
+        """Replace one layer; returns the new version of the job."""
 
-        def write(connection: sa.Connection) -> int:
-            record = job_store.load_record(connection, job)
-            return self._writer.write(connection, record, layer, body, expected_version, call)
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
+            return writer.write(record, layer, body, expected_version)[0]
 
         request = {"write": job, "layer": layer, "body": body, "version": expected_version}
-        return self._writer.once(call, request, write)
+        return self._desk.once(asked, request, write, layer=layer)
 
     def patch_layer(
         self,
         job: str,
         layer: str,
-        changes: Mapping[str, Any],
+        changes: Body,
         *,
         expected_version: int | None = None,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-        now_ms: Millis,
+        **asked: Unpack[Asked],
     ) -> int:
-        """Set dotted paths of one layer, None removes; without `expected_version` on whatever stands now."""
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, layer)
+        """Set dotted paths of one layer, None removes; returns the new version of the job."""
 
-        def write(connection: sa.Connection) -> int:
-            record = job_store.load_record(connection, job)
-            version = record.job.expected_version if expected_version is None else expected_version
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
             # Before the patch is applied: a stale decision is told so, whatever else is wrong.
-            check_version(record.job, version)
-            body = patch_body(_body(record, layer), changes)
-            return self._writer.write(connection, record, layer, body, version, call)
+            check_version(record.job, expected_version)
+            check_is_map(job, layer, changes)
+            body = patch_body(layer_body(record, layer), changes)
+            return writer.write(record, layer, body, expected_version)[0]
 
         request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
-        return self._writer.once(call, request, write)
+        return self._desk.once(asked, request, write, layer=layer)
 
     def clear(
+        self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]
+    ) -> int:
+        """Take back everything a layer says; returns the new version of the job."""
+
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
+            return writer.write(record, layer, {}, expected_version)[0]
+
+        request = {"clear": job, "layer": layer, "version": expected_version}
+        return self._desk.once(asked, request, write, layer=layer)
+
+    def rollback(
+        self, job: str, layer: str, *, to_version: int, expected_version: int | None, **asked: Unpack[Asked]
+    ) -> int:
+        """Write a layer again as it was at an earlier version of this life; returns the new version."""
+
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
+            check_version(record.job, expected_version)
+            life, layers = layers_at(writer.connection, record, to_version)
+            if life != record.job.birth:
+                raise Refused(
+                    f"version {to_version} of {job!r} is of a former life",
+                    why="the job was removed since, and created anew",
+                    fix="look at that version's layers, and apply what you want of them",
+                )
+            body = next((row.body for row in layers if row.layer == layer), {})
+            return writer.write(record, layer, body, expected_version, note={"back_to": to_version})[0]
+
+        request = {"rollback": job, "layer": layer, "to": to_version, "version": expected_version}
+        return self._desk.once(asked, request, write, layer=layer)
+
+    def set_state(
         self,
         job: str,
-        layer: str,
+        state: str,
         *,
+        layer: str | None = None,
         expected_version: int | None = None,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-        now_ms: Millis,
-    ) -> int:
-        """Take back everything a layer says; returns the new version."""
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, layer)
+        **asked: Unpack[Asked],
+    ) -> StateSet:
+        """Ask a job to be running, paused or stopped, in a layer of one's own if none is named."""
+        if state not in DESIRED:
+            raise ConfigError(
+                f"a job cannot be {shown(state)}",
+                why=f"it can be {', '.join(DESIRED)}",
+                fix="choose one of them",
+            )
+        own = layer if layer is not None else STATE_LAYERS.get(asked["actor"].role, "oncall")
 
-        def write(connection: sa.Connection) -> int:
-            record = job_store.load_record(connection, job)
-            version = record.job.expected_version if expected_version is None else expected_version
-            return self._writer.write(connection, record, layer, {}, version, call)
+        def write(writer: LayerWriter) -> dict[str, Any]:
+            record = find_record(writer.connection, job)
+            check_version(record.job, expected_version)
+            body = _with_state(writer, record, own, state)
+            version, config = writer.write(record, own, body, expected_version, note={"state": state})
+            return asdict(StateSet(version=version, layer=own, effective=config.state))
 
-        return self._writer.once(call, {"clear": job, "layer": layer, "version": expected_version}, write)
+        request = {"state": state, "job": job, "layer": layer, "version": expected_version}
+        return StateSet(**self._desk.once(asked, request, write, layer=own))
 
-    def remove(
-        self, job: str, *, actor: Actor, reason: str, idempotency_key: str | None, now_ms: Millis
-    ) -> int:
-        """End a job's life: its tasks stop, its producers go. Then the name is free again."""
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, "provisioner")
+    def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
+        """End a job's life: its tasks stop, its producers go. Its layers and its history stay."""
 
-        def write(connection: sa.Connection) -> int:
-            record = job_store.load_record(connection, job)
-            current = record.job.expected_version
-            version = job_store.bump_version(connection, job, expected_version=current, deleted=True)
-            self._writer.record(connection, call, "job.removed", job, {"version": version})
-            return version
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
+            check_version(record.job, expected_version)
+            return _bump(writer, record, "job.removed", deleted=True)
 
-        return self._writer.once(call, {"remove": job}, write)
+        request = {"remove": job, "version": expected_version}
+        return self._desk.once(asked, request, write, layer="provisioner")
+
+    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
+        """Bring a removed job back with the layers, the birth and so the state it had."""
+
+        def write(writer: LayerWriter) -> int:
+            record = any_record(writer.connection, job)
+            if not record.job.deleted:
+                raise NotFound(
+                    f"there is no removed job {shown(job)}",
+                    why="it is not removed",
+                    fix="look at the list of removed jobs",
+                )
+            check_version(record.job, expected_version)
+            check_is_gone(job, record)
+            if record.retirements:
+                raise Refused(
+                    f"the job {job!r} is still being removed",
+                    why="its producers are not unregistered yet",
+                    fix="try again in a few seconds",
+                )
+            validate_config(job, merge_layers(record.layers))
+            return _bump(writer, record, "job.restored", deleted=False)
+
+        request = {"restore": job, "version": expected_version}
+        return self._desk.once(asked, request, write, layer="provisioner")
+
+    def add_layer_kind(
+        self,
+        name: str,
+        precedence: int,
+        writers: Sequence[str],
+        *,
+        replaces_plan: bool = False,
+        **asked: Unpack[Asked],
+    ) -> None:
+        """Add a layer at a level that is free; admins only. It counts from the next write on."""
+        _check_kind(name, precedence, writers)
+        layer = Layer(
+            name=name, precedence=precedence, writers=frozenset(writers), replaces_plan=replaces_plan
+        )
+        data = {"precedence": precedence, "writers": sorted(writers), "replaces_plan": replaces_plan}
+
+        def write(writer: LayerWriter) -> str:
+            for other in writer.kinds.values():
+                if name == other.name or precedence == other.precedence:
+                    raise Refused(
+                        f"the layer {name!r} cannot be added at level {precedence}",
+                        why=f"there is {other.name!r} at level {other.precedence}",
+                        fix="choose another name and a level that is free",
+                    )
+            insert_kind(writer.connection, layer)
+            next_value(writer.connection, EXPECTED_COUNTER)
+            writer.record("layer_kind.added", name, data)
+            return name
+
+        # Whoever may write the base layer may say which layers there are.
+        self._desk.once(asked, {"layer": name, **data}, write, layer="base")
 
     def submit_pipeline(
-        self,
-        compiled: Mapping[str, Any],
-        *,
-        actor: Actor,
-        reason: str,
-        idempotency_key: str | None,
-        now_ms: Millis,
-        new_birth: Callable[[], str],
+        self, compiled: Body, *, new_birth: Callable[[], str], **asked: Unpack[Asked]
     ) -> dict[str, int]:
         """Write the provisioner layers of all jobs of a pipeline at once; jobs it no longer has are stopped.
 
         Returns the new expected version of every job written.
         """
-        call = Call(actor=actor, reason=reason, idempotency_key=idempotency_key, now_ms=now_ms)
-        self._writer.authorise(call, "provisioner")
-        pipeline = read_compiled(compiled)
 
-        def write(connection: sa.Connection) -> dict[str, int]:
-            records, _ = self._proposals(connection, pipeline)
+        def write(writer: LayerWriter) -> dict[str, int]:
+            pipeline = read_compiled(compiled)
+            records, _ = self._proposals(writer.connection, pipeline)
             versions: dict[str, int] = {}
             for name, body in pipeline.jobs.items():
                 record = records.get(name)
                 if record is None or record.job.deleted:
-                    record = self._writer.begin_life(connection, record, name, body, new_birth(), call)
-                current = record.job.expected_version
-                versions[name] = self._writer.write(connection, record, "provisioner", body, current, call)
-            for record in self._leavers(connection, pipeline):
-                body = {**_body(record, "provisioner"), "state": "stopped"}
-                current = record.job.expected_version
-                versions[record.job.name] = self._writer.write(
-                    connection, record, "provisioner", body, current, call
-                )
+                    versions[name] = _begin(writer, record, name, body, new_birth())
+                else:
+                    versions[name], _ = writer.write(record, "provisioner", body, None)
+            for record in self._leavers(writer.connection, pipeline):
+                body = {**layer_body(record, "provisioner"), "state": "stopped"}
+                versions[record.job.name], _ = writer.write(record, "provisioner", body, None)
             version = job_store.put_pipeline(
-                connection, name=pipeline.name, graph=pipeline.graph, package=pipeline.package, now_ms=now_ms
+                writer.connection,
+                name=pipeline.name,
+                graph=pipeline.graph,
+                package=pipeline.package,
+                now_ms=asked["now_ms"],
             )
-            self._writer.record(
-                connection, call, "pipeline.submitted", pipeline.name, {"version": version, "jobs": versions}
-            )
+            writer.record("pipeline.submitted", pipeline.name, {"version": version, "jobs": versions})
             return versions
 
-        return self._writer.once(call, {"submit": compiled}, write)
-
-    def plan_pipeline(self, compiled: Mapping[str, Any]) -> tuple[JobChange, ...]:
-        """What submitting this pipeline would change. Writes nothing."""
-        pipeline = read_compiled(compiled)
-        with self._store.transaction() as connection:
-            records, configs = self._proposals(connection, pipeline)
-            leavers = self._leavers(connection, pipeline)
-        changes = []
-        for name, config in configs.items():
-            old = records[name].old if name in records else None
-            changes.append(plan_change(name, config, None if old is None else old.view()))
-        for record in leavers:
-            changes.append(plan_removal(record.job.name, None if record.old is None else record.old.view()))
-        return tuple(changes)
-
-    def view(self, job: str) -> JobView:
-        """One job; NotFound if there is none."""
-        with self._store.transaction() as connection:
-            return view_of(job_store.load_record(connection, job))
-
-    def views(self) -> tuple[JobView, ...]:
-        """Every job that is not removed, by name."""
-        records = self._store.load(self._store.names())
-        return tuple(view_of(records[name]) for name in sorted(records) if not records[name].job.deleted)
-
-    def history(self, job: str) -> tuple[LayerRow, ...]:
-        """Every write of every layer, oldest first; of a removed job too."""
-        return self._store.history(job)
-
-    def _proposals(
-        self, connection: sa.Connection, pipeline: CompiledPipeline
-    ) -> tuple[dict[str, JobRecord], dict[str, JobConfig]]:
-        """The present records, and each job's config with its new provisioner layer, all of them valid."""
-        records = job_store.load_records(connection, list(pipeline.jobs))
-        configs = {}
-        for name, body in pipeline.jobs.items():
-            record = records.get(name)
-            is_alive = record is not None and not record.job.deleted
-            if record is not None and is_alive and record.job.pipeline != pipeline.name:
-                raise Refused(
-                    f"the job {name!r} belongs to another pipeline",
-                    why=f"it was created by {record.job.pipeline!r}",
-                    fix="name the pipeline or the step differently",
-                )
-            layers = record.layers if record is not None and is_alive else ()
-            row = LayerRow(layer="provisioner", precedence=self._provisioner.precedence, body=body)
-            configs[name] = self._writer.validate(name, layers, row)
-        return records, configs
-
-    def _leavers(self, connection: sa.Connection, pipeline: CompiledPipeline) -> list[JobRecord]:
-        names = [
-            name
-            for name in job_store.jobs_of_pipeline(connection, pipeline.name)
-            if name not in pipeline.jobs
-        ]
-        records = job_store.load_records(connection, names)
-        return [
-            records[name] for name in names if _body(records[name], "provisioner").get("state") != "stopped"
-        ]
+        return self._desk.once(asked, {"submit": compiled}, write, layer="provisioner")
 
 
-def _body(record: JobRecord, layer: str) -> Mapping[str, Any]:
-    return next((row.body for row in record.layers if row.layer == layer), {})
+def _begin(writer: LayerWriter, previous: JobRecord | None, job: str, body: Body, birth: str) -> int:
+    check_is_map(job, "provisioner", body)
+    check_line("the birth of the job", birth, length_max=BIRTH_MAX)
+    record = writer.begin_life(previous, job, body, birth)
+    return writer.write(record, "provisioner", body, None)[0]
+
+
+def _bump(writer: LayerWriter, record: JobRecord, action: str, *, deleted: bool) -> int:
+    job = record.job
+    version = job_store.bump_version(writer.connection, job, desired=job.desired, deleted=deleted)
+    writer.record(action, job.name, {"version": version, "birth": job.birth})
+    return version
+
+
+def _with_state(writer: LayerWriter, record: JobRecord, layer: str, state: str) -> dict[str, Any]:
+    """The layer's body with this state; to run, it says nothing, unless something below says otherwise."""
+    body = patch_body(layer_body(record, layer), {"state": None if state == "running" else state})
+    level = writer.kinds[layer].precedence
+    below = [row for row in record.layers if row.precedence < level]
+    if state == "running" and merge_layers(below).get("state") not in (None, "running"):
+        body["state"] = "running"
+    return body
+
+
+def _check_kind(name: object, precedence: object, writers: object) -> None:
+    why = ""
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > 50:
+        why = f"the name {shown(name)} is not a word of at most 50 letters, digits and '_'"
+    elif name == "default":
+        why = "`default` stands for values that no layer decides"
+    elif type(precedence) is not int or not 0 <= precedence <= PRECEDENCE_MAX:
+        why = f"the precedence {shown(precedence)} is not a number from 0 to {PRECEDENCE_MAX}"
+    elif not isinstance(writers, list | tuple | set | frozenset) or not writers or not set(writers) <= ROLES:
+        why = f"the writers {shown(writers)} are not roles; these are: {', '.join(sorted(ROLES))}"
+    if why:
+        raise ConfigError("the layer cannot be added", why=why, fix="correct it; nothing was changed")

@@ -1,4 +1,4 @@
-"""The Job Store: jobs, the layers of their expected configs, pipelines, idempotency keys (Turbine III).
+"""The Job Store: jobs, their expected versions, pipelines, idempotency keys (Turbine III).
 
 Writers pass the connection of their transaction, so that several writes are one. Reads return frozen values.
 """
@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import NotFound, Refused, VersionConflict
-from penstock.core.sql_store import METADATA, NAME, ROW_ID, Database
+from penstock.core.errors import KeyReused, NotFound, VersionConflict
+from penstock.core.sql_store import METADATA, NAME, Database, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
-from penstock.jobs.layers import LayerRow
+from penstock.jobs.layer_store import delete_layers, read_history, read_kinds, read_layers, read_layers_of
+from penstock.jobs.layers import Layer, LayerRow
 from penstock.jobs.running_store import PlanRow, QuarantineRow, Retirement, RunningRow, RunningStore
+from penstock.jobs.text_rules import shown
 
 KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
+# Grows with every write of what is expected of any job: who has seen its value has seen everything.
+EXPECTED_COUNTER = "expected"
 
 JOBS = sa.Table(
     "jobs",
@@ -31,29 +35,10 @@ JOBS = sa.Table(
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("expected_version", sa.BigInteger, nullable=False),
-)
-_LAYER_COLUMNS = (
-    ("precedence", sa.Integer),
-    ("body", sa.JSON),
-    ("version", sa.BigInteger),
-    ("actor", sa.String),
-    ("reason", sa.String),
-    ("at_ms", sa.BigInteger),
-)
-LAYERS = sa.Table(
-    "layers",
-    METADATA,
-    sa.Column("job", NAME, primary_key=True),
-    sa.Column("layer", sa.String, primary_key=True),
-    *(sa.Column(name, kind, nullable=False) for name, kind in _LAYER_COLUMNS),
-)
-LAYER_HISTORY = sa.Table(
-    "layer_history",
-    METADATA,
-    sa.Column("id", ROW_ID, primary_key=True, autoincrement=True),
-    sa.Column("job", sa.String, nullable=False, index=True),
-    sa.Column("layer", sa.String, nullable=False),
-    *(sa.Column(name, kind, nullable=False) for name, kind in _LAYER_COLUMNS),
+    # The state that the merge asks for, kept here to be searched.
+    sa.Column("desired", sa.String, nullable=False, server_default="running"),
+    sa.Column("changed", sa.BigInteger, nullable=False, server_default="0", index=True),
+    sa.Index("jobs_by_desired", "desired", "name"),
 )
 PIPELINES = sa.Table(
     "pipelines",
@@ -74,6 +59,21 @@ KEYS = sa.Table(
     sa.Column("at_ms", sa.BigInteger, nullable=False, index=True),
 )
 
+# Built once: to build a statement takes longer than to run it, and these run with every request.
+_THIS: sa.BindParameter[str] = sa.bindparam("this")
+_JOB = sa.select(
+    JOBS,
+    sa.exists().where(running_tables.PLANS.c.job == _THIS).label("has_plan"),
+    sa.exists().where(running_tables.QUARANTINE.c.job == _THIS).label("has_quarantine"),
+    sa.exists().where(running_tables.RETIREMENTS.c.job == _THIS).label("has_retirements"),
+).where(JOBS.c.name == _THIS)
+_RUNNING = sa.select(running_tables.RUNNING).where(running_tables.RUNNING.c.job == _THIS)
+_KEY = sa.select(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
+_OWN_KEY = sa.delete(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
+_OLD_KEYS = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
+_BUMP = sa.update(JOBS).where(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
+_NEW_KEY, _NEW_JOB = sa.insert(KEYS), sa.insert(JOBS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
@@ -85,6 +85,8 @@ class JobRow:
     created_ms: Millis
     deleted: bool
     expected_version: int
+    desired: str = "running"
+    changed: int = 0  # the value of the counter `expected` that the last write took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +107,21 @@ class JobRecord:
         return row if row is not None and row.birth == self.job.birth and row.state != "removed" else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOverview:
+class JobOverview(NamedTuple):
     """The little that tells whether a job needs a closer look."""
 
     name: str
     expected_version: int
     running_version: int  # 0: never started
     has_work: bool  # an open plan, or something to retire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """Jobs of which something else is expected than before, and the version that this was read at."""
+
+    version: int
+    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,64 +145,73 @@ class JobStore:
         """Everything inside is written, or nothing; nobody else writes meanwhile."""
         return self.database.transaction()
 
+    def reading(self) -> AbstractContextManager[sa.Connection]:
+        """Everything inside is seen as it was at one moment."""
+        return self.database.reading()
+
     def overview(self) -> tuple[JobOverview, ...]:
         """Every job, removed ones included, by name."""
-        running, plans, retirements = running_tables.RUNNING, running_tables.PLANS, running_tables.RETIREMENTS
-        query = (
-            sa.select(
-                JOBS.c.name,
-                JOBS.c.expected_version,
-                sa.func.coalesce(running.c.version, 0).label("running_version"),
-                sa.or_(
-                    sa.exists().where(plans.c.job == JOBS.c.name),
-                    sa.exists().where(retirements.c.job == JOBS.c.name),
-                ).label("has_work"),
+        running = running_tables.RUNNING
+        with self.reading() as connection:
+            # Two plain lists, put together here: a join of 100,000 rows takes three times as long.
+            versions = dict(connection.execute(sa.select(running.c.job, running.c.version)).all())
+            busy: set[str] = set()
+            for table in (running_tables.PLANS, running_tables.RETIREMENTS):
+                busy.update(connection.execute(sa.select(table.c.job)).scalars())
+            query = sa.select(JOBS.c.name, JOBS.c.expected_version).order_by(JOBS.c.name)
+            return tuple(
+                JobOverview(name, version, versions.get(name, 0), name in busy)
+                for name, version in connection.execute(query).all()
             )
-            .select_from(JOBS.outerjoin(running, running.c.job == JOBS.c.name))
-            .order_by(JOBS.c.name)
-        )
-        with self.transaction() as connection:
-            return tuple(JobOverview(**row._mapping) for row in connection.execute(query))
 
     def load(self, names: Sequence[str]) -> dict[str, JobRecord]:
         """The records of these jobs, removed ones included; unknown names are left out."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             return load_records(connection, names)
 
-    def names(self) -> tuple[str, ...]:
-        """Every job that is not removed."""
-        with self.transaction() as connection:
-            query = sa.select(JOBS.c.name).where(~JOBS.c.deleted).order_by(JOBS.c.name)
-            return tuple(connection.execute(query).scalars())
+    def layer_kinds(self) -> tuple[Layer, ...]:
+        """The layers there are, lowest first."""
+        with self.reading() as connection:
+            return read_kinds(connection)
 
-    def history(self, job: str) -> tuple[LayerRow, ...]:
-        """Every write of every layer of a job, oldest first."""
-        with self.transaction() as connection:
-            rows = connection.execute(
-                sa.select(LAYER_HISTORY).where(LAYER_HISTORY.c.job == job).order_by(LAYER_HISTORY.c.id)
-            )
-            return tuple(_layer_row(row) for row in rows)
+    def changed_since(self, version: int) -> Changed:
+        """The jobs whose expected side was written after `version` of the counter, removed ones included."""
+        with self.reading() as connection:
+            now = current_value(connection, EXPECTED_COUNTER)
+            if now == version:
+                return Changed(version=now, jobs=())
+            # Sorted here: asked for an order, SQLite would walk all names instead of the few that changed.
+            query = sa.select(JOBS.c.name).where(JOBS.c.changed > version)
+            return Changed(version=now, jobs=tuple(sorted(connection.execute(query).scalars())))
 
-    def audit(self, job: str | None = None, *, limit: int = 1000) -> tuple[AuditRow, ...]:
-        """Who changed what, oldest first."""
-        with self.transaction() as connection:
-            return read_audit(connection, subject=job, limit=limit)
+    def history(
+        self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 1000
+    ) -> tuple[LayerRow, ...]:
+        """Writes of a job's layers, newest first."""
+        with self.reading() as connection:
+            return read_history(connection, job, layer=layer, before=before, limit=limit)
+
+    def audit(
+        self, job: str | None = None, *, before: int | None = None, limit: int = 1000
+    ) -> tuple[AuditRow, ...]:
+        """Who changed what, the newest `limit` rows, oldest first."""
+        with self.reading() as connection:
+            return read_audit(connection, subject=job, before=before, limit=limit)
 
     def pipelines(self) -> tuple[PipelineRow, ...]:
         """Every pipeline ever submitted, by name."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             rows = connection.execute(sa.select(PIPELINES).order_by(PIPELINES.c.name))
             return tuple(PipelineRow(**row._mapping) for row in rows)
 
 
 def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
     """The records of these jobs at this moment; unknown names are left out."""
+    if len(names) == 1:
+        record = find_record(connection, names[0])
+        return {} if record is None else {names[0]: record}
     jobs = connection.execute(sa.select(JOBS).where(JOBS.c.name.in_(names)))
-    layers: dict[str, list[LayerRow]] = {}
-    for row in connection.execute(
-        sa.select(LAYERS).where(LAYERS.c.job.in_(names)).order_by(LAYERS.c.precedence)
-    ):
-        layers.setdefault(row.job, []).append(_layer_row(row))
+    layers = read_layers(connection, names)
     running = running_tables.read_running(connection, names)
     plans = running_tables.read_plans(connection, names)
     quarantine = running_tables.read_quarantine(connection, names)
@@ -201,7 +219,7 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
     return {
         row.name: JobRecord(
             job=JobRow(**row._mapping),
-            layers=tuple(layers.get(row.name, ())),
+            layers=layers.get(row.name, ()),
             running=running.get(row.name),
             plan=plans.get(row.name),
             quarantine=quarantine.get(row.name),
@@ -211,16 +229,45 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
     }
 
 
+def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
+    """The record of one job, removed or not; None if there is none."""
+    row = connection.execute(_JOB, {"this": job}).first()
+    if row is None:
+        return None
+    *columns, has_plan, has_quarantine, has_retirements = row
+    retirements = running_tables.read_retirements(connection, [job]) if has_retirements else {}
+    return JobRecord(
+        job=JobRow(**dict(zip(JOBS.columns.keys(), columns, strict=True))),
+        layers=read_layers_of(connection, job),
+        running=_running(connection, job),
+        plan=running_tables.read_plans(connection, [job])[job] if has_plan else None,
+        quarantine=running_tables.read_quarantine(connection, [job])[job] if has_quarantine else None,
+        retirements=retirements.get(job, ()),
+    )
+
+
+def _running(connection: sa.Connection, job: str) -> RunningRow | None:
+    row = connection.execute(_RUNNING, {"this": job}).first()
+    return None if row is None else RunningRow(**{**row._mapping, "mapping": tuple(row.mapping)})
+
+
 def load_record(connection: sa.Connection, job: str) -> JobRecord:
     """The record of a job that is not removed; NotFound otherwise."""
-    record = load_records(connection, [job]).get(job)
+    record = find_record(connection, job)
     if record is None or record.job.deleted:
-        raise NotFound(
-            f"there is no job {job!r}",
-            why="it was never submitted, or it was removed" if record is None else "it was removed",
-            fix="look at the list of jobs, and check the spelling",
-        )
+        raise no_job(job, was_removed=record is not None)
     return record
+
+
+def no_job(job: object, *, was_removed: bool = False) -> NotFound:
+    """What to say of a name that no job has, or none any more."""
+    return NotFound(
+        f"there is no job {shown(job)}",
+        why="it was removed" if was_removed else "none of that name was ever submitted",
+        fix="restore it, or submit it anew"
+        if was_removed
+        else "look at the list of jobs; check the spelling",
+    )
 
 
 def jobs_of_pipeline(connection: sa.Connection, pipeline: str) -> tuple[str, ...]:
@@ -240,33 +287,25 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
         created_ms=now_ms,
         deleted=False,
         expected_version=0 if previous is None else int(previous) + 1,
+        changed=next_value(connection, EXPECTED_COUNTER),
     )
     connection.execute(sa.delete(JOBS).where(JOBS.c.name == name))
-    connection.execute(sa.delete(LAYERS).where(LAYERS.c.job == name))
+    delete_layers(connection, name)
     values = {column: getattr(row, column) for column in JobRow.__slots__}
-    connection.execute(sa.insert(JOBS).values(**values))
+    connection.execute(_NEW_JOB, values)
     return row
 
 
-def bump_version(connection: sa.Connection, job: str, *, expected_version: int, **values: Any) -> int:
+def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
     """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
-    updated = connection.execute(
-        sa.update(JOBS)
-        .where(JOBS.c.name == job, JOBS.c.expected_version == expected_version)
-        .values(expected_version=expected_version + 1, **values)
-    )
+    version, changed = row.expected_version + 1, next_value(connection, EXPECTED_COUNTER)
+    values = {"deleted": deleted, "desired": desired, "changed": changed, "expected_version": version}
+    updated = connection.execute(_BUMP, {"this": row.name, "seen": row.expected_version, **values})
     if updated.rowcount != 1:
-        actual = connection.execute(sa.select(JOBS.c.expected_version).where(JOBS.c.name == job)).scalar()
-        raise VersionConflict(f"job {job!r}", expected=expected_version, actual=int(actual or 0))
-    return expected_version + 1
-
-
-def put_layer(connection: sa.Connection, job: str, row: LayerRow) -> None:
-    """Write one layer and its history. Requires: `row.version` was taken in this transaction."""
-    values = {name: getattr(row, name) for name, _ in _LAYER_COLUMNS} | {"job": job, "layer": row.layer}
-    connection.execute(sa.delete(LAYERS).where(LAYERS.c.job == job, LAYERS.c.layer == row.layer))
-    connection.execute(sa.insert(LAYERS).values(**values))
-    connection.execute(sa.insert(LAYER_HISTORY).values(**values))
+        query = sa.select(JOBS.c.expected_version).where(JOBS.c.name == row.name)
+        actual = int(connection.execute(query).scalar() or 0)
+        raise VersionConflict(f"job {row.name!r}", expected=row.expected_version, actual=actual)
+    return version
 
 
 def put_pipeline(
@@ -289,13 +328,18 @@ def put_pipeline(
     return version
 
 
-def recall_answer(connection: sa.Connection, *, actor: str, key: str, request: str) -> Any | None:
+def recall_answer(
+    connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
+) -> Any | None:
     """What this request was answered when it first came, None if it is new."""
-    row = connection.execute(sa.select(KEYS).where(KEYS.c.actor == actor, KEYS.c.key == key)).first()
+    row = connection.execute(_KEY, {"of": actor, "called": key}).first()
     if row is None:
         return None
+    if row.at_ms < now_ms - KEYS_KEPT_MS:
+        connection.execute(_OWN_KEY, {"of": actor, "called": key})
+        return None
     if row.request != request:
-        raise Refused(
+        raise KeyReused(
             f"the idempotency key {key!r} was used for another request",
             why="a key names one request, so that repeating it is safe",
             fix="take a new key for a new request",
@@ -307,11 +351,10 @@ def keep_answer(
     connection: sa.Connection, *, actor: str, key: str, request: str, answer: Any, now_ms: Millis
 ) -> None:
     """Remember the answer, in the transaction that made it true."""
-    connection.execute(sa.delete(KEYS).where(KEYS.c.at_ms < now_ms - KEYS_KEPT_MS))
-    connection.execute(
-        sa.insert(KEYS).values(actor=actor, key=key, request=request, answer=answer, at_ms=now_ms)
-    )
+    values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
+    connection.execute(_NEW_KEY, values)
 
 
-def _layer_row(row: sa.Row[Any]) -> LayerRow:
-    return LayerRow(layer=row.layer, **{name: getattr(row, name) for name, _ in _LAYER_COLUMNS})
+def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:
+    """Take the answers away that are too old to be asked for again."""
+    connection.execute(_OLD_KEYS, {"before_ms": now_ms - KEYS_KEPT_MS})

@@ -10,8 +10,20 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_store import JobRecord
-from penstock.jobs.layers import LayerRow, merge_layers, provenance
+from penstock.jobs.layers import LayerRow, Provenance, merge_layers, provenance
 from penstock.jobs.running_store import PlanRow, QuarantineRow, RunningRow
+
+STATES = (
+    "new",  # nothing of it runs yet
+    "running",
+    "paused",
+    "stopped",
+    "changing",  # a plan is open
+    "behind",  # something else is expected than runs, and the next round will see to it
+    "invalid",  # the layers do not fit together
+    "quarantined",  # a plan was given up; what ran before runs on
+    "removed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +34,12 @@ class JobView:
     birth: str
     pipeline: str
     created_ms: Millis
+    removed: bool
     expected_version: int
     layers: tuple[LayerRow, ...]
     config: Mapping[str, Any]  # the merge, validated, with defaults; as merged if it is not valid
     problem: str  # why the merge is not valid, "" if it is
-    provenance: Mapping[str, str]  # path -> layer; a path that is absent has its default
+    provenance: Mapping[str, Provenance]  # by path; a path that is absent has its default
     running: RunningRow | None
     plan: PlanRow | None
     quarantine: QuarantineRow | None
@@ -37,17 +50,53 @@ class JobView:
         if self.plan is not None or self.quarantine is not None or self.problem:
             return False
         if self.running is None:
-            return self.config.get("state") == "stopped"
+            return self.removed or self.config["state"] != "running"
         return self.running.expected_version == self.expected_version
 
+    @property
+    def state(self) -> str:
+        """One word for people, out of `STATES`."""
+        if self.removed:
+            return "removed"
+        if self.quarantine is not None:
+            return "quarantined"
+        if self.problem:
+            return "invalid"
+        if self.plan is not None:
+            return "changing"
+        if self.running is None:
+            return str(self.config["state"]) if self.is_in_sync else "new"
+        return self.running.state if self.is_in_sync else "behind"
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "is_in_sync": self.is_in_sync}
+        """Plain JSON with every field, `state` and `is_in_sync`.
+
+        `provenance` maps a path to {layer, actor, at_ms, reason, version}: the layer that decides it, and the
+        write of that layer which last changed it. A path that is not there has its default.
+        """
+        return {
+            "name": self.name,
+            "birth": self.birth,
+            "pipeline": self.pipeline,
+            "created_ms": self.created_ms,
+            "removed": self.removed,
+            "expected_version": self.expected_version,
+            "layers": [row.to_json() for row in self.layers],
+            "config": self.config,
+            "problem": self.problem,
+            "provenance": {path: asdict(found) for path, found in self.provenance.items()},
+            "running": None if self.running is None else asdict(self.running),
+            "plan": None if self.plan is None else asdict(self.plan),
+            "quarantine": None if self.quarantine is None else asdict(self.quarantine),
+            "is_in_sync": self.is_in_sync,
+            "state": self.state,
+        }
 
 
 def view_of(record: JobRecord) -> JobView:
     """The view of a record; it says what is wrong with an invalid merge instead of raising."""
     config: Mapping[str, Any] = {}
-    decided: Mapping[str, str] = {}
+    decided: Mapping[str, Provenance] = {}
     problem = ""
     try:
         config = merge_layers(record.layers)
@@ -60,6 +109,7 @@ def view_of(record: JobRecord) -> JobView:
         birth=record.job.birth,
         pipeline=record.job.pipeline,
         created_ms=record.job.created_ms,
+        removed=record.job.deleted,
         expected_version=record.job.expected_version,
         layers=record.layers,
         config=config,

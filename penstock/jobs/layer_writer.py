@@ -9,7 +9,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
@@ -17,14 +18,21 @@ from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.jobs import job_store
 from penstock.jobs.audit_store import AuditRow, append_audit
-from penstock.jobs.config import JobConfig, validate_config
+from penstock.jobs.config import FIELD_WRITERS, JobConfig, validate_config
+from penstock.jobs.job_list_store import put_labels
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
-from penstock.jobs.layers import Layer, LayerRow, leaves, merge_layers
+from penstock.jobs.layer_store import put_layer, read_kinds
+from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, merge_layers
+from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 Answer = TypeVar("Answer")
+REASON_MAX = 2000
+NAME_MAX = 200
+TIDY_MS: Millis = 60_000  # how often old answers are looked for
+PATHS_MAX = 50  # in the audit; the history has the whole body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,15 @@ class Actor:
 
     name: str
     role: str
+
+
+class Asked(TypedDict):
+    """What every change is asked with, by keyword."""
+
+    actor: Actor
+    reason: str
+    idempotency_key: str | None
+    now_ms: Millis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,163 +61,213 @@ class Call:
     idempotency_key: str | None
     now_ms: Millis
 
+    def check(self) -> None:
+        """Refuse what could not be kept, or not be understood later."""
+        check_line("the name of who asks", self.actor.name, length_max=NAME_MAX)
+        check_line("the role of who asks", self.actor.role, length_max=NAME_MAX)
+        if self.idempotency_key is not None:
+            check_line("the idempotency key", self.idempotency_key, length_max=NAME_MAX)
+        if isinstance(self.reason, str) and not self.reason.strip():
+            raise ConfigError(
+                "a change needs a reason", why="others will ask for it later", fix="say why in a few words"
+            )
+        check_line("the reason", self.reason, length_max=REASON_MAX)
+
 
 class LayerWriter:
-    """Writes layers inside the transactions of the Job Service."""
+    """Writes layers for one call, inside its transaction."""
 
-    def __init__(self, store: JobStore, layers: Sequence[Layer]) -> None:
-        self._store, self._journal = store, JournalStore(store.database)
-        self._layers = {layer.name: layer for layer in layers}
+    def __init__(self, connection: sa.Connection, journal: JournalStore, call: Call) -> None:
+        self.connection, self.call, self._journal = connection, call, journal
 
-    def once(
-        self, call: Call, request: Mapping[str, Any], write: Callable[[sa.Connection], Answer]
-    ) -> Answer:
-        """Run a write in one transaction; the repeat of an idempotency key gets the first answer."""
-        digest = _digest(request)
-        with self._store.transaction() as connection:
-            key, actor = call.idempotency_key, call.actor.name
-            if key:
-                kept = job_store.recall_answer(connection, actor=actor, key=key, request=digest)
-                if kept is not None:
-                    answer: Answer = kept
-                    return answer
-            answer = write(connection)
-            if key:
-                job_store.keep_answer(
-                    connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
-                )
-            return answer
+    @cached_property
+    def kinds(self) -> Mapping[str, Layer]:
+        """The layers there are, by name; read under the lock, so that a new one counts at once."""
+        return {layer.name: layer for layer in read_kinds(self.connection)}
 
-    def authorise(self, call: Call, layer: str) -> None:
-        """Deny by default: only a role that the layer names may write it, and only with a reason."""
-        known = self._layers.get(layer)
+    def authorise(self, layer: str) -> None:
+        """Deny by default: only a role that the layer names may write it."""
+        known = self.kinds.get(layer) if isinstance(layer, str) else None
         if known is None:
             raise NotFound(
-                f"there is no layer {layer!r}", why=f"the layers are {', '.join(self._layers)}", fix="use one"
+                f"there is no layer {shown(layer)}",
+                why=f"the layers are {', '.join(self.kinds)}",
+                fix="use one",
             )
-        if call.actor.role not in known.writers:
+        if self.call.actor.role not in known.writers:
             raise Refused(
-                f"{call.actor.name} may not write the {layer} layer",
-                why=f"the role {call.actor.role!r} is not one of {', '.join(sorted(known.writers))}",
+                f"{self.call.actor.name} may not write the {layer} layer",
+                why=f"the role {self.call.actor.role!r} is not one of {', '.join(sorted(known.writers))}",
                 fix="use a token with one of these roles, or write the layer that is yours",
-            )
-        if not call.reason.strip():
-            raise Refused(
-                "a change needs a reason", why="others will ask for it later", fix="say why in a few words"
             )
 
     def write(
         self,
-        connection: sa.Connection,
         record: JobRecord,
         layer: str,
         body: Mapping[str, Any],
-        expected_version: int,
-        call: Call,
-    ) -> int:
-        """Validate the merge with the new body, then write the layer; all under the transaction's lock."""
-        job = record.job.name
-        check_version(record.job, expected_version)
-        row = self._layer_row(layer, body, expected_version + 1, call)
-        config = self.validate(job, record.layers, row)
-        if config.pipeline != record.job.pipeline:
+        expected_version: int | None,
+        *,
+        note: Mapping[str, Any] | None = None,
+    ) -> tuple[int, JobConfig]:
+        """Validate the merge with the new body, then write the layer; returns the version and the merge."""
+        job = record.job
+        check_version(job, expected_version)
+        before = next((row for row in record.layers if row.layer == layer), None)
+        row = keep_origins(before, self._row(layer, body, job.expected_version + 1))
+        config = validate(job.name, record.layers, row)
+        if config.pipeline != job.pipeline:
             raise ConfigError(
-                f"the config of job {job!r} is not valid",
-                why=f"pipeline: the job belongs to {record.job.pipeline!r}, not to {config.pipeline!r}",
+                f"the config of job {job.name!r} is not valid",
+                why=f"pipeline: the job belongs to {job.pipeline!r}, not to {config.pipeline!r}",
                 fix="leave `pipeline` as it is; a job moves by being removed and submitted anew",
             )
-        job_store.bump_version(connection, job, expected_version=expected_version)
-        job_store.put_layer(connection, job, row)
-        paths = [path for path, _ in leaves(body)]
-        self.record(connection, call, f"layer.{layer}", job, {"version": row.version, "paths": paths})
-        return row.version
+        paths = changed_paths({} if before is None else before.body, body)
+        self._check_fields(paths)
+        job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
+        put_layer(self.connection, job.name, row, birth=job.birth)
+        if any(_field(path) == "labels" for path in paths):
+            put_labels(self.connection, job.name, config.labels)
+        data = {"version": row.version, "paths": list(paths[:PATHS_MAX]), **(note or {})}
+        self.record(f"layer.{layer}", job.name, data)
+        return row.version, config
 
     def begin_life(
-        self,
-        connection: sa.Connection,
-        previous: JobRecord | None,
-        job: str,
-        body: Mapping[str, Any],
-        birth: str,
-        call: Call,
+        self, previous: JobRecord | None, job: str, body: Mapping[str, Any], birth: str
     ) -> JobRecord:
         """Create a job with an empty base layer. Requires: `previous`, if any, is removed."""
-        if previous is not None and (previous.plan is not None or previous.old is not None):
-            raise Refused(
-                f"the job {job!r} is still being removed",
-                why="tasks of its former life may run",
-                fix="try again in a few seconds",
-            )
+        check_is_gone(job, previous)
         pipeline = str(body.get("pipeline", ""))
-        row = job_store.insert_job(connection, name=job, birth=birth, pipeline=pipeline, now_ms=call.now_ms)
+        row = job_store.insert_job(
+            self.connection, name=job, birth=birth, pipeline=pipeline, now_ms=self.call.now_ms
+        )
+        put_labels(self.connection, job, {})
         # The base layer is there from the start, so that a view always shows it.
-        base = self._layer_row("base", {}, row.expected_version, call)
-        job_store.put_layer(connection, job, base)
-        self.record(connection, call, "job.created", job, {"birth": birth})
+        base = self._row("base", {}, row.expected_version)
+        put_layer(self.connection, job, base, birth=birth)
+        self.record("job.created", job, {"birth": birth, "version": row.expected_version})
         return JobRecord(job=row, layers=(base,), running=None, plan=None, quarantine=None, retirements=())
 
-    def validate(self, job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
-        """The config that results when `row` takes its layer's place."""
-        if not isinstance(row.body, Mapping):
-            raise ConfigError(
-                f"the {row.layer} layer of job {job!r} is not valid", why="it is not a map", fix="write a map"
-            )
-        others = [other for other in layers if other.layer != row.layer]
-        return validate_config(job, merge_layers([*others, row]))
-
-    def _layer_row(self, layer: str, body: Mapping[str, Any], version: int, call: Call) -> LayerRow:
-        return LayerRow(
-            layer=layer,
-            precedence=self._layers[layer].precedence,
-            body=body,
-            version=version,
-            actor=call.actor.name,
-            reason=call.reason,
-            at_ms=call.now_ms,
-        )
-
-    def record(
-        self, connection: sa.Connection, call: Call, action: str, subject: str, data: dict[str, Any]
-    ) -> None:
+    def record(self, action: str, subject: str, data: Mapping[str, Any]) -> None:
         """Audit and journal a change, in its transaction."""
-        actor, at_ms = call.actor, call.now_ms
-        append_audit(
-            connection,
-            AuditRow(
-                at_ms=at_ms,
-                actor=actor.name,
-                role=actor.role,
-                action=action,
-                subject=subject,
-                reason=call.reason,
-                data=data,
-            ),
+        actor, at_ms, reason = self.call.actor, self.call.now_ms, self.call.reason
+        row = AuditRow(
+            at_ms=at_ms,
+            actor=actor.name,
+            role=actor.role,
+            action=action,
+            subject=subject,
+            reason=reason,
+            data=data,
         )
+        append_audit(self.connection, row)
         entry = Entry(
             at_ms=at_ms,
             actor=actor.name,
             kind="layer",
             subject=subject,
             decision=action,
-            reason=call.reason,
+            reason=reason,
             data=data,
         )
-        self._journal.append(connection, entry)
+        self._journal.append(self.connection, entry)
+
+    def _row(self, layer: str, body: Mapping[str, Any], version: int) -> LayerRow:
+        return LayerRow(
+            layer=layer,
+            precedence=self.kinds[layer].precedence,
+            body=body,
+            version=version,
+            actor=self.call.actor.name,
+            reason=self.call.reason,
+            at_ms=self.call.now_ms,
+        )
+
+    def _check_fields(self, paths: Sequence[str]) -> None:
+        role = self.call.actor.role
+        for name in sorted({_field(path) for path in paths} & FIELD_WRITERS.keys()):
+            allowed = FIELD_WRITERS[name]
+            if role not in allowed:
+                raise Refused(
+                    f"{self.call.actor.name} may not change `{name}`",
+                    why=f"in any layer that is for {', '.join(sorted(allowed))}, not for {role!r}",
+                    fix=f"leave `{name}` as it is in this layer, or ask one of them",
+                )
 
 
-def check_version(job: JobRow, expected_version: int) -> None:
-    """A decision made on another version is refused."""
-    if job.expected_version != expected_version:
+class WriteDesk:
+    """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store, self._journal = store, JournalStore(store.database)
+        self._tidied_ms: Millis = -TIDY_MS
+
+    def once(
+        self,
+        asked: Asked,
+        request: Mapping[str, Any],
+        write: Callable[[LayerWriter], Answer],
+        *,
+        layer: str | None = None,
+    ) -> Answer:
+        """Run a write for somebody who may write `layer` (None: `write` itself finds out)."""
+        call = Call(**asked)
+        call.check()
+        check_json("the request", request)
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        actor, key = call.actor.name, call.idempotency_key
+        with self._store.transaction() as connection:
+            writer = LayerWriter(connection, self._journal, call)
+            if layer is not None:
+                writer.authorise(layer)
+            if key is not None:
+                kept = job_store.recall_answer(
+                    connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
+                )
+                if kept is not None:
+                    answer: Answer = kept
+                    return answer
+            answer = write(writer)
+            if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
+                job_store.forget_answers(connection, now_ms=call.now_ms)
+                self._tidied_ms = call.now_ms
+            if key is not None:
+                job_store.keep_answer(
+                    connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
+                )
+            return answer
+
+
+def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
+    """The config that results when `row` takes its layer's place."""
+    check_is_map(job, row.layer, row.body)
+    others = [other for other in layers if other.layer != row.layer]
+    return validate_config(job, merge_layers([*others, row]))
+
+
+def check_is_map(job: str, layer: str, body: object) -> None:
+    """A layer is a partial config, so it is a map."""
+    if not isinstance(body, Mapping):
+        raise ConfigError(
+            f"the {layer} layer of job {shown(job)} is not valid", why="it is not a map", fix="write a map"
+        )
+
+
+def check_is_gone(job: str, previous: JobRecord | None) -> None:
+    """Refuse to begin a life while the former one of this name may still run."""
+    if previous is not None and (previous.plan is not None or previous.old is not None):
+        raise Refused(
+            f"the job {job!r} is still being removed",
+            why="tasks of its former life may run",
+            fix="try again in a few seconds",
+        )
+
+
+def check_version(job: JobRow, expected_version: int | None) -> None:
+    """A decision made on another version is refused; None: on whatever stands."""
+    if expected_version is not None and job.expected_version != expected_version:
         raise VersionConflict(f"job {job.name!r}", expected=expected_version, actual=job.expected_version)
 
 
-def _digest(request: Mapping[str, Any]) -> str:
-    try:
-        text = json.dumps(request, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "the request is not JSON",
-            why=str(error),
-            fix="use strings, finite numbers, booleans, lists and maps",
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()
+def _field(path: str) -> str:
+    return path.partition(".")[0]

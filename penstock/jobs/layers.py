@@ -6,7 +6,7 @@ Pure: layers are data, so a new component gets a layer of its own without a chan
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -33,6 +33,28 @@ DEFAULT_LAYERS: tuple[Layer, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """An earlier write of a layer, and the paths whose values are still the ones it set."""
+
+    version: int
+    actor: str
+    at_ms: Millis
+    reason: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Why a field has its value: the layer that decides it, and the write that last changed it there."""
+
+    layer: str
+    actor: str
+    at_ms: Millis
+    reason: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
     """One layer of one job as written: its partial config, and who wrote it when and why."""
 
@@ -43,6 +65,11 @@ class LayerRow:
     actor: str = ""
     reason: str = ""
     at_ms: Millis = 0
+    origins: tuple[Origin, ...] = ()  # of the values that this write left as they were
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the origins: a view's provenance has them."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "origins"}
 
 
 def merge_json(bottom: Mapping[str, Any], top: Mapping[str, Any], *, path: str = "") -> dict[str, Any]:
@@ -68,14 +95,70 @@ def merge_layers(layers: Iterable[LayerRow]) -> dict[str, Any]:
     return reduce(merge_json, (row.body for row in _ordered(layers)), {})
 
 
-def provenance(layers: Iterable[LayerRow]) -> dict[str, str]:
-    """Which layer decides each path of the merge. A path that is absent has its default."""
+def provenance(layers: Iterable[LayerRow]) -> dict[str, Provenance]:
+    """What decides each path of the merge. A path that is absent has its default."""
     rows = _ordered(layers)
     paths = {path for path, _ in leaves(merge_layers(rows))}
-    decided: dict[str, str] = {}
+    decided: dict[str, Provenance] = {}
     for row in rows:
-        decided |= {path: row.layer for path, _ in leaves(row.body) if path in paths}
+        decided |= {path: found for path, found in _sources(row).items() if path in paths}
     return decided
+
+
+def keep_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
+    """`after` with the origins of the values that were there before it and stay as they were."""
+    if before is None:
+        return after
+    old, sources = dict(leaves(before.body)), _sources(before)
+    kept: dict[int, list[str]] = {}
+    for path, value in leaves(after.body):
+        if path in old and is_same(old[path], value):
+            kept.setdefault(sources[path].version, []).append(path)
+    writes = {found.version: found for found in sources.values()}
+    return replace(
+        after,
+        origins=tuple(
+            Origin(
+                version=version,
+                actor=writes[version].actor,
+                at_ms=writes[version].at_ms,
+                reason=writes[version].reason,
+                paths=tuple(sorted(kept[version])),
+            )
+            for version in sorted(kept)
+        ),
+    )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same; to Python alone, true would be 1 and 1 would be 1.0."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def changed_paths(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paths that one of the two bodies has and the other has not, or has with another value."""
+    old, new = dict(leaves(before)), dict(leaves(after))
+    both = old.keys() & new.keys()
+    differ = {path for path in both if not is_same(old[path], new[path])}
+    return tuple(sorted((old.keys() ^ new.keys()) | differ))
+
+
+def _sources(row: LayerRow) -> dict[str, Provenance]:
+    """For each path of a layer the write that last changed it."""
+    own = Provenance(
+        layer=row.layer, actor=row.actor, at_ms=row.at_ms, reason=row.reason, version=row.version
+    )
+    found = {path: own for path, _ in leaves(row.body)}
+    for origin in row.origins:
+        earlier = replace(
+            own, actor=origin.actor, at_ms=origin.at_ms, reason=origin.reason, version=origin.version
+        )
+        found |= {path: earlier for path in origin.paths if path in found}
+    return found
 
 
 def leaves(body: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

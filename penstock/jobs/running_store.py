@@ -11,6 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.core import json_text
+from penstock.core.bulk_store import is_one_of
 from penstock.core.clock import Millis
 from penstock.core.sql_store import METADATA, NAME, Database, current_value
 from penstock.jobs.sync_plan import PlanStep, RunningView
@@ -83,7 +85,7 @@ class RunningRow:
     generation: int
     mapping: tuple[int, ...]
     hold_generation: int  # no tasks of a generation <= this one; 0: no hold
-    state: str  # running | stopped | removed
+    state: str  # running | paused | stopped | removed
     updated_ms: Millis
 
     @property
@@ -151,6 +153,13 @@ class Retirement:
     config: Mapping[str, Any]
 
 
+# As text, which is decoded here: drivers and SQLAlchemy take several times as long.
+_RUNNING_COLUMNS = tuple(
+    sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
+    for column in RUNNING.columns
+)
+
+
 class RunningStore:
     """Reads of what runs."""
 
@@ -159,50 +168,65 @@ class RunningStore:
 
     def snapshot(self, *, since: int = 0) -> RunningSnapshot:
         """Rows with a version above `since`, removed ones included, and the version of the whole list."""
-        with self._database.transaction() as connection:
-            query = sa.select(RUNNING).where(RUNNING.c.version > since).order_by(RUNNING.c.version)
-            rows = tuple(running_row(row) for row in connection.execute(query))
-            return RunningSnapshot(version=current_value(connection, TASKS_COUNTER), rows=rows)
+        with self._database.reading() as connection:
+            version = current_value(connection, TASKS_COUNTER)
+            if version == since:
+                return RunningSnapshot(version=version, rows=())
+            query = sa.select(*_RUNNING_COLUMNS).where(RUNNING.c.version > since).order_by(RUNNING.c.version)
+            rows = tuple(_running_row(row) for row in connection.execute(query))
+            return RunningSnapshot(version=version, rows=rows)
 
     def row(self, job: str) -> RunningRow | None:
         """What runs of one job, None if it never started."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return read_running(connection, [job]).get(job)
 
 
 def read_running(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, RunningRow]:
     """The running rows of these jobs."""
-    query = sa.select(RUNNING).where(RUNNING.c.job.in_(jobs))
-    return {row.job: running_row(row) for row in connection.execute(query)}
+    query = sa.select(*_RUNNING_COLUMNS).where(is_one_of(connection, RUNNING.c.job, jobs))
+    return {row[0]: _running_row(row) for row in connection.execute(query).all()}
 
 
 def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, PlanRow]:
     """The open plans of these jobs."""
-    query = sa.select(PLANS).where(PLANS.c.job.in_(jobs))
-    return {row.job: plan_row(row) for row in connection.execute(query)}
+    query = sa.select(PLANS).where(is_one_of(connection, PLANS.c.job, jobs))
+    return {row.job: _plan_row(row) for row in connection.execute(query)}
 
 
 def read_quarantine(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, QuarantineRow]:
     """The quarantined ones of these jobs."""
-    rows = connection.execute(sa.select(QUARANTINE).where(QUARANTINE.c.job.in_(jobs)))
+    rows = connection.execute(sa.select(QUARANTINE).where(is_one_of(connection, QUARANTINE.c.job, jobs)))
     return {row.job: QuarantineRow(**row._mapping) for row in rows}
 
 
 def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[Retirement, ...]]:
     """What these jobs still have to retire, oldest first."""
-    query = sa.select(RETIREMENTS).where(RETIREMENTS.c.job.in_(jobs)).order_by(RETIREMENTS.c.id)
+    chosen = is_one_of(connection, RETIREMENTS.c.job, jobs)
     found: dict[str, tuple[Retirement, ...]] = {}
-    for row in connection.execute(query):
+    for row in connection.execute(sa.select(RETIREMENTS).where(chosen).order_by(RETIREMENTS.c.id)):
         found[row.job] = (*found.get(row.job, ()), Retirement(**row._mapping))
     return found
 
 
-def running_row(row: sa.Row[Any]) -> RunningRow:
-    """A row of the table, typed."""
-    return RunningRow(**{**row._mapping, "mapping": tuple(row.mapping)})
+def _running_row(row: sa.Row[Any]) -> RunningRow:
+    values: tuple[Any, ...] = tuple(row)
+    job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = values
+    return RunningRow(
+        job=job,
+        birth=birth,
+        version=version,
+        restart_version=restart_version,
+        expected_version=expected_version,
+        config=json_text.loads(config),
+        generation=generation,
+        mapping=tuple(json_text.loads(mapping)),
+        hold_generation=hold,
+        state=state,
+        updated_ms=ms,
+    )
 
 
-def plan_row(row: sa.Row[Any]) -> PlanRow:
-    """A row of the table, typed."""
+def _plan_row(row: sa.Row[Any]) -> PlanRow:
     typed = {"mapping": tuple(row.mapping), "abandoned": tuple(row.abandoned), "step": PlanStep(row.step)}
     return PlanRow(**{**row._mapping, **typed})

@@ -7,82 +7,78 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ParamSpec
+from functools import partial
+from typing import TypeVar
 
 from penstock.core.clock import Millis
-from penstock.core.errors import DiskFull, Fenced, PenstockError, StoreUnavailable, TaskActionFailed
-from penstock.jobs.config import JobConfig, validate_config
-from penstock.jobs.job_store import JobOverview, JobRecord, JobStore
-from penstock.jobs.layers import DEFAULT_LAYERS, Layer, merge_layers
-from penstock.jobs.plan_store import PlanStore, SimpleCommit
-from penstock.jobs.ports import DataPlane, TaskActuator
-from penstock.jobs.running_store import PlanRow
-from penstock.jobs.sync_plan import (
-    ComplexSync,
-    InSync,
-    PlanStep,
-    SimpleSync,
-    is_active,
-    plan_mapping,
-    plan_sync,
-    step_after,
-    why_replace,
+from penstock.core.errors import Fenced, PenstockError
+from penstock.core.workers import Finished, InlineWorkers, Workers
+from penstock.jobs.batch_store import (
+    BatchResult,
+    SimpleCommit,
+    commit_simple,
+    open_plans,
+    quick_commit,
+    simple_commit,
+    version_of,
 )
+from penstock.jobs.job_store import JobRecord, JobStore
+from penstock.jobs.leader_store import LeaderStore, pass_failpoint
+from penstock.jobs.plan_runner import Outcome, PlanRunner, SyncerSettings, expected_of
+from penstock.jobs.plan_store import PlanStore
+from penstock.jobs.ports import DataPlane, TaskActuator
+from penstock.jobs.quick_look import QuickLook
+from penstock.jobs.sync_plan import ComplexSync, SimpleSync, plan_batch, plan_sync
+from penstock.jobs.sync_store import SyncStore
 
-P = ParamSpec("P")
+__all__ = ["StateSyncer", "SyncReport", "SyncerSettings"]
 
-# The environment's fault, not the plan's: it is tried again for as long as it takes.
-TRANSIENT = (StoreUnavailable, DiskFull, TaskActionFailed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncerSettings:
-    """How patient the syncer is."""
-
-    fence_after_ms: Millis = 10_000  # old tasks that are not known to have stopped by then are fenced
-    attempts_max: int = 3  # a plan that failed this often is given up
-    batch_jobs: int = 50  # jobs per transaction of simple changes and per read
+FIRST_JOBS = 10
+READ_JOBS = 250  # jobs per read: more of them do not fit into a processor's cache together
+Item = TypeVar("Item", SimpleCommit, tuple[JobRecord, ComplexSync])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What one round did, by job."""
+    """What one round did, or heard of since the last one, by job."""
 
     simple: tuple[str, ...] = ()  # a simple change was committed
     complex: tuple[str, ...] = ()  # a plan was committed
-    open: tuple[str, ...] = ()  # a plan, or something to retire, is waiting: look again soon
+    open: tuple[str, ...] = ()  # a plan, or something to retire, waits or is under way: look again soon
     quarantined: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()  # (job, error)
+    left: int = 0  # jobs that this round did not come to: they are the next one's
 
     @property
     def is_quiet(self) -> bool:
         """Whether the round found nothing to do; quarantined jobs wait for somebody else."""
-        return not (self.simple or self.complex or self.open or self.failed)
+        return not (self.simple or self.complex or self.open or self.failed or self.left)
 
 
 @dataclass(slots=True)
 class _Round:
-    simple: list[SimpleCommit] = field(default_factory=list)
-    plans: list[JobRecord] = field(default_factory=list)
-    retiring: list[JobRecord] = field(default_factory=list)
-    simple_done: list[str] = field(default_factory=list)
-    complex_done: list[str] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)
+    now_ms: Millis
+    occupied: frozenset[str] = frozenset()  # jobs with a plan, in quarantine, or with something to retire
+    commits: list[SimpleCommit] = field(default_factory=list)  # to be written
+    plans: list[tuple[JobRecord, ComplexSync]] = field(default_factory=list)  # to be opened
+    runs: list[str] = field(default_factory=list)  # jobs with an open plan, or something to retire
+    retiring: set[str] = field(default_factory=set)
+    simple: list[str] = field(default_factory=list)
+    complex: list[str] = field(default_factory=list)
+    open: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
     failed: list[tuple[str, str]] = field(default_factory=list)
-
-    def report(self) -> SyncReport:
-        return SyncReport(
-            simple=tuple(self.simple_done),
-            complex=tuple(self.complex_done),
-            open=tuple(self.open),
-            quarantined=tuple(self.quarantined),
-            failed=tuple(self.failed),
-        )
 
 
 class StateSyncer:
-    """Merges, compares and plans for every job, and carries the plans out. The only writer of what runs."""
+    """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
+
+    One per term. `workers` make the calls that may hang, each job's one after another; they may be shared with
+    the syncers of earlier terms. `measure_ms` is a clock for durations, `reach` is called at each of
+    `FAILPOINTS`.
+    """
+
+    leader_store: type[LeaderStore] = LeaderStore
+    plan_store: type[PlanStore] = PlanStore
 
     def __init__(
         self,
@@ -92,219 +88,245 @@ class StateSyncer:
         *,
         term: int,
         settings: SyncerSettings | None = None,
-        layers: Sequence[Layer] = DEFAULT_LAYERS,
+        workers: Workers[Outcome] | None = None,
+        measure_ms: Callable[[], Millis] = lambda: 0,
+        reach: Callable[[str], None] = pass_failpoint,
     ) -> None:
-        self._store, self._tasks, self._data = store, tasks, data
-        self._plans = PlanStore(store.database, term=term)
+        self.term = term
+        self._store, self._records = store, SyncStore(store.database)
         self._settings = settings or SyncerSettings()
-        self._urgent = frozenset(layer.name for layer in layers if layer.replaces_plan)
+        self._leader = self.leader_store(store.database, term=term, reach=reach, measure_ms=measure_ms)
+        self._plans = self.plan_store(self._leader)
+        self._runner = PlanRunner(
+            store=self._records,
+            plans=self._plans,
+            tasks=tasks,
+            data=data,
+            settings=self._settings,
+            reach=reach,
+        )
+        self._measure_ms = measure_ms
+        self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
+        self._started: set[str] = set()  # jobs whose work we started: others' results are not ours
+        self._told: set[str] = set()  # jobs whose hanging call people were told of
         # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
         self._settled: dict[str, tuple[int, int]] = {}
+        self._due: set[str] = set()  # jobs to look at in the next round, whether or not they change
+        self._quarantined: set[str] = set()
+        self._seen_version = 0  # of the counter of expected versions
+        self._swept_ms: Millis | None = None
+        self._quick = QuickLook()
+        self._batch_jobs = {"simple": self._settings.batch_jobs, "open": self._settings.batch_jobs}
 
     def sync_once(self, now_ms: Millis) -> SyncReport:
         """Run one round. Fenced: another syncer has taken over. One bad job never stops the rest."""
-        self._plans.check_leader()
-        work = _Round()
-        for record in self._unsettled():
-            self._guarded(work, record, self._decide, now_ms)
-        self._commit_simple(work, now_ms)
-        for record in work.retiring:
-            self._guarded(work, record, self._retire, now_ms)
-        for record in work.plans:
-            self._guarded(work, record, self._advance, now_ms)
-        return work.report()
+        self._leader.check()
+        work = _Round(now_ms)
+        self._collect(work)
+        left = self._look_at_all(work, self._names_to_look_at(now_ms))
+        self._write(work, all_of_it=True)
+        self._collect(work)
+        self._tell_what_is_under_way(work)
+        return SyncReport(
+            simple=tuple(work.simple),
+            complex=tuple(work.complex),
+            open=tuple(work.open),
+            quarantined=tuple(sorted(self._quarantined)),
+            failed=tuple(work.failed),
+            left=left,
+        )
 
-    def _guarded(
-        self,
-        work: _Round,
-        record: JobRecord,
-        act: Callable[[_Round, JobRecord, Millis], object],
-        now_ms: Millis,
-    ) -> None:
-        try:
-            act(work, record, now_ms)
-        except Fenced:  # only our own writes get here with it: we are not the leader any more
-            raise
-        except PenstockError as error:
-            work.failed.append((record.job.name, str(error)))
-
-    def _unsettled(self) -> Iterator[JobRecord]:
-        def is_settled(job: JobOverview) -> bool:
-            return (
-                self._settled.get(job.name) == (job.expected_version, job.running_version)
-                and not job.has_work
+    def _names_to_look_at(self, now_ms: Millis) -> list[str]:
+        """Jobs that changed, jobs that were not finished with, and now and then every job out of sync."""
+        changed = self._store.changed_since(self._seen_version)
+        if changed.version < self._seen_version:  # another store than before, or an older copy of it
+            self._settled.clear()
+            self._swept_ms = None
+        # What was heard of is kept until it is settled, so that an error on the way loses nothing.
+        self._due.update(changed.jobs)
+        self._seen_version = changed.version
+        if self._swept_ms is None or not 0 <= now_ms - self._swept_ms < self._settings.sweep_ms:
+            settled = self._settled
+            self._due.update(
+                job.name
+                for job in self._store.overview()
+                if job.has_work or settled.get(job.name) != (job.expected_version, job.running_version)
             )
+            self._swept_ms = now_ms
+        return sorted(self._due - self._workers.busy())
 
-        names = [job.name for job in self._store.overview() if not is_settled(job)]
-        for start in range(0, len(names), self._settings.batch_jobs):
-            records = self._store.load(names[start : start + self._settings.batch_jobs])
-            yield from (records[name] for name in sorted(records))
+    def _look_at_all(self, work: _Round, names: Sequence[str]) -> int:
+        """Look at jobs until the round's time is over; returns how many are left."""
+        if not names:
+            return 0
+        work.occupied = self._records.occupied()
+        began_ms, limit_ms = self._measure_ms(), self._settings.round_ms
+        # The first few teach the quick look what a release brings.
+        start, end = 0, FIRST_JOBS
+        while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
+            self._look(work, names[start:end])
+            start, end = end, end + READ_JOBS
+        return max(0, len(names) - start)
 
-    def _decide(self, work: _Round, record: JobRecord, now_ms: Millis) -> None:
-        job = record.job
-        if record.plan is not None:
-            work.plans.append(record)
-            return
-        if record.quarantine is not None and record.quarantine.expected_version >= job.expected_version:
-            work.quarantined.append(job.name)
-            work.retiring.append(record)
-            return
-        if record.quarantine is not None:
-            self._plans.lift_quarantine(job.name, f"expected version {job.expected_version} is newer", now_ms)
-        sync = plan_sync(_expected(record), None if record.old is None else record.old.view())
-        if isinstance(sync, ComplexSync):
-            work.plans.append(record)  # which retires first, where it matters
-            return
-        work.retiring.append(record)
-        if record.old is not None and (
-            isinstance(sync, SimpleSync) or record.old.expected_version != job.expected_version
-        ):
-            work.simple.append(_simple(record, sync))
-        else:
-            version = 0 if record.running is None else record.running.version
-            self._settled[job.name] = (job.expected_version, version)
-
-    def _commit_simple(self, work: _Round, now_ms: Millis) -> None:
-        size = self._settings.batch_jobs
-        for batch in (work.simple[start : start + size] for start in range(0, len(work.simple), size)):
+    def _look(self, work: _Round, names: Sequence[str]) -> None:
+        """Decide for some jobs, and act on it as soon as there is enough for a batch."""
+        closer = self._look_quickly(work, names)
+        records = self._records.load(closer) if closer else {}
+        for name in closer:
+            record = records.get(name)
+            if record is None:
+                self._due.discard(name)
+                continue
             try:
-                done = set(self._plans.commit_simple(batch, now_ms))
+                self._decide(work, record)
             except Fenced:
                 raise
             except PenstockError as error:
-                work.failed += [(item.job, str(error)) for item in batch]
+                work.failed.append((name, str(error)))
+        self._write(work)
+
+    def _look_quickly(self, work: _Round, names: Sequence[str]) -> list[str]:
+        """Decide for the many jobs with which there is little to do; returns the others."""
+        closer = set(names)
+        for glance, bodies in self._records.glance([name for name in names if name not in work.occupied]):
+            quick = self._quick.compare(glance.job, bodies, glance.config)
+            if quick is None:
                 continue
-            work.simple_done += [item.job for item in batch if item.job in done and item.config is not None]
+            closer.discard(glance.job)
+            self._quarantined.discard(glance.job)
+            if quick.difference is not None or glance.synced_version != glance.expected_version:
+                work.commits.append(quick_commit(glance, quick))
+            else:
+                self._settle(work, glance.job, glance.expected_version, glance.version)
+        return sorted(closer)
 
-    def _advance(self, work: _Round, record: JobRecord, now_ms: Millis) -> None:
-        """Take a job's plan as far as it goes now; nothing here waits."""
-        name = record.job.name
-        plan = self._current_plan(record, now_ms)
-        while plan is not None and plan.step is not PlanStep.COMMIT:
-            plan = self._next(work, record, plan, now_ms)
-        if plan is None:
+    def _decide(self, work: _Round, record: JobRecord) -> None:
+        job, quarantine = record.job, record.quarantine
+        self._quarantined.discard(job.name)
+        if record.plan is not None:
+            work.runs.append(job.name)
             return
-        self._plans.commit_plan(plan, now_ms)
-        work.complex_done.append(name)
-        self._retire(work, self._store.load([name])[name], now_ms)
-
-    def _current_plan(self, record: JobRecord, now_ms: Millis) -> PlanRow | None:
-        """The plan to go on with: the open one, a newer one in its place, or a new one."""
-        old = None if record.old is None else record.old.view()
-        try:
-            expected = _expected(record)
-        except PenstockError:
-            if record.plan is None:
-                raise
-            return record.plan  # what is durable goes on; the bad config is reported once it is its turn
-        sync = plan_sync(expected, old)
-        if record.plan is None:
-            return self._plans.open_plan(record, sync, now_ms) if isinstance(sync, ComplexSync) else None
-        urgent = [row for row in record.layers if row.layer in self._urgent]
-        why = why_replace(record.plan.target, record.plan.expected_version, expected, urgent)
-        if why is None:
-            return record.plan
+        if record.retirements:
+            work.retiring.add(job.name)
+        if quarantine is not None and quarantine.expected_version >= job.expected_version:
+            self._quarantined.add(job.name)
+            self._settle(work, job.name, job.expected_version, version_of(record))
+            return
+        if quarantine is not None:
+            why = f"expected version {job.expected_version} is newer"
+            self._plans.lift_quarantine(job.name, why, work.now_ms)
+        sync = plan_sync(expected_of(record), None if record.old is None else record.old.view())
         if isinstance(sync, ComplexSync):
-            return self._plans.replace_plan(record, sync, why, now_ms)
-        if record.old is None or not record.old.is_held:
-            self._plans.drop_plan(record.plan, why, now_ms)
-            return None
-        # Back to what ran, but its tasks are held already: they come back under a new generation.
-        assert expected is not None
-        target = expected.to_json()
-        again = ComplexSync(target=target, mapping=plan_mapping(target, old), changed=(), reason=why)
-        return self._plans.replace_plan(record, again, why, now_ms)
-
-    def _next(self, work: _Round, record: JobRecord, plan: PlanRow, now_ms: Millis) -> PlanRow | None:
-        """Do one step and make it durable; None when the plan must wait or is given up."""
-        match plan.step:
-            case PlanStep.HOLD:
-                return self._plans.take_hold(plan, now_ms)
-            case PlanStep.PREPARE:
-                # A late retirement must not hit what this plan prepares, so it comes first.
-                if not self._retire(work, record, now_ms):
-                    return None
-                assert plan.target is not None
-                error = _attempt(self._data.prepare, plan.job, plan.birth, plan.target)
-                note = "everything the target needs is there"
-            case _:
-                if self._is_stopped(work, record, plan):
-                    error, note = None, "every old task has stopped"
-                elif now_ms - (plan.held_ms or 0) < self._settings.fence_after_ms:
-                    work.open.append(plan.job)
-                    return None
-                else:
-                    error, note = self._fence(record, plan), "the old tasks are fenced"
-        if error is not None:
-            self._fail(work, plan, error, now_ms)
-            return None
-        step = step_after(plan.step, plan.target, has_old=record.old is not None)
-        return self._plans.move_plan(plan, step, now_ms, note=note)
-
-    def _is_stopped(self, work: _Round, record: JobRecord, plan: PlanRow) -> bool:
-        assert record.old is not None
-        generation, list_version = record.old.generation, plan.running_version
-        try:
-            return self._tasks.is_stopped(plan.job, generation=generation, list_version=list_version)
-        except PenstockError as error:
-            # Nobody could say, so it is not proven; the fence is the way out.
-            work.failed.append((plan.job, str(error)))
-            return False
-
-    def _fence(self, record: JobRecord, plan: PlanRow) -> PenstockError | None:
-        assert record.old is not None
-        old = record.old.config
-        return _attempt(self._data.fence, plan.job, plan.birth, old, generation=plan.generation)
-
-    def _fail(self, work: _Round, plan: PlanRow, error: PenstockError, now_ms: Millis) -> None:
-        work.failed.append((plan.job, str(error)))
-        # A stop is never given up: the hold is what was asked for, and it stands.
-        counts = not isinstance(error, TRANSIENT) and is_active(plan.target)
-        if counts and plan.attempts + 1 >= self._settings.attempts_max:
-            self._plans.give_up(plan, str(error), now_ms)
-            work.quarantined.append(plan.job)
+            work.plans.append((record, sync))
+        elif record.old is not None and (
+            isinstance(sync, SimpleSync) or record.old.expected_version != job.expected_version
+        ):
+            work.commits.append(simple_commit(record, sync))
+            if isinstance(sync, SimpleSync):
+                self._quick.learn(record.layers, sync.target)
         else:
-            self._plans.note_failure(plan, str(error), now_ms, counts=counts)
-            work.open.append(plan.job)
+            self._settle(work, job.name, job.expected_version, version_of(record))
 
-    def _retire(self, work: _Round, record: JobRecord, now_ms: Millis) -> bool:
-        """Unregister what is not in use any more; True when nothing is left."""
-        for item in record.retirements:
-            same_life = record.old is not None and record.old.birth == item.birth
-            current = record.old.config if record.old is not None and same_life else None
-            error = _attempt(self._data.retire, item.job, item.birth, item.config, current)
-            if error is not None:
-                work.failed.append((item.job, str(error)))
-                work.open.append(item.job)
-                return False
-            self._plans.finish_retirement(item, now_ms)
-        return True
+    def _settle(self, work: _Round, job: str, expected_version: int, running_version: int) -> None:
+        if job in work.retiring:
+            work.runs.append(job)
+        else:
+            self._settled[job] = (expected_version, running_version)
+            self._due.discard(job)
+
+    def _write(self, work: _Round, *, all_of_it: bool = False) -> None:
+        """Write what was decided, in full batches or to the end, and start what is to be carried out."""
+        commit = partial(commit_simple, self._leader, now_ms=work.now_ms)
+        for batch, result in self._in_batches(work, "simple", work.commits, commit, all_of_it):
+            for item in batch:
+                version = result.versions.get(item.job)
+                if version is None:
+                    continue  # it moved meanwhile: the next round looks again
+                self._settle(work, item.job, item.expected_version, version)
+                if item.is_change:
+                    work.simple.append(item.job)
+        open_ = partial(open_plans, self._leader, now_ms=work.now_ms)
+        for _, opened in self._in_batches(work, "open", work.plans, open_, all_of_it):
+            work.runs += opened.versions
+        for name in work.runs:
+            self._started.add(name)
+            self._workers.start(name, partial(self._runner.run, name), work.now_ms)
+        work.runs.clear()
+
+    def _in_batches(
+        self,
+        work: _Round,
+        kind: str,
+        items: list[Item],
+        write: Callable[[Sequence[Item]], BatchResult],
+        all_of_it: bool,
+    ) -> Iterator[tuple[Sequence[Item], BatchResult]]:
+        """Write in transactions that keep others from writing for a short time only; takes from `items`."""
+        while len(items) >= (1 if all_of_it else self._batch_jobs[kind]):
+            jobs = self._batch_jobs[kind]
+            batch = items[:jobs]
+            del items[:jobs]
+            try:
+                result = write(batch)
+            except Fenced:
+                raise
+            except PenstockError as error:
+                work.failed += [(_name(item), str(error)) for item in batch]
+                self._batch_jobs[kind] = max(1, jobs // 4)  # should one job be the reason, few share its fate
+                continue
+            self._batch_jobs[kind] = plan_batch(
+                jobs,
+                written=len(batch),
+                took_ms=result.took_ms,
+                aim_ms=self._settings.batch_ms,
+                jobs_max=self._settings.batch_jobs_max,
+            )
+            yield batch, result
+
+    def _collect(self, work: _Round) -> None:
+        """Hear how far plans have come."""
+        for finished in self._workers.take_finished():
+            if finished.key not in self._started:
+                continue  # an earlier term's: the store has what it wrote, and refused what came late
+            self._started.discard(finished.key)
+            self._told.discard(finished.key)
+            outcome = self._outcome(finished, work.now_ms)
+            if outcome.fenced is not None:
+                raise outcome.fenced
+            work.failed += [(outcome.job, error) for error in outcome.failed]
+            if outcome.is_committed:
+                work.complex.append(outcome.job)
+            if outcome.is_quarantined:
+                self._quarantined.add(outcome.job)
+            if outcome.is_open:
+                work.open[outcome.job] = None
+
+    def _outcome(self, finished: Finished[Outcome], now_ms: Millis) -> Outcome:
+        if finished.result is not None:
+            return finished.result
+        problem = PenstockError(
+            f"the plan of job {finished.key!r} ended in an error that nobody expected",
+            why=f"{type(finished.error).__name__}: {finished.error}",
+            fix="look at the control plane's log, and report it",
+        )
+        return self._runner.fail(finished.key, problem, now_ms)
+
+    def _tell_what_is_under_way(self, work: _Round) -> None:
+        for name in sorted(self._workers.busy()):
+            work.open[name] = None
+        for stuck in self._workers.stuck():
+            problem = PenstockError(
+                f"job {stuck.key!r} waits for a call that does not come back",
+                why=f"it has been under way for {stuck.for_ms // 1000} s; a second one beside it could undo it",
+                fix="look at what its plan does next, at the bus and at the row store; a new start of the "
+                "control plane repeats the call",
+            )
+            work.failed.append((stuck.key, str(problem)))
+            if stuck.key not in self._told:
+                self._told.add(stuck.key)
+                self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
 
 
-def _attempt(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> PenstockError | None:
-    # Kept apart from our own writes: a port that says Fenced does not mean that our term is over.
-    try:
-        call(*args, **kwargs)
-    except PenstockError as error:
-        return error
-    return None
 
-
-def _expected(record: JobRecord) -> JobConfig | None:
-    if record.job.deleted:
-        return None
-    return validate_config(record.job.name, merge_layers(record.layers))
-
-
-def _simple(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
-    assert record.old is not None
-    change = sync if isinstance(sync, SimpleSync) else None
-    return SimpleCommit(
-        job=record.job.name,
-        running_version=record.old.version,
-        expected_version=record.job.expected_version,
-        config=None if change is None else change.target,
-        restarts=change is not None and change.restarts,
-        reason=sync.reason,
-        paths=() if change is None else tuple(item.path for item in change.changed),
-    )
+def _name(item: SimpleCommit | tuple[JobRecord, ComplexSync]) -> str:
+    return item.job if isinstance(item, SimpleCommit) else item[0].job.name

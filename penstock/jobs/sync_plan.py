@@ -5,13 +5,14 @@ Pure: compares values and answers with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from penstock.core.clock import Millis
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
-from penstock.jobs.layers import LayerRow
+from penstock.jobs.layers import LayerRow, is_same
 
 Json = Mapping[str, Any]
 
@@ -79,20 +80,44 @@ def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync
         return ComplexSync(target=None, mapping=running.mapping, changed=(), reason="the job is removed")
     target = expected.to_json()
     if running is None:
-        if expected.state == "stopped":
-            return InSync(reason="stopped, and never started")
+        if not is_active(target):
+            return InSync(reason=f"{expected.state}, and never started")
         mapping = map_partitions(expected.partitions, expected.task_count)
         return ComplexSync(target=target, mapping=mapping, changed=(), reason="first start")
     changed = diff_configs(running.config, target)
+    reason = explain(changed)
     if not changed:
-        return InSync(reason="runs as expected")
-    reason = f"{', '.join(change.path for change in changed)} changed"
+        return InSync(reason=reason)
     if any(change.sync is Sync.COMPLEX for change in changed):
         return ComplexSync(
             target=target, mapping=plan_mapping(target, running), changed=changed, reason=reason
         )
-    restarts = any(change.sync is Sync.RESTART for change in changed)
-    return SimpleSync(target=target, changed=changed, restarts=restarts, reason=reason)
+    return SimpleSync(target=target, changed=changed, restarts=needs_restart(changed), reason=reason)
+
+
+def needs_restart(changed: Iterable[Change]) -> bool:
+    """Whether tasks read any of this when they start."""
+    return any(change.sync is Sync.RESTART for change in changed)
+
+
+# What becomes of the tasks when the desired state changes; said wherever a plan is shown.
+_STATES: Mapping[str, str] = {
+    "running": "its tasks start where they left off, under a new generation",
+    "paused": "its tasks stop; partitions, state and producers keep their places, and readers downstream wait",
+    "stopped": "its tasks stop",
+}
+
+
+def explain(changed: Sequence[Change]) -> str:
+    """Why a sync is needed or not, in a line."""
+    if not changed:
+        return "runs as expected"
+    parts, notes = [], []
+    for change in changed:
+        parts.append(change.path)
+        if change.path == "state":
+            notes.append(f"{change.old} to {change.new}: {_STATES[change.new]}")
+    return " ".join([", ".join(parts), "changed", *(f"({note})" for note in notes)])
 
 
 def map_partitions(partitions: int, task_count: int) -> tuple[int, ...]:
@@ -136,19 +161,36 @@ def why_replace(
         return None
     if expected is None:
         return "the job is removed"
-    if expected.state == "stopped" and is_active(plan_target):
+    if expected.state == "stopped" and plan_target is not None and plan_target["state"] != "stopped":
         return "the job is to stop"
+    if expected.state == "paused" and is_active(plan_target):
+        return "the job is to pause"
     for row in urgent:
         if row.version > plan_version:
             return f"{row.actor} changed the {row.layer} layer"
     return None
 
 
+def plan_batch(jobs: int, *, written: int, took_ms: Millis, aim_ms: Millis, jobs_max: int) -> int:
+    """How many jobs the next transaction takes, so that it keeps others waiting for about `aim_ms`.
+
+    `jobs` is how many this one could have taken, `written` how many there were.
+    """
+    fitting = written * aim_ms // max(took_ms, 1)
+    if took_ms <= aim_ms:
+        # A transaction that was not full tells little about a full one.
+        fitting = min(fitting, 2 * jobs) if written == jobs else jobs
+    return max(1, min(fitting, jobs_max))
+
+
 def diff_configs(old: Json, new: Json) -> tuple[Change, ...]:
     """Every dotted path that differs, with what the change costs; lists are compared whole."""
+    # Most fields are equal, which is seen at once; only the others are descended into.
+    fields = [field for field, value in new.items() if not is_same(old.get(field), value)]
+    fields += [field for field in old if field not in new]
     return tuple(
         Change(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
-        for field in sorted({*old, *new})
+        for field in sorted(fields)
         for path, before, after in _differences(field, old.get(field), new.get(field))
     )
 
@@ -157,5 +199,5 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted({*old, *new}):
             yield from _differences(f"{path}.{key}", old.get(key), new.get(key))
-    elif old != new:
+    elif not is_same(old, new):
         yield path, old, new

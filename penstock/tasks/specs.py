@@ -71,13 +71,25 @@ class RunningJob(Protocol):
         """Tasks of generations up to this one must not run."""
 
 
-def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
-    """The tasks of one job: none while it is stopped, removed or held."""
-    if running.state != "running" or running.hold_generation >= running.generation:
-        return ()
+def has_tasks(running: RunningJob) -> bool:
+    """Whether a job has tasks now: none while it is stopped, removed or held."""
+    is_held = running.hold_generation >= running.generation
+    return running.state == "running" and not is_held and bool(running.mapping)
+
+
+def partitions_of(running: RunningJob) -> dict[int, list[int]]:
+    """Task index -> its partitions, as the plan mapped them."""
     partitions: dict[int, list[int]] = {}
     for partition, index in enumerate(running.mapping):
         partitions.setdefault(index, []).append(partition)
+    return partitions
+
+
+def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
+    """The tasks of one job."""
+    if not has_tasks(running):
+        return ()
+    partitions = partitions_of(running)
     return tuple(
         TaskSpec(
             task_id=f"{running.job}/{index}",

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.tasks.shard_load import Vector
 from penstock.tasks.sharding import reserved_loads
-from penstock.tasks.specs import RunningJob, TaskSpec, task_specs
+from penstock.tasks.specs import RunningJob, TaskSpec, has_tasks, partitions_of, task_specs
 
 
 class RunningPage(Protocol):
@@ -113,9 +113,31 @@ def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
 
 @dataclass(slots=True)
 class _Kept:
-    version: int
-    specs: tuple[TaskSpec, ...]
-    text: bytes = b""  # of the job on the wire, once somebody asked
+    """A running row, and what was made of it once somebody asked."""
+
+    row: RunningJob
+    has_tasks: bool
+    made: tuple[TaskSpec, ...] | None = None
+    text: bytes = b""  # of the job on the wire
+
+    @property
+    def specs(self) -> tuple[TaskSpec, ...]:
+        if self.made is None:
+            self.made = task_specs(self.row)
+        return self.made
+
+    def encoded(self) -> bytes:
+        if not self.text:
+            row, tasks = self.row, sorted(partitions_of(self.row).items())
+            body = {
+                "birth": row.birth,
+                "generation": row.generation,
+                "running_version": row.restart_version,
+                "config": row.config,
+                "tasks": tasks,
+            }
+            self.text = _encode(row.job) + b":" + _encode(body)
+        return self.text
 
 
 class TaskService:
@@ -138,8 +160,8 @@ class TaskService:
             return TaskList(
                 version=self._version,
                 full=is_full,
-                jobs={job: item.specs for job, item in kept.items() if item.specs},
-                removed=() if is_full else tuple(sorted(job for job, item in kept.items() if not item.specs)),
+                jobs={job: item.specs for job, item in kept.items() if item.has_tasks},
+                removed=() if is_full else tuple(_without_tasks(kept)),
                 since=since or 0,
             )
 
@@ -148,14 +170,8 @@ class TaskService:
         with self._lock:
             self._refresh()
             is_full, kept = self._since(since)
-            parts = []
-            for job, item in kept.items():
-                if item.specs and not item.text:
-                    name, body = _encode(job), _encode(_job_to_json(item.specs))
-                    item.text = name + b":" + body
-                if item.specs:
-                    parts.append(item.text)
-            removed = [] if is_full else sorted(job for job, item in kept.items() if not item.specs)
+            parts = [item.encoded() for item in kept.values() if item.has_tasks]
+            removed = [] if is_full else _without_tasks(kept)
             head = {"version": self._version, "full": is_full, "removed": removed, "since": since or 0}
             return _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
 
@@ -181,7 +197,7 @@ class TaskService:
             page = self._source.snapshot()
         for row in page.rows:
             self._jobs.pop(row.job, None)
-            self._jobs[row.job] = _Kept(row.version, task_specs(row))
+            self._jobs[row.job] = _Kept(row, has_tasks(row))
         self._version = page.version
 
     def _since(self, since: int | None) -> tuple[bool, dict[str, _Kept]]:
@@ -190,10 +206,14 @@ class TaskService:
             return True, self._jobs
         changed = {}
         for job in reversed(self._jobs):
-            if self._jobs[job].version <= since:
+            if self._jobs[job].row.version <= since:
                 break
             changed[job] = self._jobs[job]
         return False, changed
+
+
+def _without_tasks(kept: Mapping[str, _Kept]) -> list[str]:
+    return sorted(job for job, item in kept.items() if not item.has_tasks)
 
 
 _encode = msgspec.json.Encoder().encode

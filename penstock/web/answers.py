@@ -1,15 +1,17 @@
-"""What goes out when something is wrong: problem+json, with the headers that belong to its status."""
+"""What goes out: JSON, or when something is wrong problem+json with the headers that belong to its status."""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
+import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -30,6 +32,15 @@ def answer_problems(app: FastAPI) -> None:
     app.exception_handler(Exception)(_on_bug)
 
 
+def answer(value: Any, *, status: int = 200, version: int | None = None, location: str = "") -> Response:
+    """A value of ours as JSON (bytes are JSON already), unchecked: we made it. `version` becomes its ETag."""
+    headers = {} if version is None else {"ETag": f'"{version}"'}
+    if location:
+        headers["Location"] = location
+    content = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    return Response(content, status_code=status, media_type="application/json", headers=headers)
+
+
 def problem_response(
     error: PenstockError, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
@@ -42,7 +53,8 @@ def problem_response(
         found["Retry-After"] = "1"
     if isinstance(error, VersionConflict):
         found["ETag"] = f'"{error.actual}"'
-    return JSONResponse(problem, status_code=problem["status"], media_type=PROBLEM, headers=found)
+    content = json.dumps(problem, ensure_ascii=False).encode(errors="replace")
+    return Response(content, status_code=problem["status"], media_type=PROBLEM, headers=found)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -86,16 +98,24 @@ async def _on_http(request: Request, error: Exception) -> Response:
             )
         )
     if error.status_code == 405:
-        why = f"allowed: {headers.get('allow') or headers.get('Allow', '')}"
-        return problem_response(
-            Refused(f"{request.method} is not for this", why=why, fix="use such a method"), 405, headers
+        allowed = ", ".join(_methods_of(request))
+        refused = Refused(
+            f"{request.method} is not for this", why=f"allowed: {allowed}", fix="use such a method"
         )
+        return problem_response(refused, 405, {"Allow": allowed})
     # A body that is not UTF-8, or has a number too long to read.
     return problem_response(
         UserError("the request cannot be read", why=str(error.detail), fix="send JSON in UTF-8"),
         422 if error.status_code == 400 else error.status_code,
         headers,
     )
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method of a path; the router itself tells only those of the first route that fits."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    fitting = [route for route in routes if route.path_regex.match(request.url.path)]
+    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What may come in over HTTP: every body and name, with its bounds. Anything else goes no further."""
+"""What may come in over HTTP: every body, name, parameter and header, with its bounds; nothing else does."""
 
 from __future__ import annotations
 
@@ -6,22 +6,80 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from fastapi import Path
+from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from penstock.core.errors import ConfigError
+from penstock.core.token_store import ID_LENGTH
 from penstock.jobs.config import NAME_PATTERN
+from penstock.jobs.job_view import STATES
+from penstock.jobs.layer_writer import REASON_MAX
+from penstock.jobs.text_rules import LINE_PATTERN
 from penstock.tasks.messages import Heartbeat
 
 # What a database column holds.
 INT_MAX = 2**63 - 1
+DAYS_MAX = 3650
+PAGE_MAX = 1000
+PROBLEMS_SHOWN_MAX = 5
+
+# A line of plain text around an equals sign.
+LABEL_PATTERN = f"^{LINE_PATTERN.strip('^*$').replace('[^', '[^=')}+={LINE_PATTERN.strip('^$')}$"
+VERSION_PATTERN = '^"(0|[1-9][0-9]{0,17})"$'
 
 # A name in a path: it may become a file's name, so it can neither climb nor hide.
 Name = Annotated[str, Path(pattern=NAME_PATTERN)]
+TokenId = Annotated[str, Path(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
-Word = Annotated[str, Field(max_length=200)]
-Text = Annotated[str, Field(max_length=100_000)]
-PROBLEMS_SHOWN_MAX = 5
+Word = Annotated[str, Field(max_length=200, pattern=LINE_PATTERN)]
+Line = Annotated[str, Field(max_length=100_000)]
+Reason = Annotated[str, Field(max_length=REASON_MAX, pattern=LINE_PATTERN)]
+NameText = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+# Headers.
+Key = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern="^[!-~]+$",
+        description="Names this request: a repeat of it gets the first answer and changes nothing.",
+    ),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(
+        max_length=200,
+        pattern=f"^(\\*|{VERSION_PATTERN.strip('^$')})$",
+        description="The ETag that the change was decided on; without it, or with `*`, whatever there is.",
+    ),
+]
+IfVersion = Annotated[
+    str | None,
+    Header(
+        alias="If-Match", max_length=200, pattern=VERSION_PATTERN, description="The ETag it was decided on."
+    ),
+]
+IfNew = Annotated[
+    str | None,
+    Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if there is none yet."),
+]
+
+# Parameters.
+Since = Annotated[int, Query(ge=0, le=INT_MAX)]
+Before = Annotated[int | None, Query(ge=1, le=INT_MAX)]
+Version = Annotated[int | None, Query(ge=0, le=INT_MAX)]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX)]
+Subject = Annotated[str | None, Query(min_length=1, max_length=500, pattern=LINE_PATTERN)]
+NameQuery = Annotated[str | None, Query(pattern=NAME_PATTERN)]
+WhyQuery = Annotated[str, Query(max_length=REASON_MAX, pattern=LINE_PATTERN, description="The reason.")]
+Labels = Annotated[
+    list[Annotated[str, Field(max_length=500, pattern=LABEL_PATTERN)]] | None,
+    Query(max_length=20, description="name=value; repeat it for several"),
+]
+DesiredState = Literal["running", "paused", "stopped"]
+JobState = Literal[STATES]  # type: ignore[valid-type]
+Role = Literal["admin", "container", "developer", "oncall", "reader", "scaler"]
 
 
 class _Body(BaseModel):
@@ -32,7 +90,7 @@ class Submit(_Body):
     """A compiled pipeline and why it is submitted."""
 
     compiled: dict[str, Any]
-    why: str = Field(default="", max_length=2000)
+    why: Reason = ""
 
 
 class Plan(_Body):
@@ -41,22 +99,82 @@ class Plan(_Body):
     compiled: dict[str, Any]
 
 
+class Apply(_Body):
+    """The provisioner layer of one job, whole."""
+
+    config: dict[str, Any]
+    why: Reason = ""
+
+
+class PlanJob(_Body):
+    """A provisioner layer to compare with what runs."""
+
+    config: dict[str, Any]
+
+
+class SetState(_Body):
+    """What a job should do."""
+
+    state: DesiredState
+    layer: NameText | None = Field(default=None, description="By whose word; none: the caller's own layer.")
+    why: Reason = ""
+
+
+class Because(_Body):
+    """Why."""
+
+    why: Reason = ""
+
+
+class PutLayer(_Body):
+    """One layer, whole."""
+
+    body: dict[str, Any]
+    why: Reason = ""
+
+
 class PatchLayer(_Body):
     """Dotted paths to set in one layer; null removes one."""
 
     changes: dict[str, Any]
-    why: str = Field(default="", max_length=2000)
+    why: Reason = ""
+
+
+class Rollback(_Body):
+    """The version of the job at which the layer was as it should be again."""
+
+    to_version: Annotated[int, Field(ge=0, le=INT_MAX, strict=True)]
+    why: Reason = ""
+
+
+class NewLayer(_Body):
+    """A layer for a component of its own."""
+
+    name: NameText
+    precedence: Annotated[int, Field(ge=-1_000_000, le=1_000_000, strict=True)]
+    writers: list[Role] = Field(min_length=1, max_length=6)
+    replaces_plan: Annotated[bool, Field(strict=True)] = False
+    why: Reason = ""
+
+
+class NewToken(_Body):
+    """A token to issue."""
+
+    name: NameText
+    role: Role
+    days: Annotated[int, Field(ge=1, le=DAYS_MAX, strict=True)] = 365
+    why: Reason = ""
 
 
 class NewCategory(_Body):
     """A category to create."""
 
     name: Word
-    partitions: int = Field(ge=1, le=4096)
+    partitions: Annotated[int, Field(ge=1, le=4096, strict=True)]
     columns: list[tuple[Word, Word]] = Field(min_length=1, max_length=1000)
     format: Word = "json"
     watermark: Word = "event_time"
-    lateness_ms: Count = 0
+    lateness_ms: Annotated[Count, Field(strict=True)] = 0
     ts_column: Word = ""
 
 
@@ -70,7 +188,7 @@ class Register(_Body):
 def read_heartbeat(data: dict[str, Any]) -> Heartbeat:
     """A heartbeat, exactly as its class declares it: anything else is a damaged or foreign message."""
     try:
-        body = _BEAT.model_validate(data)
+        body = HEARTBEAT.model_validate(data)
     except ValidationError as error:
         shown = error.errors()[:PROBLEMS_SHOWN_MAX]
         raise ConfigError(
@@ -102,11 +220,11 @@ def _at_the_edge(hint: Any) -> Any:
         return _mirror(hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return Literal[tuple(item.value for item in hint)]
-    return {int: Count, str: Text}.get(hint, hint)
+    return {int: Count, str: Line}.get(hint, hint)
 
 
 class _Strict(_Body):
     model_config = ConfigDict(strict=True)
 
 
-_BEAT = _mirror(Heartbeat)
+HEARTBEAT = _mirror(Heartbeat)

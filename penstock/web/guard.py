@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, Header
+from fastapi import Depends, Request
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 
 from penstock.core.clock import Clock
-from penstock.core.errors import Refused
+from penstock.core.errors import ConfigError, Refused
 from penstock.core.token_store import Caller, TokenStore
 from penstock.web.auth import VERBS, require
 from penstock.web.limits import RateLimit
+from penstock.web.pools import BEATS
 from penstock.web.problems import Unauthorised
 
 # A beat that is turned away costs a container its tasks.
 UNLIMITED_VERBS = frozenset({"container.beat"})
+REPEATED = frozenset({"label"})
+_BEARER = HTTPBearer(auto_error=False, description="A token of `penstock token new`, or of `penstock up`.")
+
+
+def check_query(request: Request) -> None:
+    """Refuse parameters that the route does not have, or has once: a misspelt filter would filter nothing."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"there is no parameter {name[:100]!r} here",
+                why=f"there is {', '.join(known) or 'none'}",
+                fix=f"did you mean `{near[0]}`?" if near else "leave it out",
+            )
+        if name not in REPEATED and given.count(name) > 1:
+            raise ConfigError(
+                f"the parameter {name!r} is there twice", why="it has one value", fix="give it once"
+            )
 
 
 class Guard:
@@ -30,11 +53,13 @@ class Guard:
         """The default of a route's `caller`: whoever may do `verb`."""
         assert verb in VERBS, f"{verb} is in no row of the table"
 
-        def check(authorization: Annotated[str, Header()] = "") -> Caller:
-            caller = self._caller(authorization)
+        async def check(request: Request, _shown: Annotated[object, Depends(_BEARER)] = None) -> Caller:
+            caller = await self.caller(request)
             require(caller.role, verb)
             if verb not in UNLIMITED_VERBS:
                 self._rate.count(caller.token_id, self._clock.boot_ms())
+            if request.scope["query_string"]:
+                check_query(request)
             return caller
 
         self._checks[check] = verb
@@ -45,15 +70,20 @@ class Guard:
         found = (self._checks.get(part.call) for part in route.dependant.dependencies if part.call)
         return next((verb for verb in found if verb), None)
 
-    def _caller(self, authorization: str) -> Caller:
-        scheme, _, token = authorization.partition(" ")
+    async def caller(self, request: Request) -> Caller:
+        """Whose token a request shows; Unauthorised if nobody's."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise Unauthorised(
                 "this needs a token",
                 why="the request has no `Authorization: Bearer <token>` header",
                 fix="use the token that `penstock up` wrote into its folder",
             )
+        now_ms = self._clock.now_ms()
+        believed = self._tokens.believed(token.strip(), now_ms=now_ms)
+        if believed is not None:
+            return believed
         try:
-            return self._tokens.caller(token.strip(), now_ms=self._clock.now_ms())
+            return await BEATS.run(self._tokens.caller, token.strip(), now_ms=now_ms)
         except Refused as error:
             raise Unauthorised(error.what, why=error.why, fix=error.fix) from error

@@ -1,29 +1,26 @@
-"""How much a caller may send, and how often: body size, JSON depth, requests per second."""
+"""How much a caller may send, and how often: header and body size, the shape of JSON, requests per second."""
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections.abc import AsyncIterator
 
-import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.web.answers import problem_response
-from penstock.web.problems import TooLarge, TooMany
+from penstock.web.json_check import check_json
+from penstock.web.pools import LONG
+from penstock.web.problems import HeadersTooLarge, TooLarge, TooMany
 
 BODY_BYTES_MAX = 1024 * 1024
-JSON_DEPTH_MAX = 32
+HEADER_BYTES_MAX = 16 * 1024
+HEADERS_MAX = 100
+# Looking at more than this takes long enough for others to notice: it is done beside the event loop.
+LOOK_BYTES_MAX = 16 * 1024
 REQUESTS_MAX = 200  # per token and window
 WINDOW_MS: Millis = 1_000
-
-_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_STEPS = np.zeros(256, dtype=np.int32)
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RateLimit:
@@ -52,22 +49,45 @@ class LimitBodies:
     """ASGI middleware: reads a JSON body up to its limit, looks at it, and hands it on whole.
 
     Paths under `streamed` are left alone: their routes read with `limited`, after they know who calls.
+    A body that breaks off is no body: nothing is done with it.
     """
 
     def __init__(self, app: ASGIApp, *, streamed: str) -> None:
         self._app, self._streamed = app, streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(self._streamed):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            body = b"".join([chunk async for chunk in limited(_chunks(receive), BODY_BYTES_MAX, scope)])
-            check_json(body)
+            check_headers(scope)
+            if not scope["path"].startswith(self._streamed):
+                receive = _replay(await _read_json(scope, receive), receive)
         except PenstockError as error:
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, _replay(body, receive), send)
+        await self._app(scope, receive, send)
+
+
+async def _read_json(scope: Scope, receive: Receive) -> bytes:
+    body = b"".join([chunk async for chunk in limited(_chunks(receive), BODY_BYTES_MAX, scope)])
+    if len(body) > LOOK_BYTES_MAX:
+        await LONG.run(check_json, body)
+    elif body:
+        check_json(body)
+    return body
+
+
+def check_headers(scope: Scope) -> None:
+    """Refuse more headers than any caller of ours sends."""
+    headers = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in headers) + len(scope.get("query_string", b""))
+    if len(headers) > HEADERS_MAX or size > HEADER_BYTES_MAX:
+        raise HeadersTooLarge(
+            "the request's headers are too large",
+            why=f"the limits are {HEADERS_MAX} headers and {HEADER_BYTES_MAX} bytes, with the query",
+            fix="send less",
+        )
 
 
 async def limited(
@@ -93,7 +113,7 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return  # the caller hung up
+            raise ConfigError("the request broke off", why="the caller hung up", fix="send it again")
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
@@ -111,39 +131,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-def check_json(body: bytes) -> None:
-    """Refuse what would hurt a parser or a store; whether it is JSON at all is the parser's to say."""
-    if is_deeper_than(body, JSON_DEPTH_MAX):
-        raise ConfigError(
-            "the JSON is nested too deep", why=f"the limit is {JSON_DEPTH_MAX} levels", fix="send it flatter"
-        )
-    if _has_lone_surrogate(body):
-        raise ConfigError(
-            "the JSON has text that is no text",
-            why="half of a surrogate pair (\\ud800 to \\udfff) stands alone",
-            fix="send UTF-8, or both halves",
-        )
-
-
-def is_deeper_than(body: bytes, limit: int) -> bool:
-    """Whether lists and maps nest deeper than `limit`; an array at a time, since a byte at a time is slow."""
-    # Escaped backslashes first, so that the quotes left are those that begin and end strings.
-    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    array = np.frombuffer(marks, dtype=np.uint8)
-    is_outside = np.cumsum(array == ord('"'), dtype=np.int32) % 2 == 0
-    depths = np.cumsum(_STEPS[array] * is_outside, dtype=np.int32)
-    return bool(depths.size and depths.max() > limit)
-
-
-def _has_lone_surrogate(body: bytes) -> bool:
-    if _SURROGATE.search(body) is None:
-        return False
-    try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    except ValueError:
-        return False
-    return False

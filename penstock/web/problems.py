@@ -16,8 +16,16 @@ class TooLarge(errors.ConfigError):
     """More bytes than the route takes."""
 
 
+class HeadersTooLarge(errors.ConfigError):
+    """More headers than any caller sends."""
+
+
+class NeedsVersion(errors.ConfigError):
+    """A write that must say which version it was decided on."""
+
+
 class TooMany(errors.Refused):
-    """More requests than one token may make."""
+    """More requests than one token may make, or more watchers than there is room for."""
 
 
 STATUS: dict[type[PenstockError], int] = {
@@ -26,6 +34,7 @@ STATUS: dict[type[PenstockError], int] = {
     errors.VersionConflict: 409,
     errors.NotFound: 404,
     errors.Refused: 403,
+    errors.KeyReused: 422,
     errors.Fenced: 409,
     errors.OutcomeUnknown: 503,
     errors.StoreUnavailable: 503,
@@ -33,6 +42,8 @@ STATUS: dict[type[PenstockError], int] = {
     errors.UserError: 400,
     Unauthorised: 401,
     TooLarge: 413,
+    NeedsVersion: 428,
+    HeadersTooLarge: 431,
     TooMany: 429,
 }
 # What a kind carries besides its three parts.

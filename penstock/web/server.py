@@ -1,32 +1,98 @@
-"""Serving the API on this machine: a bound loopback port, and a thread that answers on it.
+"""Serving the API: a bound port, and a thread that answers on it.
 
-There is no way to listen beyond loopback: that needs TLS, which this version does not have.
+Beyond loopback only with TLS: a token that crosses a network in the clear is everybody's.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+import ssl
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.core.errors import EnvironmentProblem
+from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.web.limits import HEADER_BYTES_MAX
 
 HOST = "127.0.0.1"
+CONNECTIONS_MAX = 1_000
+# A client that keeps a connection is spared a handshake; one that only holds it is not.
+KEEP_ALIVE_S = 20
+BACKLOG = 512
 
 
-def bind(port: int) -> socket.socket:
-    """A listening socket on loopback (0: any free port), before anything else is started."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """A certificate and its key, in PEM files."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where to listen: an address that is loopback, or any with TLS; `name` is what callers call it."""
+
+    host: str = HOST
+    port: int = 0
+    tls: Tls | None = None
+    name: str = ""
+
+    def check(self) -> None:
+        """Refuse what would show tokens to a network, before anything is started."""
+        if not _is_loopback(self.host) and self.tls is None:
+            raise ConfigError(
+                f"will not listen on {self.host}",
+                why="other machines can reach it, and without TLS everybody in between could read tokens",
+                fix="give --tls-cert and --tls-key, or listen on 127.0.0.1",
+            )
+        if self.tls is not None:
+            tls_context(self.tls)
+
+    def url(self, port: int) -> str:
+        """How this machine reaches it."""
+        host = self.name or ("localhost" if ipaddress.ip_address(self.host).is_unspecified else self.host)
+        return f"{'http' if self.tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """What the server shows: TLS 1.2 or newer, with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise EnvironmentProblem(
+            "cannot use this certificate",
+            why=f"{tls.cert} with {tls.key}: {error}",
+            fix="give a certificate and its own key, unencrypted, as PEM files",
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def bind(listening: Listening) -> socket.socket:
+    """A listening socket (port 0: any free one), before anything else is started."""
+    listening.check()
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    # Named as TCP, else asyncio leaves Nagle's delay on, which costs 40 ms per answer.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
-        listener.listen(128)
+        listener.bind((listening.host, listening.port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise EnvironmentProblem(
-            f"cannot listen on port {port}",
+            f"cannot listen on port {listening.port} of {listening.host}",
             why=f"{error.strerror or error}: another program may hold it",
             fix="stop what listens there, or take another with --port (0: any free one)",
         ) from error
@@ -36,17 +102,30 @@ def bind(port: int) -> socket.socket:
 class ApiServer:
     """Answers requests in a thread of its own, from `start` to `stop`."""
 
-    def __init__(self, api: FastAPI, listener: socket.socket) -> None:
-        self._listener = listener
+    def __init__(self, api: FastAPI, listener: socket.socket, listening: Listening | None = None) -> None:
+        self._api, self._listener, self._listening = api, listener, listening or Listening()
+        tls = self._listening.tls
         # Whoever starts the server also takes the signals; a thread cannot.
-        config = uvicorn.Config(api, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            api,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            limit_concurrency=CONNECTIONS_MAX,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=2 * HEADER_BYTES_MAX,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls_context(tls),
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://{HOST}:{self._listener.getsockname()[1]}"
+        return self._listening.url(self._listener.getsockname()[1])
 
     @property
     def is_serving(self) -> bool:
@@ -59,10 +138,23 @@ class ApiServer:
         return self
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Answer what is under way, then end."""
+        """Answer what is under way, end the event streams, then end."""
+        close: Callable[[], None] = self._api.state.events.close
+        close()
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         self._server.run(sockets=[self._listener])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ConfigError(
+            f"{host!r} is not an address to listen on",
+            why="it must be an IP address of this machine, or 0.0.0.0 for all of them",
+            fix="e.g. --host 127.0.0.1",
+        ) from error

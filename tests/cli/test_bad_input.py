@@ -57,32 +57,37 @@ def test_a_file_that_is_not_there_is_explained(shared: World, run: Run, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "named", "code"),
     [
-        ((COUNT, "tsk_count=3", "--why", "x"), "did you mean `task_count`?"),
-        ((COUNT, "slo.lag=3", "--why", "x"), "did you mean `slo.lag_s`?"),
-        ((COUNT, "task_count=many", "--why", "x"), "task_count"),
-        ((COUNT, "task_count=0", "--why", "x"), "task_count"),
-        ((COUNT, "slo.lag_s=NaN", "--why", "x"), "slo.lag_s"),
-        ((COUNT, "task_count", "--why", "x"), "field=value"),
-        ((COUNT, "=3", "--why", "x"), "field=value"),
-        ((COUNT, "a..b=3", "--why", "x"), "a..b"),
-        ((COUNT, "task_count.x=3", "--why", "x"), "task_count"),
-        ((COUNT, "--why", "x"), "nothing to change"),
-        ((COUNT, "task_count=3"), "--why"),
-        ((COUNT, "task_count=3", "--clear"), "--why"),
-        ((COUNT, "task_count=3", "--why", "x", "--version", "999"), "999"),
-        ((COUNT, "owner=\udcff", "--why", "x"), "cannot be sent"),
-        (("zeitgeist.nobody", "task_count=3", "--why", "x"), "zeitgeist.nobody"),
-        (("..", "task_count=3", "--why", "x"), ".."),
-        (("a/b", "task_count=3", "--why", "x"), "a/b"),
+        (("set", COUNT, "tsk_count=3", "--why", "x"), "did you mean `task_count`?", 1),
+        (("set", COUNT, "slo.lag=3", "--why", "x"), "did you mean `slo.lag_s`?", 1),
+        (("set", COUNT, "task_count=many", "--why", "x"), "task_count", 1),
+        (("set", COUNT, "task_count=0", "--why", "x"), "task_count", 1),
+        (("set", COUNT, "slo.lag_s=NaN", "--why", "x"), "slo.lag_s", 1),
+        (("set", COUNT, "task_count=99999999999999999999", "--why", "x"), "too large", 1),
+        (("set", COUNT, "task_count", "--why", "x"), "field=value", 1),
+        (("set", COUNT, "task_count=", "--why", "x"), "field=value", 1),
+        (("set", COUNT, "=3", "--why", "x"), "field=value", 1),
+        (("set", COUNT, "a..b=3", "--why", "x"), "a..b", 1),
+        (("set", COUNT, "task_count.x=3", "--why", "x"), "task_count", 1),
+        (("set", COUNT, "task_count=3", "--why", " "), "reason", 1),
+        (("set", COUNT, "task_count=3", "--why", "a\x1b[31mb"), "why", 1),
+        (("set", COUNT, "task_count=3", "--why", "x", "--version", "999"), "999", 4),
+        (("set", COUNT, "owner=\udcff", "--why", "x"), "cannot be sent", 1),
+        (("set", "zeitgeist.nobody", "task_count=3", "--why", "x"), "zeitgeist.nobody", 3),
+        (("set", "..", "task_count=3", "--why", "x"), "..", 1),
+        (("set", "a/b", "task_count=3", "--why", "x"), "a/b", 3),
+        (("set", "x" * 1_000_000, "task_count=3", "--why", "x"), "", 1),
+        (("clear", COUNT, "task_count=3", "--why", "x"), "task_count=3", 1),
+        (("clear", COUNT, "a..b", "--why", "x"), "a..b", 1),
+        (("clear", "zeitgeist.nobody", "--why", "x"), "zeitgeist.nobody", 3),
     ],
 )
 def test_a_bad_override_is_explained_and_not_made(
-    submitted: World, run: Run, arguments: tuple[str, ...], named: str
+    submitted: World, run: Run, arguments: tuple[str, ...], named: str, code: int
 ):
     before = submitted.everything()
-    assert named in run("oncall", *arguments, "--folder", submitted.folder).is_refused()
+    assert named in run("oncall", *arguments, "--folder", submitted.folder).is_refused(code)
     assert submitted.everything() == before
 
 
@@ -102,11 +107,18 @@ def submitted(shared: World) -> World:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("job", "nobody"), "nobody"),
-        (("job", ".."), ".."),
-        (("logs", "c9"), "c9"),
-        (("logs", "../../store.db"), "store.db"),
-        (("category", "nobody"), "nobody"),
+        (("job", "get", ".."), ".."),
+        (("job", "ls", "--label", "team"), "name=value"),
+        (("job", "ls", "--label", "=x"), "name=value"),
+        (("job", "ls", "--state", "lazy"), "state"),
+        (("job", "ls", "--pipeline", "../x"), "pipeline"),
+        (("layer", "add", "../x", "--precedence", "15", "--writer", "admin", "--why", "x"), "name"),
+        (("layer", "add", "new", "--precedence", "15", "--writer", "emperor", "--why", "x"), "writers"),
+        (("layer", "add", "new", "--precedence", "20", "--writer", "admin", "--why", "x"), "scaler"),
+        (("layer", "add", "base", "--precedence", "15", "--writer", "admin", "--why", "x"), "base"),
+        (("token", "new", "x", "--role", "emperor", "--why", "x"), "role"),
+        (("token", "new", "../x", "--role", "reader", "--why", "x"), "name"),
+        (("token", "new", "x", "--role", "reader", "--why", ""), "reason"),
         (("category", "queries", "--create"), "--columns"),
         (("category", "queries", "--create", "--columns", "query"), "--columns"),
         (("category", "new", "--create", "--columns", "query:strng"), "strng"),
@@ -122,18 +134,51 @@ def test_a_bad_name_or_spec_is_explained(shared: World, run: Run, arguments: tup
     assert shared.everything() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("job", "get", "nobody"), "nobody"),
+        (("job", "get", "nobody", "--watch"), "nobody"),
+        (("job", "diff", "nobody"), "nobody"),
+        (("job", "history", "nobody"), "nobody"),
+        (("job", "rollback", "nobody", "oncall", "--to", "1", "--why", "x"), "nobody"),
+        (("job", "pause", "nobody", "--why", "x"), "nobody"),
+        (("job", "rm", "nobody", "--why", "x"), "nobody"),
+        (("job", "restore", "nobody", "--why", "x"), "nobody"),
+        (("config", "show", "nobody"), "nobody"),
+        (("token", "revoke", "0123456789abcdef", "--why", "x"), "0123456789abcdef"),
+        (("logs", "c9"), "c9"),
+        (("logs", "../../store.db"), "store.db"),
+        (("category", "nobody"), "nobody"),
+    ],
+)
+def test_what_is_not_there_is_exit_code_3(shared: World, run: Run, arguments: tuple[str, ...], named: str):
+    before = shared.everything()
+    assert named in run(*arguments, "--folder", shared.folder).is_refused(3)
+    assert shared.everything() == before
+
+
 COMMANDS: list[tuple[str | Path, ...]] = [
     ("status",),
     ("status", "--watch"),
-    ("status", "--json"),
-    ("job",),
-    ("job", PARSE),
+    ("status", "-o", "json"),
+    ("job", "ls"),
+    ("job", "get", PARSE),
+    ("job", "diff", PARSE),
+    ("job", "history", PARSE),
+    ("job", "pause", PARSE, "--why", "x"),
+    ("job", "rm", PARSE, "--why", "x"),
+    ("config", "show", PARSE),
+    ("layer", "ls"),
+    ("token", "ls"),
+    ("audit",),
     ("journal",),
     ("logs", "c1"),
     ("category",),
     ("plan", ZEITGEIST),
     ("submit", ZEITGEIST),
-    ("oncall", COUNT, "task_count=3", "--why", "x"),
+    ("oncall", "set", COUNT, "task_count=3", "--why", "x"),
+    ("oncall", "clear", COUNT, "--why", "x"),
 ]
 every_command = pytest.mark.parametrize(
     "command", COMMANDS, ids=lambda command: " ".join(map(str, command[:2]))[:20]
@@ -155,7 +200,7 @@ def test_a_wrong_token_is_explained(
 
 @every_command
 def test_no_control_plane_is_explained(run: Run, tmp_path: Path, command: tuple[str | Path, ...]):
-    assert "penstock up" in run(*command, "--folder", tmp_path / "nowhere").is_refused()
+    assert "penstock up" in run(*command, "--folder", tmp_path / "nowhere").is_refused(5)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -167,9 +212,9 @@ def test_a_control_plane_that_is_gone_is_explained(run: Run, tmp_path: Path, com
         port = free.getsockname()[1]
     (tmp_path / "endpoint.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": 1}))
     (tmp_path / "tokens").mkdir()
-    for role in ("reader", "developer", "oncall"):
+    for role in ("reader", "developer", "oncall", "admin"):
         (tmp_path / "tokens" / role).write_text("pk_token")
-    refused = run(*command, "--folder", tmp_path).is_refused()
+    refused = run(*command, "--folder", tmp_path).is_refused(5)
     assert f"no control plane answers at http://127.0.0.1:{port}" in refused
 
 

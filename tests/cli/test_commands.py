@@ -7,15 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from typer.main import get_command
 
 from penstock.cli import main as cli
 from penstock.cli.connection import connect
 from penstock.client import Client
-from penstock.core.errors import StoreUnavailable
 from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World, wait
 
-COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)  # type: ignore[union-attr]
+
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command by its words."""
+    if not hasattr(group, "commands"):
+        return {path: group}
+    return {
+        words: command
+        for name, below in group.commands.items()
+        for words, command in commands_of(below, (*path, name)).items()
+    }
+
+
+COMMANDS = commands_of(get_command(cli.app))
+SILENT = {("up",), ("container",)}  # they run until they are stopped
 
 
 def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
@@ -30,72 +42,75 @@ def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
 
     submit = run("submit", ZEITGEIST, "--why", "first release", "--version", "v1", *folder)
     assert submit.code == 0 and f"submitted {PARSE}" in submit.text
-    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
+    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
 
-    again = run("plan", ZEITGEIST, "--json", *folder).json
+    again = run("plan", ZEITGEIST, "-o", "json", *folder).json
     # Another version of the package is the same code: a restart in place, and the state stays.
     assert {change["job"]: change["state_kept"] for change in again["changes"]} == {PARSE: True, COUNT: True}
     status = run("status", *folder)
     assert status.code == 0 and PARSE in status.text and "running" in status.text and "0/1" in status.text
-    assert {job["name"] for job in run("status", "--json", *folder).json["jobs"]} == {PARSE, COUNT}
-    job = run("job", COUNT, *folder)
+    assert {job["name"] for job in run("status", "-o", "json", *folder).json["jobs"]} == {PARSE, COUNT}
+    job = run("job", "get", COUNT, *folder)
     assert "partitions 6 provisioner" in job.text and "task_count 1 default" in job.text
     assert "first release" in job.text
-    assert run("job", COUNT, "--json", *folder).json["config"]["package"]["version"] == "v1"
-    names = [item["spec"]["name"] for item in run("category", "--json", *folder).json]
+    assert run("job", "get", COUNT, "-o", "json", *folder).json["config"]["package"]["version"] == "v1"
+    names = [item["spec"]["name"] for item in run("category", "-o", "json", *folder).json]
     assert {"queries", "query_counts", "queries.dead"} <= set(names)
-    assert run("category", "queries", "--json", *folder).json["spec"]["partitions"] == 6
+    assert run("category", "queries", "-o", "json", *folder).json["spec"]["partitions"] == 6
     assert "query_counts" in run("category", *folder).text
 
 
 def test_oncall_overrides_with_a_reason_and_takes_back(world: World, run: Run):
     folder = ("--folder", world.folder)
-    done = run("oncall", COUNT, "task_count=3", "slo.lag_s=5.5", "owner=olga", "--why", "a flood", *folder)
+    done = run(
+        "oncall", "set", COUNT, "task_count=3", "slo.lag_s=5.5", "owner=olga", "--why", "a flood", *folder
+    )
     assert done.code == 0 and "written" in done.text
-    job = run("job", COUNT, "--json", *folder).json
+    job = run("job", "get", COUNT, "-o", "json", *folder).json
     assert (job["config"]["task_count"], job["config"]["slo"]["lag_s"], job["config"]["owner"]) == (
         3,
         5.5,
         "olga",
     )
-    assert job["provenance"]["task_count"] == "oncall" == job["provenance"]["slo.lag_s"]
+    assert job["provenance"]["task_count"]["layer"] == "oncall" == job["provenance"]["slo.lag_s"]["layer"]
     layer = next(row for row in job["layers"] if row["layer"] == "oncall")
     assert (layer["actor"], layer["reason"]) == ("local-oncall", "a flood")
-    assert "task_count 3 oncall" in run("job", COUNT, *folder).text
+    assert "task_count 3 oncall" in run("job", "get", COUNT, *folder).text
 
-    one = run("oncall", COUNT, "owner=", "--why", "wrong name", "--json", *folder)
+    one = run("oncall", "clear", COUNT, "owner", "--why", "wrong name", "-o", "json", *folder)
     assert one.json == {"job": COUNT, "version": job["expected_version"] + 1, "changes": {"owner": None}}
-    assert run("job", COUNT, "--json", *folder).json["config"]["owner"] == ""
+    assert run("job", "get", COUNT, "-o", "json", *folder).json["config"]["owner"] == ""
 
-    assert run("oncall", COUNT, "--clear", "--why", "over", *folder).code == 0
-    job = run("job", COUNT, "--json", *folder).json
-    assert job["config"]["task_count"] == 1 and "oncall" not in job["provenance"].values()
-    nothing = run("oncall", COUNT, "--clear", *folder)
+    assert run("oncall", "clear", COUNT, "--why", "over", *folder).code == 0
+    job = run("job", "get", COUNT, "-o", "json", *folder).json
+    assert job["config"]["task_count"] == 1
+    assert "oncall" not in {decided["layer"] for decided in job["provenance"].values()}
+    nothing = run("oncall", "clear", COUNT, "--why", "again", *folder)
     assert nothing.code == 0 and "nothing to take back" in nothing.text
-    assert run("job", COUNT, "--json", *folder).json["expected_version"] == job["expected_version"]
+    assert run("job", "get", COUNT, "-o", "json", *folder).json["expected_version"] == job["expected_version"]
 
 
 def test_oncall_writes_only_on_the_version_it_was_told(world: World, run: Run):
     folder = ("--folder", world.folder)
-    version = run("job", COUNT, "--json", *folder).json["expected_version"]
-    set_it = ("oncall", COUNT, "task_count=3", "--why", "x", "--version", str(version), *folder)
+    version = run("job", "get", COUNT, "-o", "json", *folder).json["expected_version"]
+    set_it = ("oncall", "set", COUNT, "task_count=3", "--why", "x", "--version", str(version), *folder)
     assert run(*set_it).code == 0
     before = world.everything()
-    refused = run(*set_it).is_refused()
+    refused = run(*set_it).is_refused(4)
     assert "was changed by somebody else" in refused and f"current version is {version + 1}" in refused
     assert world.everything() == before
 
 
 def test_the_journal_says_who_did_what_and_why(world: World, run: Run):
     folder = ("--folder", world.folder)
-    assert run("oncall", COUNT, "task_count=2", "--why", "because [of] that", *folder).code == 0
-    entries = run("journal", COUNT, "--json", *folder).json
+    assert run("oncall", "set", COUNT, "task_count=2", "--why", "because [of] that", *folder).code == 0
+    entries = run("journal", COUNT, "-o", "json", *folder).json
     assert {entry["subject"] for entry in entries} == {COUNT}
     written = next(entry for entry in entries if entry["decision"] == "layer.oncall")
     assert (written["actor"], written["reason"]) == ("local-oncall", "because [of] that")
     shown = run("journal", COUNT, *folder)
     assert "layer.oncall" in shown.text and "because [of] that" in shown.text
-    assert len(run("journal", "-n", "2", "--json", *folder).json) == 2
+    assert len(run("journal", "-n", "2", "-o", "json", *folder).json) == 2
 
 
 def test_logs_show_the_end_of_a_containers_log(empty: World, run: Run):
@@ -108,13 +123,13 @@ def test_logs_show_the_end_of_a_containers_log(empty: World, run: Run):
 
 def test_a_repeated_submit_changes_nothing_that_runs(world: World, run: Run):
     folder = ("--folder", world.folder)
-    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
-    changes = run("plan", ZEITGEIST, "--json", *folder).json["changes"]
+    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    changes = run("plan", ZEITGEIST, "-o", "json", *folder).json["changes"]
     assert {change["change"] for change in changes} == {"unchanged"}
-    generations = [job["generation"] for job in run("job", "--json", *folder).json]
+    generations = [job["generation"] for job in run("job", "ls", "-o", "json", *folder).json]
     assert run("submit", ZEITGEIST, *folder).code == 0
-    wait(lambda: all(job["state"] == "running" for job in run("job", "--json", *folder).json))
-    assert [job["generation"] for job in run("job", "--json", *folder).json] == generations
+    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    assert [job["generation"] for job in run("job", "ls", "-o", "json", *folder).json] == generations
 
 
 def test_the_environment_wins_over_the_folder(
@@ -123,7 +138,7 @@ def test_the_environment_wins_over_the_folder(
     endpoint = json.loads((empty.folder / "endpoint.json").read_text())
     monkeypatch.setenv("PENSTOCK_URL", endpoint["url"])
     monkeypatch.setenv("PENSTOCK_TOKEN", (empty.folder / "tokens" / "reader").read_text())
-    assert run("status", "--json", "--folder", tmp_path / "nowhere").json["jobs"] == []
+    assert run("status", "-o", "json", "--folder", tmp_path / "nowhere").json["jobs"] == []
     refused = run(*QUERIES_SIX, "--folder", tmp_path / "nowhere").is_refused()
     assert "'reader' may not category.create" in refused
 
@@ -137,50 +152,9 @@ def test_a_command_uses_the_least_token(empty: World, run: Run):
     """Plan: without any other token in the folder, each command finds the one its work needs."""
     for role in ("admin", "developer", "oncall", "container"):
         (empty.folder / "tokens" / role).unlink()
-    for command in (("status",), ("job",), ("journal",), ("category",)):
+    for command in (("status",), ("job", "ls"), ("layer", "ls"), ("journal",), ("category",)):
         assert run(*command, "--folder", empty.folder).code == 0
     assert "no token to show" in run("plan", ZEITGEIST, "--folder", empty.folder).is_refused()
-
-
-NOTHING: dict[str, Any] = {"now_ms": 0, "jobs": [], "containers": [], "loops": {}}
-
-
-class Looks:
-    """Answers in turn: a status, or an absence; the pause after the last one is a Ctrl-C."""
-
-    def __init__(self, *answers: dict[str, Any] | StoreUnavailable) -> None:
-        self.answers = list(answers)
-
-    def look(self) -> dict[str, Any]:
-        answer = self.answers.pop(0)
-        if isinstance(answer, StoreUnavailable):
-            raise answer
-        return answer
-
-    def pause(self, seconds: float) -> None:
-        if not self.answers:
-            raise KeyboardInterrupt
-
-
-def test_a_watch_waits_out_an_absence(capsys: pytest.CaptureFixture[str]):
-    looks = Looks(NOTHING, StoreUnavailable("nobody answers"), NOTHING)
-    with pytest.raises(KeyboardInterrupt):
-        cli.watch_status(looks.look, as_json=False, pause=looks.pause)
-    assert looks.answers == [] and "no jobs" in capsys.readouterr().out
-
-
-def test_a_watch_as_json_is_a_line_per_look(capsys: pytest.CaptureFixture[str]):
-    looks = Looks(NOTHING, StoreUnavailable("nobody answers"), NOTHING)
-    with pytest.raises(KeyboardInterrupt):
-        cli.watch_status(looks.look, as_json=True, pause=looks.pause)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert [json.loads(line) for line in lines] == [NOTHING, NOTHING]
-
-
-def test_a_watch_does_not_begin_with_an_absence():
-    looks = Looks(StoreUnavailable("nobody answers"))
-    with pytest.raises(StoreUnavailable):
-        cli.watch_status(looks.look, as_json=False, pause=looks.pause)
 
 
 def test_the_python_client_reads_what_the_command_writes(world: World):
@@ -197,33 +171,71 @@ def check(client: Client) -> None:
 
 
 def test_there_are_these_commands():
-    expected = [
+    assert sorted(" ".join(path) for path in COMMANDS) == [
+        "audit",
         "category",
+        "config show",
         "container",
-        "job",
+        "job apply",
+        "job diff",
+        "job get",
+        "job history",
+        "job ls",
+        "job pause",
+        "job plan",
+        "job restore",
+        "job resume",
+        "job rm",
+        "job rollback",
+        "job stop",
         "journal",
+        "layer add",
+        "layer ls",
         "logs",
-        "oncall",
+        "oncall clear",
+        "oncall set",
         "plan",
         "status",
         "submit",
+        "token ls",
+        "token new",
+        "token revoke",
         "up",
     ]
-    assert expected == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_says_its_exit_codes(run: Run, command: str):
-    shown = run(command, "--help")
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_says_its_exit_codes(run: Run, path: tuple[str, ...]):
+    shown = run(*path, "--help")
     assert shown.code == 0
-    assert "Exit codes: 0" in shown.text and f"Usage: penstock {command}" in shown.text
-    declared = next(c for c in cli.app.registered_commands if (c.name or c.callback.__name__) == command)  # type: ignore[union-attr]
-    assert isinstance(declared, typer.models.CommandInfo)
-    assert declared.callback.__doc__ and declared.callback.__doc__.split(".")[0].split()[0] in shown.text  # type: ignore[union-attr]
+    assert "Exit codes: 0" in shown.text and f"Usage: penstock {' '.join(path)}" in shown.text
+    help_ = COMMANDS[path].help or ""
+    assert help_ and help_.split(".")[0].split()[0] in shown.text
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path not in SILENT], ids=" ".join)
+def test_every_command_prints_what_it_is_asked_for(path: tuple[str, ...]):
+    options = {name for parameter in COMMANDS[path].params for name in parameter.opts}
+    assert {"--output", "-o"} <= options and "--json" not in options
 
 
 @pytest.mark.parametrize(
-    "arguments", [("nonsense",), ("job", "--nonsense"), ("plan",), ("logs", "c1", "-n", "0")]
+    "arguments",
+    [
+        ("nonsense",),
+        ("job", "nonsense"),
+        ("job", "ls", "--nonsense"),
+        ("job", "ls", "--json"),
+        ("job", "ls", "-o", "xml"),
+        ("job", "pause", "a.b"),
+        ("job", "rollback", "a.b", "oncall", "--why", "x"),
+        ("job", "apply", "--why", "x"),
+        ("oncall", "set", "a.b", "--why", "x"),
+        ("oncall", "set", "a.b", "task_count=3"),
+        ("token", "new", "x", "--why", "x"),
+        ("plan",),
+        ("logs", "c1", "-n", "0"),
+    ],
 )
 def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]):
     ended = run(*arguments)

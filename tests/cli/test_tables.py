@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from penstock.cli import tables
+from penstock.cli import change_tables, tables
 from tests.cli.world import plain
 
 LOAD = {"input_rate": 123456.7, "processed_rate": 99999.2, "lag_s": 12345.6, "busy": 0.93}
@@ -130,7 +130,9 @@ def a_view(**changes: Any) -> dict[str, Any]:
         "outputs": [{"stream": "out", "category": "counts", "partitions": 6, "columns": [["q", "string"]]}],
         "plan": {"stages": [{"op": "filter", "expr": EVIL}], "key": None},
     }
-    provenance = {"owner": "oncall", "inputs": "provisioner", "plan.stages": "provisioner"}
+    who = {"actor": EVIL, "at_ms": 1, "reason": EVIL, "version": 5}
+    deciders = {"owner": "oncall", "inputs": "provisioner", "plan.stages": "provisioner"}
+    provenance = {path: {"layer": layer, **who} for path, layer in deciders.items()}
     return {
         "name": "a",
         "expected_version": 5,
@@ -141,6 +143,35 @@ def a_view(**changes: Any) -> dict[str, Any]:
         "tasks": [{**TASK, "error": EVIL + "\nsecond line"}],
         **changes,
     }
+
+
+A_CHANGE: dict[str, Any] = {
+    "job": EVIL,
+    "change": "complex",
+    "changed": [{"path": EVIL, "old": EVIL, "new": [EVIL], "sync": "complex"}],
+    "restarts": [EVIL] * 20,
+    "tasks_after": 3,
+    "state_kept": False,
+    "reason": EVIL,
+}
+AN_AUDIT_ENTRY = {
+    "id": 1,
+    "at_ms": 1,
+    "actor": EVIL,
+    "role": EVIL,
+    "action": EVIL,
+    "subject": EVIL,
+    "reason": EVIL,
+}
+A_TOKEN = {
+    "id": EVIL,
+    "name": EVIL,
+    "role": EVIL,
+    "issued_ms": 1,
+    "issued_by": EVIL,
+    "expires_ms": 9,
+    "revoked_ms": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -156,10 +187,19 @@ def a_view(**changes: Any) -> dict[str, Any]:
             EVIL,
         ),
         tables.job_tables(a_view()),
+        change_tables.config_tables(a_view(), with_layers=True),
+        change_tables.history_table(a_view()["layers"]),
+        change_tables.plan_tables(A_CHANGE),
+        change_tables.diff_table(A_CHANGE["changed"], "x"),
+        change_tables.audit_table([AN_AUDIT_ENTRY]),
+        change_tables.tokens_table([A_TOKEN], 5),
+        change_tables.layer_kinds_table(
+            [{"name": EVIL, "precedence": 1, "writers": [EVIL], "replaces_plan": True}]
+        ),
         tables.journal_table(
             [{"at_ms": 1, "actor": EVIL, "subject": EVIL, "decision": EVIL, "reason": EVIL * 100}]
         ),
-        tables.changes_table(
+        change_tables.changes_table(
             [
                 {
                     "job": EVIL,
@@ -187,7 +227,21 @@ def a_view(**changes: Any) -> dict[str, Any]:
         ),
         tables.error_text(EVIL, EVIL, EVIL),
     ],
-    ids=["status", "job", "journal", "changes", "categories", "error"],
+    ids=[
+        "status",
+        "job",
+        "config",
+        "history",
+        "plan",
+        "diff",
+        "audit",
+        "tokens",
+        "layers",
+        "journal",
+        "changes",
+        "categories",
+        "error",
+    ],
 )
 def test_nobodys_text_steers_the_terminal(table: RenderableType):
     text = shown(table, width=200)

@@ -18,15 +18,31 @@ import pytest
 import structlog
 
 from penstock.app import ControlPlane, Settings
-from penstock.cli.main import main, out
+from penstock.cli.main import main
+from penstock.cli.output import out
 from penstock.cli.up import write_endpoint, write_tokens
 from penstock.core.loop import sleep_ms
 from penstock.web.api import build_api
 from penstock.web.limits import RateLimit
-from penstock.web.server import ApiServer, bind
+from penstock.web.server import ApiServer, Listening, bind
 from tests.tidy_rules import ROOT
+from tests.web.world import tables_of
 
 ZEITGEIST = ROOT / "examples" / "zeitgeist" / "pipeline.py"
+# What only callers change; the loops go on writing the others.
+WRITTEN = frozenset(
+    {
+        "audit",
+        "idempotency_keys",
+        "job_labels",
+        "jobs",
+        "layer_history",
+        "layer_kinds",
+        "layers",
+        "pipelines",
+        "tokens",
+    }
+)
 PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
 QUERIES = ("category", "queries", "--create", "--columns", "query:string,lang:string,ts:bigint", "--ts", "ts")
 QUERIES_SIX = (*QUERIES, "--partitions", "6", "--watermark", "injector")
@@ -52,9 +68,9 @@ class Outcome:
     def json(self) -> Any:
         return json.loads(self.out)
 
-    def is_refused(self) -> str:
-        """Exit code 1, three parts on stderr, nothing on stdout, no traceback; returns the text."""
-        assert self.code == 1, (self.code, self.out, self.err)
+    def is_refused(self, code: int = 1) -> str:
+        """An exit code, three parts on stderr, nothing on stdout, no traceback; returns the text."""
+        assert self.code == code, (self.code, self.out, self.err)
         assert self.out == ""
         assert "Traceback" not in self.err
         what, _, rest = self.err.partition("\n  why ")
@@ -76,14 +92,13 @@ class World:
     def everything(self) -> dict[str, Any]:
         """All that a refused command must leave as it was, once the syncer has done what it was asked before."""
         deadline_ms = self.plane.clock.boot_ms() + 30_000
-        while not all(view.is_in_sync for view in self.plane.jobs.views()):
+        while not all(view.is_in_sync for view in self.plane.jobs.every_view()):
             assert self.plane.clock.boot_ms() < deadline_ms, "the jobs do not settle"
             sleep_ms(20)
         return {
-            "jobs": [
-                (view.name, view.expected_version, [row for row in view.layers])
-                for view in self.plane.jobs.views()
-            ],
+            "tables": {
+                name: rows for name, rows in tables_of(self.plane.database).items() if name in WRITTEN
+            },
             "journal": [e for e in self.plane.journal.entries(limit=1000) if e.actor.startswith("local-")],
             "categories": [category.spec.name for category in self.plane.log.categories()],
             "packages": sorted(path.name for path in (self.folder / "packages").iterdir()),
@@ -97,8 +112,8 @@ def a_world(folder: Path) -> Iterator[World]:
     (folder / "tokens").mkdir()
     # Commands run in this process too: what the control plane logs is not what they say.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with bind(0) as listener:
-        plane = ControlPlane(Settings(folder=folder, sync_ms=50))
+    with bind(Listening()) as listener:
+        plane = ControlPlane(Settings(folder=folder, sync_ms=50, sync_gap_ms=0))
         write_tokens(plane, folder)
         server = ApiServer(build_api(plane, rate=RateLimit(100_000)), listener).start()
         plane.start()

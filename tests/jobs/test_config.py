@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.jobs.config import SYNC_OF, JobConfig, Sync, validate_config
+from penstock.jobs.config import FIELD_WRITERS, SYNC_OF, JobConfig, Sync, validate_config
 from tests.builders import a_body, a_config, an_output
 
 
@@ -25,6 +25,91 @@ def test_limits_clamp_the_task_count_and_do_not_refuse(
     asked: int, cap: int, partitions: int, got: int
 ) -> None:
     assert a_config(task_count=asked, task_count_max=cap, partitions=partitions).task_count == got
+
+
+@pytest.mark.parametrize(
+    ("asked", "cap", "privileged", "partitions", "got", "cap_got"),
+    [
+        (40, 50, False, 64, 32, 32),  # more than 32 is for privileged jobs
+        (40, 50, True, 64, 40, 50),
+        (60, 50, True, 64, 50, 50),
+        (60, 100, True, 48, 48, 100),
+        (1_000_000, 1_000_000, True, 4096, 4096, 1_000_000),
+        (40, 16, False, 64, 16, 16),
+        (2, 50, False, 64, 2, 32),
+    ],
+)
+def test_more_than_32_tasks_are_for_privileged_jobs(
+    asked: int, cap: int, privileged: bool, partitions: int, got: int, cap_got: int
+) -> None:
+    config = a_config(task_count=asked, task_count_max=cap, privileged=privileged, partitions=partitions)
+    assert (config.task_count, config.task_count_max) == (got, cap_got)
+    # What was clamped is stable: as a config of its own it is the same.
+    assert validate_config(config.name, config.to_json()) == config
+
+
+def test_nothing_is_reserved_unless_it_is_asked_for() -> None:
+    resources = a_config(resources={"cpu": 2, "disk_mb": 10}).resources
+    assert (resources.cpu, resources.memory_mb, resources.disk_mb, resources.network_mbps) == (
+        2,
+        512,
+        10,
+        None,
+    )
+
+
+def test_policies_have_settings_of_plain_values() -> None:
+    settings = {"threshold": 0.5, "rounds": 3, "mode": "advise", "enabled": True, "window": None}
+    assert a_config(policies={"straggler": settings}).to_json()["policies"] == {"straggler": settings}
+
+
+def test_only_admins_change_privileges() -> None:
+    assert {"privileged": {"admin"}} == FIELD_WRITERS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task_count": "3"},
+        {"task_count": True},
+        {"task_count": 3.0},
+        {"threads": 1025},
+        {"privileged": 1},
+        {"privileged": "yes"},
+        {"owner": 7},
+        {"state": "Running"},
+        {"resources": {"cpu": "1"}},
+        {"resources": {"cpu": True}},
+        {"resources": {"cpu": float("inf")}},
+        {"resources": {"memory_mb": 2**70}},
+        {"labels": {"team": 7}},
+        {"labels": {"": "x"}},
+        {"labels": {"a b": "x"}},
+        {"arguments": {"a": 1}},
+        {"arguments": {"a": "b\x00"}},
+        {"owner": "\u202eme"},
+        {"policies": {"a": 1}},
+        {"policies": {"a/b": {}}},
+        {"policies": {"a": {"b": [1]}}},
+        {"policies": {"a": {"b": 2**63}}},
+        {"policies": {"a": {"b": "x" * 1001}}},
+        {"package": {"name": "d", "version": "1", "hash": "not a hash", "entry": "d"}},
+        {"outputs": [an_output(stream="a b")]},
+        {"outputs": [an_output(columns=[["a", "b", "c"]])]},
+        {"outputs": [an_output(internal="no")]},
+    ],
+)
+def test_values_are_taken_as_they_are_and_within_bounds(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config("demo.count", a_body(**changes))
+    assert next(iter(changes)) in caught.value.why and caught.value.fix
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_a_long_name_is_not_repeated_in_full() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config("x" * 1_000_000, {"y" * 1_000_000: 1})
+    assert len(str(caught.value)) < 1_500
 
 
 @pytest.mark.parametrize(
@@ -77,5 +162,14 @@ def test_every_field_says_what_a_change_of_it_costs() -> None:
         "lineage",
         "state",
     }
-    assert fields[Sync.LIVE] == {"slo", "scaler", "priority", "labels", "owner", "task_count_max"}
+    assert fields[Sync.LIVE] == {
+        "slo",
+        "scaler",
+        "policies",
+        "priority",
+        "privileged",
+        "labels",
+        "owner",
+        "task_count_max",
+    }
     assert set().union(*fields.values()) == set(JobConfig.model_fields)

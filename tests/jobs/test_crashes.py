@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConfigError, OutcomeUnknown
+from penstock.core.errors import ConfigError, Fenced, OutcomeUnknown
 from tests.builders import DEVELOPER, a_body, a_job, a_pipeline, an_output
 from tests.jobs.world import Crash, World
 
@@ -36,6 +36,19 @@ def rescale(path: Path | None = None) -> World:
 def stop(path: Path | None = None) -> World:
     world = started(path)
     world.write("oncall", state="stopped")
+    return world
+
+
+def paused(path: Path | None = None) -> World:
+    world = started(path)
+    world.write("oncall", state="paused")
+    return world
+
+
+def resumed(path: Path | None = None) -> World:
+    world = paused(path)
+    world.settle()
+    world.write("oncall", state=None, task_count=3)
     return world
 
 
@@ -99,6 +112,8 @@ SCENARIOS = [
     first_start,
     rescale,
     stop,
+    paused,
+    resumed,
     new_outputs_behind_a_fence,
     given_up_at_prepare,
     given_up_at_the_fence,
@@ -117,7 +132,7 @@ def uncrashed(scenario: Scenario) -> tuple[World, Callable[[], None], int, dict[
     world.fail_at(0)
     world.settle()
     points, outcome = world.points, world.outcome()
-    assert points > 10
+    assert points > 8
     return world, restore, points, outcome
 
 
@@ -146,6 +161,39 @@ def test_a_store_or_port_that_fails_once_changes_nothing_in_the_end(scenario: Sc
         # That a port was away is written down; everything else is as if it had not been.
         outcome["audit"] = [row for row in outcome["audit"] if row[2] != "away"]
         assert outcome == expected, f"failed at point {number} of {points}"
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [rescale, paused, given_up_at_the_fence, replaced_while_held, removed, new_package],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_a_successor_at_any_point_ends_as_if_there_had_been_one_syncer(scenario: Scenario) -> None:
+    """The old syncer does not know, and goes on with its round: every write of it is refused from there on."""
+    world, restore, points, expected = uncrashed(scenario)
+    fenced = 0
+
+    def take_over() -> None:
+        if world.point_name != "commit":  # nobody else can write in the middle of a transaction
+            world.restart()
+
+    for number in range(1, points + 1):
+        restore()
+        old = world.syncer
+        world.fail_at(number, take_over)
+        try:
+            while world.points < number:
+                world.now_ms += world.round_ms
+                old.sync_once(world.now_ms)
+        except Fenced:
+            fenced += 1  # otherwise it was replaced after its last write of this round
+        if world.syncer is old:
+            continue
+        world.settle()
+        assert world.outcome() == expected, f"replaced at point {number} of {points}"
+        with pytest.raises(Fenced):
+            old.sync_once(world.now_ms)
+    assert fenced > points // 2
 
 
 def test_a_second_crash_soon_after_the_first_changes_nothing() -> None:

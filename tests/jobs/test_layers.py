@@ -25,7 +25,8 @@ def test_a_fifth_layer_needs_no_change_of_the_merge() -> None:
 
 def test_provenance_names_the_layer_that_decides_each_path() -> None:
     decided = {"slo.lag_s": "base", "threads": "scaler", "resources.cpu": "oncall"}
-    assert provenance([BASE, SCALER, ONCALL]) == decided
+    found = provenance([BASE, SCALER, ONCALL])
+    assert {path: source.layer for path, source in found.items()} == decided
 
 
 @pytest.mark.parametrize(

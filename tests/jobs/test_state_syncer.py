@@ -13,7 +13,7 @@ from penstock.core.errors import (
 )
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import take_term
-from penstock.jobs import job_store
+from penstock.jobs import layer_store
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RUNNING, RunningRow
 from penstock.jobs.sync_plan import PlanStep
@@ -176,7 +176,7 @@ def test_a_plan_given_up_before_the_hold_leaves_the_old_tasks_alone(world: World
     view = world.service.view("demo.count")
     assert view.quarantine is not None and "broken category" in view.quarantine.reason and view.plan is None
     alert = JournalStore(world.database).entries("demo.count")[-1]
-    assert alert.decision == "job.quarantined" and alert.data["alert"] is True
+    assert (alert.kind, alert.decision) == ("alert", "job.quarantined")
     world.settle()
     assert world.data.registered == producers_of(before.birth, before.config)
 
@@ -249,7 +249,7 @@ def test_a_poison_job_delays_no_other(world: World) -> None:
     invalid = a_job(world.service, "demo.a_invalid")
     with world.store.transaction() as connection:
         row = LayerRow(layer="base", precedence=0, body={"nonsense": 1}, version=1)
-        job_store.put_layer(connection, invalid, row)
+        layer_store.put_layer(connection, invalid, row, birth="b")
     refuse_prepare(world, bad, CorruptData("poison"))
     world.write("provisioner", threads=2)
     report = world.round()
@@ -336,7 +336,7 @@ def test_a_removal_stops_retires_and_leaves_a_tombstone_in_the_list(world: World
     assert [(row.job, row.state, row.is_served) for row in snapshot.rows] == [
         ("demo.count", "removed", False)
     ]
-    assert world.data.registered == set() and world.service.views() == ()
+    assert world.data.registered == set() and world.service.views().items == ()
 
 
 def test_a_syncer_with_an_old_term_is_fenced_and_writes_nothing(world: World) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import sqlite3
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.sql_store import Database, take_term
+from penstock.core.workers import Workers
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.state_syncer import StateSyncer, SyncReport
+from penstock.jobs.plan_runner import Outcome
+from penstock.jobs.state_syncer import StateSyncer, SyncerSettings, SyncReport
 from tests.builders import DEVELOPER, ONCALL
 
 ROUND_MS = 6_000
@@ -32,73 +36,116 @@ def producers_of(birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
     }
 
 
-@dataclass
-class FakeData:
-    """The bus and the rows: what is registered and how far each job is fenced."""
+@dataclass(frozen=True)
+class Fail:
+    """The call is refused; nothing is done."""
 
-    point: Callable[[str], None]
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Lie:
+    """The call does its work, and then reports an error."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Hang:
+    """The call waits until it is released, and does its work then."""
+
+    is_entered: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class FakeTaskLayer:
+    """Containers, bus and rows behind both ports: what is registered, how far each job is fenced, who has stopped.
+
+    A task stops at the second look, or never if its job is stuck. `trouble[call, job]` says how a call goes wrong.
+    """
+
+    point: Callable[[str], None] = lambda name: None
     registered: set[tuple[str, str]] = field(default_factory=set)
     fenced: dict[str, int] = field(default_factory=dict)
+    stuck: set[str] = field(default_factory=set)
+    looks: dict[tuple[str, int, int], int] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
+    trouble: dict[tuple[str, str], Fail | Lie | Hang] = field(default_factory=dict)
     refuse: Callable[[str, str, Mapping[str, Any]], PenstockError | None] = lambda call, job, config: None
 
+    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
+        with self._call("is_stopped", job, {}):
+            key = (job, generation, list_version)
+            self.looks[key] = self.looks.get(key, 0) + 1
+            return job not in self.stuck and self.looks[key] > 1
+
     def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
-        self._begin("prepare", job, config)
-        # Cut off half-way, some are registered and some are not.
-        producers = sorted(producers_of(birth, config))
-        self.registered |= set(producers[::2])
-        self.point("prepare half-way")
-        self.registered |= set(producers)
-        self.point("prepared")
+        with self._call("prepare", job, config):
+            # Cut off half-way, some are registered and some are not.
+            producers = sorted(producers_of(birth, config))
+            self.registered |= set(producers[::2])
+            self.point("prepare half-way")
+            self.registered |= set(producers)
 
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
-        self._begin("fence", job, config)
-        self.fenced[job] = max(generation, self.fenced.get(job, 0))
-        self.point("fence")
+        with self._call("fence", job, config):
+            self.fenced[job] = max(generation, self.fenced.get(job, 0))
 
     def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
-        self._begin("retire", job, old)
-        kept = set() if new is None else producers_of(birth, new)
-        self.registered -= producers_of(birth, old) - kept
-        self.point("retire")
+        with self._call("retire", job, old):
+            kept = set() if new is None else producers_of(birth, new)
+            self.registered -= producers_of(birth, old) - kept
 
-    def _begin(self, call: str, job: str, config: Mapping[str, Any]) -> None:
+    @contextmanager
+    def _call(self, call: str, job: str, config: Mapping[str, Any]) -> Iterator[None]:
         self.calls.append((call, job))
         self.point(call)
         if (error := self.refuse(call, job, config)) is not None:
             raise error
-
-
-@dataclass
-class FakeTasks:
-    """The containers: a task stops at the second look, or never if it is stuck."""
-
-    point: Callable[[str], None]
-    stuck: set[str] = field(default_factory=set)
-    looks: dict[tuple[str, int, int], int] = field(default_factory=dict)
-
-    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
-        self.point("is_stopped")
-        key = (job, generation, list_version)
-        self.looks[key] = self.looks.get(key, 0) + 1
-        return job not in self.stuck and self.looks[key] > 1
+        match self.trouble.get((call, job)):
+            case Fail(error):
+                raise error
+            case Hang(is_entered, released):
+                is_entered.set()
+                assert released.wait(60), "nobody released the call"
+        yield
+        self.point(f"{call} done")
+        match self.trouble.get((call, job)):
+            case Lie(error):
+                raise error
 
 
 class World:
     """Everything a syncer lives in. `fail_at(n, error)` makes the nth point from now raise, once."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.points, self._fail_at, self._error = 0, 0, lambda: Crash()
-        self.database = Database(path, fault=self._point)
+    def __init__(
+        self,
+        place: Path | str | None = None,
+        *,
+        settings: SyncerSettings | None = None,
+        workers: Workers[Outcome] | None = None,
+    ) -> None:
+        self.points, self._fail_at, self._error, self.point_name = 0, 0, lambda: Crash(), ""
+        self.database = Database(place, fault=self._point)
         self.store = JobStore(self.database)
         self.service = JobService(self.store)
-        self.data, self.tasks = FakeData(self._point), FakeTasks(self._point)
+        self.data = self.tasks = FakeTaskLayer(self._point)
         self.now_ms, self.round_ms = 0, ROUND_MS
+        self.settings, self.workers, self.measure_ms = settings, workers, lambda: 0
         self.syncer = self.restart()
 
     def restart(self) -> StateSyncer:
         term = take_term(self.database, "syncer", "test")
-        self.syncer = StateSyncer(self.store, self.tasks, self.data, term=term)
+        self.syncer = StateSyncer(
+            self.store,
+            self.tasks,
+            self.data,
+            term=term,
+            settings=self.settings,
+            workers=self.workers,
+            measure_ms=lambda: self.measure_ms(),
+        )
         return self.syncer
 
     def save(self) -> Callable[[], None]:
@@ -118,7 +165,7 @@ class World:
 
         return restore
 
-    def fail_at(self, number: int, error: Callable[[], BaseException] = Crash) -> None:
+    def fail_at(self, number: int, error: Callable[[], BaseException | None] = Crash) -> None:
         self.points, self._fail_at, self._error = 0, number, error
 
     def round(self) -> SyncReport:
@@ -157,10 +204,11 @@ class World:
         }
 
     def _point(self, name: str) -> None:
-        self.points += 1
+        self.points, self.point_name = self.points + 1, name
         if self.points == self._fail_at:
             self._fail_at = 0
-            raise self._error()
+            if (error := self._error()) is not None:
+                raise error
 
 
 def _timeless(row: Any) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,9 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.machine import Step
+from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.plan_store import PlanStore
-from penstock.jobs.running_store import PlanRow, RunningRow
+from penstock.jobs.running_store import PLANS, PlanRow, RunningRow
 from penstock.jobs.state_syncer import StateSyncer
 from penstock.jobs.sync_plan import PlanStep
 from penstock.sim.control import Parts
@@ -86,13 +86,15 @@ class HastyManager(ShardManager):
         self._liveness = NoGraceAtTakeOver(self._profile)
 
 
-class IgnoresTerms(PlanStore):
-    """Writes without looking whether another syncer has taken over, and without comparing what it decided on."""
+class IgnoresTerms(LeaderStore):
+    """Writes without looking whether another syncer has taken over."""
 
-    @contextmanager
-    def _leading(self) -> Iterator[sa.Connection]:
-        with self._database.transaction() as connection:
-            yield connection
+    def check_term(self, connection: sa.Connection) -> None:
+        pass
+
+
+class ComparesNothing(PlanStore):
+    """Writes without comparing what it decided on."""
 
     def _check_plan(self, connection: sa.Connection, plan: PlanRow) -> None:
         pass
@@ -102,22 +104,21 @@ class IgnoresTerms(PlanStore):
 
 
 class ZombieSyncer(StateSyncer):
-    def __init__(self, *args: Any, term: int, **kwargs: Any) -> None:
-        super().__init__(*args, term=term, **kwargs)
-        self._plans = IgnoresTerms(self._store.database, term=term)
+    leader_store, plan_store = IgnoresTerms, ComparesNothing
 
 
 class NoHold(PlanStore):
     """Takes note of the hold in the plan, but leaves the level away: the task list goes on to serve the old tasks."""
 
-    def take_hold(self, plan: PlanRow, now_ms: Millis) -> PlanRow:
-        return self.move_plan(plan, PlanStep.COMMIT, now_ms, note="held in memory only")
+    def take_hold(self, plan: PlanRow, now_ms: Millis) -> None:
+        with self._leader.writing("hold") as connection:
+            connection.execute(
+                sa.update(PLANS).where(PLANS.c.job == plan.job).values(step=str(PlanStep.COMMIT))
+            )
 
 
 class ForgetfulSyncer(StateSyncer):
-    def __init__(self, *args: Any, term: int, **kwargs: Any) -> None:
-        super().__init__(*args, term=term, **kwargs)
-        self._plans = NoHold(self._store.database, term=term)
+    plan_store = NoHold
 
 
 class OldListsAreFine(ShardManager):

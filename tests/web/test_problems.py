@@ -13,6 +13,8 @@ from penstock.core import errors
 from penstock.core.errors import PenstockError
 from penstock.web.problems import (
     KINDS,
+    HeadersTooLarge,
+    NeedsVersion,
     TooLarge,
     TooMany,
     Unauthorised,
@@ -36,12 +38,12 @@ def test_every_kind_comes_through_the_api_and_the_client_as_itself(world: World,
     """Plan: make a service raise it, ask over the API with the real client, compare class and all parts."""
     error = raised(kind)
 
-    def fail() -> dict[str, Any]:
+    def fail(since: int | None) -> dict[str, Any]:
         raise error
 
-    world.plane.status = fail  # type: ignore[method-assign]
+    world.plane.task_list = fail  # type: ignore[method-assign]
     with a_client(world, "reader") as client, pytest.raises(PenstockError) as caught:
-        client.status()
+        client.task_list(None)
     assert type(caught.value) is kind
     assert vars(caught.value) == vars(error)
     assert str(caught.value) == str(error)
@@ -62,6 +64,7 @@ def test_the_kinds_are_all_there_are():
         (errors.ConfigError("x"), 422),
         (errors.NotFound("x"), 404),
         (errors.Refused("x"), 403),
+        (errors.KeyReused("x"), 422),
         (errors.VersionConflict("x", expected=1, actual=2), 409),
         (errors.EnvironmentProblem("x"), 400),
         (errors.OutcomeUnknown("x"), 503),
@@ -70,6 +73,8 @@ def test_the_kinds_are_all_there_are():
         (Unauthorised("x"), 401),
         (TooLarge("x"), 413),
         (TooMany("x"), 429),
+        (NeedsVersion("x"), 428),
+        (HeadersTooLarge("x"), 431),
     ],
 )
 def test_every_kind_has_its_status(error: PenstockError, status: int):
@@ -121,7 +126,8 @@ def client_of(answer: httpx.Response | Exception) -> Client:
             raise answer
         return answer
 
-    return Client("http://penstock", "pk_token", transport=httpx.MockTransport(handle))
+    transport = httpx.MockTransport(handle)
+    return Client("http://penstock", "pk_token", transport=transport, pause=lambda ms: None)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import sqlalchemy as sa
 from fastapi import FastAPI
 
 from penstock.app import ControlPlane, Settings
 from penstock.client import Client
+from penstock.core.sql_store import METADATA, Database
 from penstock.core.token_store import ROLES
 from penstock.web.api import PREFIX, build_api
 from penstock.web.limits import RateLimit
@@ -65,10 +67,8 @@ class World:
     def everything(self) -> dict[str, Any]:
         """All that a refused request must leave as it was."""
         return {
-            "jobs": [view.to_json() for view in self.plane.jobs.views()],
-            "journal": self.plane.journal.entries(limit=1000),
+            "tables": tables_of(self.plane.database),
             "categories": self.plane.log.categories(),
-            "containers": self.plane.shard_manager.containers(),
             "files": self.files(),
         }
 
@@ -78,13 +78,23 @@ class World:
         return sorted(name for name in found if not name.endswith(("-wal", "-shm")))
 
 
+def tables_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table but the leases, which their holders renew."""
+    with database.reading() as connection:
+        return {
+            name: sorted((tuple(row) for row in connection.execute(sa.select(table))), key=repr)
+            for name, table in METADATA.tables.items()
+            if name != "terms"
+        }
+
+
 @contextmanager
 def a_world(folder: Path, *, requests_max: int = 100_000) -> Iterator[World]:
     """Generous with requests, unless the test is about their number."""
     plane = ControlPlane(Settings(folder=folder))
     tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=plane.clock.now_ms()) for role in ROLES}
     api = build_api(plane, rate=RateLimit(requests_max))
-    with httpx.Client(transport=InProcess(api), base_url="http://penstock") as http:
+    with httpx.Client(transport=InProcess(api), base_url="http://localhost") as http:
         try:
             yield World(plane=plane, http=http, api=api, tokens=tokens, folder=folder)
         finally:
@@ -114,7 +124,7 @@ class InProcess(httpx.BaseTransport):
 @contextmanager
 def a_client(world: World, role: str = "admin") -> Iterator[Client]:
     """The real client, whose requests go to a world's API without a socket."""
-    client = Client("http://penstock", world.tokens[role], transport=InProcess(world.api))
+    client = Client("http://localhost", world.tokens[role], transport=InProcess(world.api))
     try:
         yield client
     finally:

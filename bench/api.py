@@ -1,0 +1,457 @@
+"""How long the API takes under 500 reads/s and 100 writes/s at once, on SQLite and on PostgreSQL.
+
+The server is a process of its own: a whole control plane with its loops, without containers, with 1,000 jobs,
+behind HTTP on loopback. The load comes from this process, open loop: requests are due at random moments of a
+given rate, whether or not earlier ones were answered, and a time counts from the moment a request was due.
+Reads: nine of ten are GET of a job, one is a page of 20 jobs. Writes: PATCH of a layer with an idempotency
+key, every other one on the version last seen. Baseline, just before: GET /health at the same total rate.
+One token may ask 200 times a second, so the load comes with twelve tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import structlog
+from rich.console import Console
+from rich.table import Table
+
+JOBS = 1_000
+READS, WRITES = 500, 100  # per second
+PAGE = 20
+TOKENS = 12
+CONNECTIONS = {"read": 24, "write": 12}
+P99_MS_MAX = 100.0
+WARM_UP_S = 3.0
+TIMEOUT_S = 10.0
+
+
+# --- the server's process
+
+
+def serve(folder: Path, database: str, jobs: int) -> None:
+    """Run a control plane with its jobs; say where it is; end with standard input."""
+    from penstock.app import ControlPlane, Settings
+    from penstock.web.api import build_api
+    from penstock.web.server import ApiServer, Listening, bind
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    plane = ControlPlane(Settings(folder=folder, database=database))
+    now_ms = plane.clock.now_ms()
+    tokens = [plane.tokens.issue(f"bench-{number}", "admin", now_ms=now_ms) for number in range(TOKENS)]
+    versions = make_jobs(plane, jobs)
+    with bind(Listening()) as listener:
+        server = ApiServer(build_api(plane), listener).start()
+        plane.start()
+        wait_until_synced(plane)
+        said = {"url": server.url, "pid": os.getpid(), "tokens": tokens, "versions": versions}
+        print(json.dumps(said), flush=True)
+        sys.stdin.read()
+        server.stop()
+        plane.stop()
+
+
+def make_jobs(plane: Any, jobs: int) -> dict[str, int]:
+    """Jobs of ten pipelines, with labels, and a word from oncall about each."""
+    from penstock.jobs.job_service import Actor
+    from penstock.streams.bus.log import CategorySpec
+
+    plane.log.create(CategorySpec(name="queries", partitions=1, columns=(("query", "string"),)))
+    versions = {}
+    for number in range(jobs):
+        name = f"bench{number % 10}.job{number:05}"
+        output = {
+            "stream": "out",
+            "category": f"counts{number % 10}",
+            "partitions": 1,
+            "columns": [["query", "string"], ["second", "bigint"], ["count", "bigint"]],
+            "internal": False,
+        }
+        body = {
+            "name": name,
+            "pipeline": name.partition(".")[0],
+            "kind": "stateless",
+            "labels": {"team": f"team{number % 7}", "tier": f"tier{number % 3}"},
+            "owner": f"owner{number % 20}",
+            "package": {"name": "bench", "version": "1", "hash": "a" * 64, "entry": "bench"},
+            "arguments": {f"argument{index}": f"value {index}" for index in range(8)},
+            "partitions": 1,  # preparing the state of thousands of them is not what is measured
+            "inputs": [{"category": "queries"}],
+            "outputs": [output],
+            "plan": {"stages": [{"op": "filter", "expr": "length(query) > 0"}], "key": "query"},
+        }
+        asked = {"actor": Actor(name="bench", role="admin"), "idempotency_key": None, "now_ms": 0}
+        plane.jobs.apply(name, body, expected_version=None, birth=f"b{number}", reason="a bench", **asked)
+        versions[name] = plane.jobs.patch_layer(
+            name, "oncall", {"priority": 1}, expected_version=None, reason="a bench", **asked
+        )
+    return versions
+
+
+def wait_until_synced(plane: Any) -> None:
+    deadline = time.monotonic() + 300
+    while not all(view.is_in_sync for view in plane.jobs.every_view()):
+        if time.monotonic() > deadline:
+            raise SystemExit("the jobs were not synced within 300 s")
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def server_process(database: str, jobs: int) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="bench-api-") as folder:
+        command = [sys.executable, "-m", "bench.api", "--serve", folder, "--database", database]
+        command += ["--jobs", str(jobs)]
+        log = (Path(folder) / "server.log").open("wb")
+        with (
+            log,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=Path(__file__).parents[1],
+            ) as process,
+        ):
+            assert process.stdout is not None and process.stdin is not None
+            try:
+                said = process.stdout.readline()
+                if not said:
+                    raise SystemExit((Path(folder) / "server.log").read_text()[-2000:])
+                yield json.loads(said.splitlines()[-1])
+            finally:
+                process.stdin.close()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+# --- the load
+
+
+@dataclass(slots=True)
+class Kind:
+    """One kind of request: how long each took from when it was due, and what went wrong."""
+
+    name: str
+    times_ms: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def quantile(self, share: float) -> float:
+        ordered = sorted(self.times_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Bytes to send, when they were due, and what to do with the answer."""
+
+    kind: Kind
+    due: float
+    data: bytes
+    done: Callable[[int, bytes], None] | None = None
+
+
+class Connection(asyncio.Protocol):
+    """One kept connection with one request under way: as little work per answer as there can be."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._buffer = pool, b""
+        self._request: Request | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def send(self, request: Request) -> None:
+        assert self._transport is not None
+        self._request = request
+        self._transport.write(request.data)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
+        if not end:
+            return
+        lower = head.lower()
+        start = lower.index(b"content-length:") + 15
+        length = int(lower[start : lower.find(b"\r\n", start) if b"\r\n" in lower[start:] else None])
+        if len(body) < length:
+            return
+        request, self._request, self._buffer = self._request, None, b""
+        assert request is not None
+        self._pool.answered(self, request, int(head[9:12]), body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._request is not None:
+            self._request.kind.errors.append(f"connection lost: {exc}")
+        self._pool.lost(self)
+
+
+class Pool:
+    """Connections that requests wait for, in the order they were due."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._idle: list[Connection] = []
+        self._waiting: deque[Request] = deque()
+        self.is_closing = False
+        self.under_way = 0
+
+    async def open(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            _, connection = await loop.create_connection(lambda: Connection(self), self._host, self._port)
+            self._idle.append(connection)
+
+    def send(self, request: Request) -> None:
+        self.under_way += 1
+        if self._idle:
+            self._idle.pop().send(request)
+        else:
+            self._waiting.append(request)
+
+    def answered(self, connection: Connection, request: Request, status: int, body: bytes) -> None:
+        self.under_way -= 1
+        request.kind.times_ms.append((time.perf_counter() - request.due) * 1000)
+        if status != 200:
+            request.kind.errors.append(f"{status}: {body[:200].decode(errors='replace')}")
+        elif request.done is not None:
+            request.done(status, body)
+        if self._waiting:
+            connection.send(self._waiting.popleft())
+        else:
+            self._idle.append(connection)
+
+    def lost(self, connection: Connection) -> None:
+        if not self.is_closing:
+            raise SystemExit("the server closed a connection")
+
+
+class Load:
+    """Makes the requests of one run."""
+
+    def __init__(self, said: dict[str, Any], seed: int) -> None:
+        self._host = urlsplit(said["url"]).netloc
+        self._tokens: list[str] = said["tokens"]
+        self._versions: dict[str, int] = said["versions"]
+        self._names = sorted(self._versions)
+        self._random = random.Random(seed)
+        self._number = 0
+        # A write on a known version must be the only writer of its job.
+        half = len(self._names) // 2
+        self._cas, self._free = deque(self._names[:half]), self._names[half:]
+
+    def head(self, method: str, path: str, *more: str) -> str:
+        self._number += 1
+        token = self._tokens[self._number % len(self._tokens)]
+        lines = [f"{method} /api/v1{path} HTTP/1.1", f"Host: {self._host}", f"Authorization: Bearer {token}"]
+        return "\r\n".join([*lines, *more, "", ""])
+
+    def health(self, kind: Kind, due: float) -> Request:
+        return Request(kind, due, self.head("GET", "/health").encode())
+
+    def get_job(self, kind: Kind, due: float) -> Request:
+        return Request(kind, due, self.head("GET", f"/jobs/{self._random.choice(self._names)}").encode())
+
+    def list_page(self, kind: Kind, due: float) -> Request:
+        after = self._random.choice(self._names)
+        return Request(kind, due, self.head("GET", f"/jobs?limit={PAGE}&after={after}").encode())
+
+    def write(self, kind: Kind, due: float) -> Request:
+        return self._patch(kind, due, self._random.choice(self._free), "")
+
+    def write_cas(self, kind: Kind, due: float) -> Request:
+        name = self._cas[0]
+        self._cas.rotate(-1)
+
+        def done(status: int, body: bytes) -> None:
+            self._versions[name] = json.loads(body)["version"]
+
+        return self._patch(kind, due, name, f'If-Match: "{self._versions[name]}"', done)
+
+    def _patch(
+        self,
+        kind: Kind,
+        due: float,
+        name: str,
+        condition: str,
+        done: Callable[[int, bytes], None] | None = None,
+    ) -> Request:
+        body = json.dumps({"changes": {"priority": self._random.randrange(1_000)}, "why": "a bench"})
+        head = self.head(
+            "PATCH",
+            f"/jobs/{name}/layers/oncall",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            f"Idempotency-Key: {self._random.getrandbits(96):024x}",
+            *([condition] if condition else []),
+        )
+        return Request(kind, due, (head + body).encode(), done)
+
+
+async def drive(pool: Pool, rate: float, seconds: float, make: Callable[[float], Request], seed: int) -> None:
+    """Send requests at random moments (a Poisson process), however long answers take."""
+    draw, due = random.Random(seed), time.perf_counter()
+    end = due + seconds
+    while True:
+        due += draw.expovariate(rate)
+        if due > end:
+            return
+        pause = due - time.perf_counter()
+        if pause > 0:
+            await asyncio.sleep(pause)
+        pool.send(make(due))
+
+
+async def run_load(
+    said: dict[str, Any], seconds: float, seed: int
+) -> tuple[dict[str, Kind], dict[str, float]]:
+    url, load = urlsplit(said["url"]), Load(said, seed)
+    kinds = {name: Kind(name) for name in ("health", "get job", "list page", "patch", "patch, If-Match")}
+    pools = {name: Pool(str(url.hostname), url.port or 0) for name in CONNECTIONS}
+    for name, pool in pools.items():
+        await pool.open(CONNECTIONS[name])
+    reads, writes = pools["read"], pools["write"]
+
+    async def baseline(length: float) -> None:
+        rate = READS + WRITES
+        await drive(reads, rate, length, lambda due: load.health(kinds["health"], due), seed)
+
+    async def mix(length: float, into: dict[str, Kind]) -> None:
+        await asyncio.gather(
+            drive(reads, READS * 0.9, length, lambda due: load.get_job(into["get job"], due), seed + 1),
+            drive(reads, READS * 0.1, length, lambda due: load.list_page(into["list page"], due), seed + 2),
+            drive(writes, WRITES / 2, length, lambda due: load.write(into["patch"], due), seed + 3),
+            drive(
+                writes, WRITES / 2, length, lambda due: load.write_cas(into["patch, If-Match"], due), seed + 4
+            ),
+        )
+
+    await mix(WARM_UP_S, {name: Kind(name) for name in kinds})
+    await settle(pools)
+    await baseline(max(5.0, seconds / 6))
+    await settle(pools)
+    server, own = psutil.Process(said["pid"]), psutil.Process()
+    before = [process.cpu_times() for process in (server, own)]
+    await mix(seconds, kinds)
+    await settle(pools)
+    after = [process.cpu_times() for process in (server, own)]
+    cores = [(b.user + b.system - a.user - a.system) / seconds for a, b in zip(before, after, strict=True)]
+    for pool in pools.values():
+        pool.is_closing = True
+    return kinds, {"server": round(cores[0], 2), "load": round(cores[1], 2)}
+
+
+async def settle(pools: dict[str, Pool]) -> None:
+    deadline = time.perf_counter() + TIMEOUT_S
+    while any(pool.under_way for pool in pools.values()):
+        if time.perf_counter() > deadline:
+            raise SystemExit("requests were not answered within 10 s")
+        await asyncio.sleep(0.02)
+
+
+# --- the report
+
+
+def measure(store: str, *, jobs: int, seconds: float, seed: int) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        database = ""
+        if store == "postgres":
+            from tests.postgres import postgres_server
+
+            database = stack.enter_context(postgres_server()).new_database()
+        said = stack.enter_context(server_process(database, jobs))
+        kinds, cores = asyncio.run(run_load(said, seconds, seed))
+    rows = {
+        kind.name: {
+            "requests": len(kind.times_ms),
+            **{f"p{share}_ms": round(kind.quantile(share / 100), 2) for share in (50, 95, 99)},
+            "max_ms": round(max(kind.times_ms, default=float("nan")), 2),
+            "errors": len(kind.errors),
+            "first_errors": kind.errors[:3],
+        }
+        for kind in kinds.values()
+    }
+    return {"requests": rows, "cores_used": cores}
+
+
+def is_good(results: dict[str, Any]) -> bool:
+    return all(
+        row["errors"] == 0 and row["requests"] > 0 and row["p99_ms"] < P99_MS_MAX
+        for row in results["requests"].values()
+    )
+
+
+def report(console: Console, store: str, seconds: float, results: dict[str, Any]) -> None:
+    title = f"{store}: {READS} reads/s and {WRITES} writes/s for {seconds:.0f} s"
+    table = Table(title=title, title_justify="left")
+    for name in ("request", "count", "p50 ms", "p95 ms", "p99 ms", "max ms", "errors"):
+        table.add_column(name, justify="left" if name == "request" else "right")
+    for name, row in results["requests"].items():
+        shown = [f"{row[key]:,.1f}" for key in ("p50_ms", "p95_ms", "p99_ms", "max_ms")]
+        table.add_row(name, f"{row['requests']:,}", *shown, str(row["errors"]))
+    console.print(table)
+    cores = results["cores_used"]
+    console.print(f"cores used: {cores['server']} by the server, {cores['load']} by the load")
+    for name, row in results["requests"].items():
+        for error in row["first_errors"]:
+            console.print(f"{name}: {error}", markup=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--store", choices=("sqlite", "postgres", "both"), default="both")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument(
+        "--check", action="store_true", help=f"fail unless every p99 is below {P99_MS_MAX:.0f} ms"
+    )
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--database", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        serve(options.serve, options.database, options.jobs)
+        return 0
+    console = Console(stderr=options.json)
+    stores = ("sqlite", "postgres") if options.store == "both" else (options.store,)
+    results = {}
+    for store in stores:
+        results[store] = measure(store, jobs=options.jobs, seconds=options.seconds, seed=options.seed)
+        report(console, store, options.seconds, results[store])
+    ok = all(is_good(found) for found in results.values())
+    if options.json:
+        said = {
+            "bench": "api",
+            "cores": os.cpu_count(),
+            "seconds": options.seconds,
+            "results": results,
+            "ok": ok,
+        }
+        print(json.dumps(said))
+    return 1 if options.check and not ok else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""`penstock layer`, `penstock token`, `penstock audit`: what an installation has, and who changed it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import change_tables
+from penstock.cli.connection import FOLDER, Folder, connect
+from penstock.cli.jobs import Why
+from penstock.cli.output import EXIT_CODES, Form, Output, show
+from penstock.client import new_key
+from penstock.core.loop import SystemClock
+
+layer = typer.Typer(
+    name="layer", help="The levels of every job's config.", epilog=EXIT_CODES, no_args_is_help=True
+)
+token = typer.Typer(
+    name="token",
+    help="Who may call: issue tokens, list them, take them back.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+)
+
+
+@layer.command("ls", epilog=EXIT_CODES)
+def list_layers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
+    """The layers there are, lowest first, and which roles write them."""
+    with connect(folder, role="reader") as client:
+        kinds = client.layer_kinds()
+    show(kinds, output, lambda: change_tables.layer_kinds_table(kinds))
+
+
+@layer.command("add", epilog=EXIT_CODES)
+def add_layer(
+    name: Annotated[str, typer.Argument(help="The layer's name.")],
+    precedence: Annotated[
+        int, typer.Option(help="Larger ones win; base 0, provisioner 10, scaler 20, oncall 30.")
+    ],
+    writers: Annotated[
+        list[str], typer.Option("--writer", help="A role that may write it; several: repeat it.")
+    ],
+    why: Why,
+    replaces_plan: Annotated[
+        bool, typer.Option("--replaces-plan", help="A change of it does not wait for the open plan.")
+    ] = False,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Add a layer for a component of its own."""
+    with connect(folder, role="admin") as client:
+        kinds = client.add_layer_kind(
+            name, precedence, writers, why=why, key=new_key(), replaces_plan=replaces_plan
+        )
+    show(kinds, output, lambda: change_tables.layer_kinds_table(kinds))
+
+
+@token.command("new", epilog=EXIT_CODES)
+def new_token(
+    name: Annotated[str, typer.Argument(help="Whose it is; this name is in every audit entry.")],
+    role: Annotated[str, typer.Option(help="reader, developer, oncall, scaler, container or admin.")],
+    why: Why,
+    days: Annotated[int, typer.Option(help="It ends after so many.", min=1, max=3650)] = 365,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Issue a token. It is printed this once: nobody can show it again."""
+    with connect(folder, role="admin") as client:
+        issued = client.issue_token(name, role, days=days, why=why, key=new_key())
+    show(issued, output, lambda: str(issued["token"]))
+
+
+@token.command("ls", epilog=EXIT_CODES)
+def list_tokens(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
+    """Every token ever issued, without the tokens themselves."""
+    with connect(folder, role="admin") as client:
+        tokens = client.tokens()
+    show(tokens, output, lambda: change_tables.tokens_table(tokens, SystemClock().now_ms()))
+
+
+@token.command("revoke", epilog=EXIT_CODES)
+def revoke_token(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, from `penstock token ls`.")],
+    why: Why,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Take a token back: it is refused from now on."""
+    with connect(folder, role="admin") as client:
+        row = client.revoke_token(token_id, why=why, key=new_key())
+    show(row, output, lambda: f"[green]revoked[/] {row['id']} of {row['name']} ({row['role']})")
+
+
+def audit(
+    subject: Annotated[
+        str, typer.Argument(help="A job, layer, pipeline or token id; none: everything.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 50,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Who changed what, when and why, newest first."""
+    with connect(folder, role="developer") as client:
+        entries = client.audit(subject=subject or None, limit=limit)
+    show(entries, output, lambda: change_tables.audit_table(entries))

@@ -1,0 +1,260 @@
+"""`penstock job`: apply, plan, look at, compare, roll back and end jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import change_tables, tables
+from penstock.cli.connection import FOLDER, Folder, connect
+from penstock.cli.job_files import BYTES_MAX, read_job_text, split_name
+from penstock.cli.output import EXIT_CODES, Form, Output, out, show
+from penstock.cli.watching import News, watch
+from penstock.client import new_key
+from penstock.core.errors import ConfigError
+
+app = typer.Typer(
+    name="job",
+    help="Jobs: what should run. Apply, plan, look, compare, roll back, pause, stop, remove.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+)
+
+JobName = Annotated[str, typer.Argument(help="The job.")]
+File = Annotated[
+    str,
+    typer.Option("--file", "-f", help="A job file: .yaml, .yml or .json; - reads YAML from standard input."),
+]
+Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+Version = Annotated[
+    int | None, typer.Option("--version", help="Only if the job is still at this version.", min=0)
+]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again when it changes, until Ctrl-C.")]
+LayerOption = Annotated[str, typer.Option("--layer", help="The layer that says so; none: your own.")]
+# Whose token writes a layer, when none is named by PENSTOCK_TOKEN.
+WRITERS = {"provisioner": "developer", "oncall": "oncall"}
+
+
+@app.command(epilog=EXIT_CODES)
+def apply(
+    file: File,
+    why: Why,
+    version: Version = None,
+    new: Annotated[bool, typer.Option("--new", help="Only if there is no such job yet.")] = False,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Make a file the provisioner layer of its job; without a job of that name, create it."""
+    if new and version is not None:
+        raise ConfigError(
+            "--new and --version exclude each other",
+            why="one wants the job not to be there, the other wants it to be",
+            fix="give one of the two",
+        )
+    name, config = read_file(file)
+    with connect(folder, role="developer") as client:
+        done = client.apply_job(name, config, why=why, key=new_key(), expected_version=version, only_new=new)
+    verb = "created" if done["created"] else "written"
+    show(
+        {"job": name, **done}, output, lambda: f"[green]{verb}[/] {name}, expected version {done['version']}"
+    )
+
+
+@app.command(epilog=EXIT_CODES)
+def plan(file: File, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
+    """Say what applying a file would change: simple or complex, which tasks restart, if state is kept."""
+    name, config = read_file(file)
+    with connect(folder, role="developer") as client:
+        change = client.plan_job(name, config)
+    show(change, output, lambda: change_tables.plan_tables(change))
+
+
+@app.command(epilog=EXIT_CODES)
+def get(
+    name: JobName, look_again: Watch = False, folder: Folder = FOLDER, output: Output = Form.TABLE
+) -> None:
+    """One job: every setting with the layer that decided it, its layers, its tasks."""
+    with connect(folder, role="reader") as client:
+        if look_again:
+            news = News(client, subject=name, every_s=2)
+            # Ctrl-C is how one stops looking, not a failure.
+            with contextlib.suppress(KeyboardInterrupt):
+                watch(lambda: client.job(name), tables.job_tables, news.wait, form=output)
+            return
+        found = client.job(name)
+    show(found, output, lambda: tables.job_tables(found))
+
+
+@app.command(epilog=EXIT_CODES)
+def ls(
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="name=value; several: all of them.")
+    ] = None,
+    state: Annotated[str, typer.Option(help="Only jobs in this state: running, paused, behind …")] = "",
+    pipeline: Annotated[str, typer.Option(help="Only jobs of this pipeline.")] = "",
+    removed: Annotated[bool, typer.Option("--removed", help="Removed jobs too.")] = False,
+    look_again: Watch = False,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """All jobs that fit, a line each."""
+    wanted: dict[str, Any] = {
+        "labels": dict(_label(text) for text in label or []),
+        "state": state or None,
+        "pipeline": pipeline or None,
+        "removed": removed,
+    }
+    with connect(folder, role="reader") as client:
+        if look_again:
+            news = News(client, every_s=2)
+            with contextlib.suppress(KeyboardInterrupt):
+                watch(lambda: client.jobs(**wanted), tables.jobs_table, news.wait, form=output)
+            return
+        jobs = client.jobs(**wanted)
+    show(jobs, output, lambda: tables.jobs_table(jobs))
+
+
+@app.command(epilog=EXIT_CODES)
+def diff(
+    name: JobName,
+    old: Annotated[int | None, typer.Option(help="A version; none: what runs.", min=0)] = None,
+    new: Annotated[int | None, typer.Option(help="A version; none: what is expected now.", min=0)] = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """What differs between two versions of a job's config, and what each difference costs."""
+    with connect(folder, role="reader") as client:
+        changes = client.diff(name, old=old, new=new)
+    old_name = "what runs" if old is None else f"version {old}"
+    new_name = "what is expected" if new is None else f"version {new}"
+    show(changes, output, lambda: change_tables.diff_table(changes, f"{old_name} → {new_name}"))
+
+
+@app.command(epilog=EXIT_CODES)
+def history(
+    name: JobName,
+    layer: Annotated[str, typer.Option(help="Only this layer.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 20,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Every write of a job's layers, newest first: who, when, why."""
+    with connect(folder, role="reader") as client:
+        rows = client.history(name, layer=layer or None, limit=limit)
+    show(rows, output, lambda: change_tables.history_table(rows))
+
+
+@app.command(epilog=EXIT_CODES)
+def rollback(
+    name: JobName,
+    layer: Annotated[str, typer.Argument(help="The layer, e.g. provisioner.")],
+    to: Annotated[int, typer.Option("--to", help="The version at which it was as it should be.", min=0)],
+    why: Why,
+    version: Version = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Write one layer again as it was at a version of the job."""
+    with connect(folder, role=WRITERS.get(layer, "admin")) as client:
+        at = client.rollback(name, layer, to_version=to, why=why, key=new_key(), expected_version=version)
+    said = {"job": name, "layer": layer, "version": at}
+    show(said, output, lambda: f"[green]written[/] {name}: {layer} is as at version {to}, now version {at}")
+
+
+@app.command(epilog=EXIT_CODES)
+def pause(
+    name: JobName,
+    why: Why,
+    layer: LayerOption = "",
+    version: Version = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Let a job's tasks end for a while; it keeps its state and its place in its inputs."""
+    _set_state(name, "paused", why, layer, version, folder, output)
+
+
+@app.command(epilog=EXIT_CODES)
+def resume(
+    name: JobName,
+    why: Why,
+    layer: LayerOption = "",
+    version: Version = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Let a paused or stopped job run."""
+    _set_state(name, "running", why, layer, version, folder, output)
+
+
+@app.command(epilog=EXIT_CODES)
+def stop(
+    name: JobName,
+    why: Why,
+    layer: LayerOption = "",
+    version: Version = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Let a job's tasks end."""
+    _set_state(name, "stopped", why, layer, version, folder, output)
+
+
+@app.command(epilog=EXIT_CODES)
+def rm(
+    name: JobName, why: Why, version: Version = None, folder: Folder = FOLDER, output: Output = Form.TABLE
+) -> None:
+    """End a job's life. Its layers, history and state stay, and `restore` brings it back."""
+    with connect(folder, role="developer") as client:
+        at = client.remove_job(name, why=why, key=new_key(), expected_version=version)
+    show({"job": name, "version": at}, output, lambda: f"[green]removed[/] {name}, version {at}")
+
+
+@app.command(epilog=EXIT_CODES)
+def restore(
+    name: JobName, why: Why, version: Version = None, folder: Folder = FOLDER, output: Output = Form.TABLE
+) -> None:
+    """Bring a removed job back, with its layers and its state."""
+    with connect(folder, role="developer") as client:
+        at = client.restore_job(name, why=why, key=new_key(), expected_version=version)
+    show({"job": name, "version": at}, output, lambda: f"[green]restored[/] {name}, version {at}")
+
+
+def read_file(file: str) -> tuple[str, dict[str, Any]]:
+    """A job's name and its provisioner fields, from a file or standard input."""
+    try:
+        if file == "-":
+            text = sys.stdin.read(BYTES_MAX + 1)
+        else:
+            with Path(file).open(encoding="utf-8") as source:
+                text = source.read(BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read {file}", why=str(error), fix="name a file of text in UTF-8 that you may read"
+        ) from error
+    return split_name(read_job_text(text, name=file), "", name=file)
+
+
+def _set_state(
+    name: str, state: str, why: str, layer: str, version: int | None, folder: Path, output: Form
+) -> None:
+    with connect(folder, role=WRITERS.get(layer or "oncall", "admin")) as client:
+        done = client.set_state(
+            name, state, why=why, key=new_key(), layer=layer or None, expected_version=version
+        )
+    said = f"[green]written[/] {name}: {done['layer']} asks for {state}, version {done['version']}"
+    if done["effective"] != state:
+        said += f"\n[yellow]but[/] a higher layer says {done['effective']}: that is what holds"
+    show({"job": name, **done}, output, lambda: said)
+    out.file.flush()
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"not a label: {text!r}", why="it must be name=value", fix="e.g. --label team=ads")
+    return name, value

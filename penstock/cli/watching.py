@@ -1,0 +1,82 @@
+"""Looking again and again: at once when something was decided, and from time to time anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from penstock.cli.cells import text
+from penstock.cli.output import Form, out, show_line
+from penstock.client import Client
+from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError, StoreUnavailable
+from penstock.core.loop import sleep_ms
+
+# News come in bursts: one look for all of them.
+SETTLE_MS: Millis = 200
+EVENTS_MAX = 1000
+
+
+class News:
+    """Waits for the next decision about a subject, through the event stream; without one, for the time."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        subject: str | None = None,
+        every_s: float = 1.0,
+        pause: Callable[[Millis], None] = sleep_ms,
+    ) -> None:
+        self._client, self._subject, self._every_s, self._pause = client, subject, every_s, pause
+        self._since: int | None = None
+
+    def wait(self) -> None:
+        """Return when something was decided, or after `every_s` at the latest."""
+        try:
+            if self._since is None:
+                newest = self._client.journal(limit=1)
+                self._since = newest[-1]["id"] if newest else 0
+            if self._drain(limit=1, wait_s=math.ceil(self._every_s)):
+                self._pause(SETTLE_MS)
+                self._drain(limit=EVENTS_MAX, wait_s=0)
+        except PenstockError:
+            self._pause(int(self._every_s * 1000))  # no events, for whatever reason: then by the clock
+
+    def _drain(self, *, limit: int, wait_s: int) -> bool:
+        found = False
+        for event in self._client.events(
+            since=self._since, subject=self._subject, limit=limit, wait_s=wait_s
+        ):
+            self._since, found = event["id"], True
+        return found
+
+
+def watch(
+    look: Callable[[], Any],
+    render: Callable[[Any], RenderableType],
+    wait: Callable[[], None],
+    *,
+    form: Form,
+) -> None:
+    """Look again after each `wait`, until interrupted; a control plane that is away is waited for."""
+    last: Any = None
+    with Live(console=out, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            problem = ""
+            try:
+                last = look()
+            except StoreUnavailable as error:
+                if last is None:
+                    raise
+                problem = error.what
+            if form is Form.TABLE:
+                note = [text(f"{problem}; this is what was seen last", "bold red")] if problem else []
+                live.update(Group(render(last), *note), refresh=True)
+            elif not problem:
+                show_line(last, form)
+            wait()

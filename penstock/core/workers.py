@@ -1,0 +1,68 @@
+"""Work that may take long or hang, one piece at a time per key: what services ask for, and its twin without threads.
+
+`core/loop.py` has the one with threads. Simulations and most tests use the twin, so that they stay in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from penstock.core.clock import Millis
+
+Result = TypeVar("Result")
+Now = Callable[[], Millis]  # the wall clock, asked by work that takes its time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Generic[Result]):
+    """A piece of work that is over: its result, or the error that nobody expected."""
+
+    key: str
+    result: Result | None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """A piece of work that has been under way for too long; it may still come back."""
+
+    key: str
+    for_ms: Millis
+
+
+class Workers(Protocol[Result]):
+    """Runs pieces of work, each key's one after another."""
+
+    def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
+        """Run it as soon as a worker is free. Requires: `key` is not busy."""
+
+    def busy(self) -> frozenset[str]:
+        """The keys whose work waits or is under way. A key whose work hangs stays busy."""
+
+    def take_finished(self) -> tuple[Finished[Result], ...]:
+        """What has ended since the last call; each piece is given out once."""
+
+    def stuck(self) -> tuple[Stuck, ...]:
+        """What has been under way for longer than work should."""
+
+
+@dataclass(slots=True)
+class InlineWorkers(Generic[Result]):
+    """Does the work inside `start`. An error that nobody expected goes straight to the caller."""
+
+    _finished: list[Finished[Result]] = field(default_factory=list)
+
+    def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
+        self._finished.append(Finished(key=key, result=work(lambda: now_ms)))
+
+    def busy(self) -> frozenset[str]:
+        return frozenset()
+
+    def take_finished(self) -> tuple[Finished[Result], ...]:
+        finished, self._finished = tuple(self._finished), []
+        return finished
+
+    def stuck(self) -> tuple[Stuck, ...]:
+        return ()

@@ -1,0 +1,248 @@
+"""Batches of the State Syncer: simple changes of thousands of jobs, and plans opened for hundreds, at once.
+
+A batch compares each job with what was decided on; those that have moved are left to the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from penstock.core import json_text
+from penstock.core.bulk_store import insert_rows, is_one_of, replace_rows
+from penstock.core.clock import Millis
+from penstock.core.sql_store import COUNTERS, next_values, upsert
+from penstock.jobs.job_store import JobRecord
+from penstock.jobs.leader_store import LeaderStore
+from penstock.jobs.quick_look import Quick
+from penstock.jobs.running_store import PLANS, RUNNING, TASKS_COUNTER, PlanRow
+from penstock.jobs.sync_plan import ComplexSync, InSync, SimpleSync, explain, steps_of
+from penstock.jobs.sync_store import Glance
+
+_RUNNING_COLUMNS = tuple(column.name for column in RUNNING.columns)
+_PLAN_COLUMNS = tuple(column.name for column in PLANS.columns)
+
+
+class SimpleCommit(NamedTuple):
+    """One simple change of the running row as it was read; small, because thousands wait for their batch."""
+
+    job: str
+    expected_version: int
+    is_change: bool  # not: only the version is noted
+    restarts: bool
+    version: int  # of the running row
+    restart_version: int
+    config: str  # as JSON text, like the mapping
+    mapping: str
+    birth: str
+    generation: int
+    hold_generation: int
+    state: str
+    reason: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """What a batch wrote, and for how long it kept others from writing."""
+
+    versions: Mapping[str, int]  # of the running rows, by job; jobs that had moved are not in it
+    took_ms: Millis
+
+
+def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
+    """The change that a decision means. Requires: the job has a running row, without a hold."""
+    row = record.old
+    assert row is not None and not row.is_held, "only a plan holds, and a job with a plan gets no simple change"
+    config, restarts = row.config, False
+    paths: tuple[str, ...] = ()
+    if isinstance(sync, SimpleSync):
+        config, restarts, paths = sync.target, sync.restarts, tuple(change.path for change in sync.changed)
+    return SimpleCommit(
+        job=row.job,
+        expected_version=record.job.expected_version,
+        is_change=isinstance(sync, SimpleSync),
+        restarts=restarts,
+        version=row.version,
+        restart_version=row.restart_version,
+        config=json_text.dumps(config),
+        mapping=json_text.dumps(row.mapping),
+        birth=row.birth,
+        generation=row.generation,
+        hold_generation=row.hold_generation,
+        state=row.state,
+        reason=sync.reason,
+        paths=paths,
+    )
+
+
+def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
+    """The change that a quick look means."""
+    found = quick.difference
+    return SimpleCommit(
+        job=glance.job,
+        expected_version=glance.expected_version,
+        is_change=found is not None,
+        restarts=found is not None and found.restarts,
+        version=glance.version,
+        restart_version=glance.restart_version,
+        config=quick.target,
+        mapping=glance.mapping,
+        birth=glance.birth,
+        generation=glance.generation,
+        hold_generation=glance.hold_generation,
+        state=glance.state,
+        reason=explain(()) if found is None else found.reason,
+        paths=() if found is None else found.paths,
+    )
+
+
+def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
+    """Commit simple changes. A job whose row moved, by a hold or otherwise, or that has a plan is left out."""
+    with leader.writing("simple") as connection:
+        began_ms = leader.measure_ms()
+        names = [item.job for item in batch]
+        versions, planned = _versions(connection, names), _planned(connection, names)
+        items = [
+            item for item in batch if versions.get(item.job) == item.version and item.job not in planned
+        ]
+        changes = sum(item.is_change for item in items)
+        numbers = iter(next_values(connection, TASKS_COUNTER, changes) if changes else ())
+        done = {item.job: next(numbers) if item.is_change else item.version for item in items}
+        rows = [_values_after(item, done[item.job], now_ms) for item in items]
+        replace_rows(connection, RUNNING, _RUNNING_COLUMNS, rows)
+        paths = {item.paths: json_text.dumps(item.paths) for item in items}
+        recorded = [
+            (
+                "sync.simple" if item.is_change else "sync.noted",
+                item.job,
+                item.reason,
+                f'{{"expected_version":{item.expected_version},"paths":{paths[item.paths]}}}',
+            )
+            for item in items
+        ]
+        leader.record_all(connection, recorded, now_ms, silent="sync.noted")
+    return BatchResult(versions=done, took_ms=leader.measure_ms() - began_ms)
+
+
+def open_plans(
+    leader: LeaderStore, decided: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
+) -> BatchResult:
+    """Make decisions durable: each a plan with a generation of its own, on the running row as it was read."""
+    with leader.writing("open") as connection:
+        began_ms = leader.measure_ms()
+        names = [record.job.name for record, _ in decided]
+        versions, planned = _versions(connection, names), _planned(connection, names)
+        items = [
+            (record, sync)
+            for record, sync in decided
+            if record.job.name not in planned and versions.get(record.job.name, 0) == version_of(record)
+        ]
+        plans = new_plans(connection, items, now_ms)
+        insert_rows(connection, PLANS, _PLAN_COLUMNS, [_plan_values(plan) for plan in plans])
+        recorded = [
+            (
+                "plan.opened",
+                plan.job,
+                plan.reason,
+                json_text.dumps(
+                    {"generation": plan.generation, "had_old": record.old is not None, "plan": plan.id}
+                ),
+            )
+            for (record, _), plan in zip(items, plans, strict=True)
+        ]
+        leader.record_all(connection, recorded, now_ms)
+    opened = {plan.job: plan.running_version for plan in plans}
+    return BatchResult(versions=opened, took_ms=leader.measure_ms() - began_ms)
+
+
+def new_plans(
+    connection: sa.Connection, items: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
+) -> list[PlanRow]:
+    """Plans with numbers and generations taken in this transaction; nothing else is written."""
+    if not items:
+        return []
+    numbers = next_values(connection, "plans", len(items))
+    generations = _next_generations(connection, [record.job.name for record, _ in items])
+    return [
+        PlanRow(
+            job=record.job.name,
+            id=number,
+            birth=record.job.birth,
+            generation=generations[record.job.name],
+            target=sync.target,
+            mapping=sync.mapping,
+            expected_version=record.job.expected_version,
+            running_version=version_of(record),
+            step=steps_of(sync.target, has_old=record.old is not None)[0],
+            attempts=0,
+            error="",
+            reason=sync.reason,
+            abandoned=(),
+            held_ms=None,
+            started_ms=now_ms,
+            updated_ms=now_ms,
+        )
+        for number, (record, sync) in zip(numbers, items, strict=True)
+    ]
+
+
+def version_of(record: JobRecord) -> int:
+    """Of the running row, 0 if there is none."""
+    return 0 if record.running is None else record.running.version
+
+
+def generation_counter(job: str) -> str:
+    """The counter of a job's generations: shared by all lives of the name, so no number comes twice."""
+    return f"generation/{job}"
+
+
+def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
+    # Nobody else writes meanwhile, so reading and writing need not be one statement.
+    names = [generation_counter(job) for job in jobs]
+    query = sa.select(COUNTERS.c.name, COUNTERS.c.value).where(is_one_of(connection, COUNTERS.c.name, names))
+    last: dict[str, int] = {name: value for name, value in connection.execute(query)}
+    following = {job: last.get(name, 0) + 1 for job, name in zip(jobs, names, strict=True)}
+    rows = [{"name": generation_counter(job), "value": value} for job, value in following.items()]
+    upsert(connection, COUNTERS, rows, replace=("value",))
+    return following
+
+
+def _versions(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
+    chosen = is_one_of(connection, RUNNING.c.job, jobs)
+    rows = connection.execute(sa.select(RUNNING.c.job, RUNNING.c.version).where(chosen)).all()
+    return {job: version for job, version in rows}
+
+
+def _planned(connection: sa.Connection, jobs: Sequence[str]) -> set[str]:
+    chosen = is_one_of(connection, PLANS.c.job, jobs)
+    return set(connection.execute(sa.select(PLANS.c.job).where(chosen)).scalars())
+
+
+def _values_after(item: SimpleCommit, version: int, now_ms: Millis) -> tuple[Any, ...]:
+    return (
+        item.job,
+        item.birth,
+        version,
+        version if item.restarts else item.restart_version,
+        item.expected_version,
+        item.config,
+        item.generation,
+        item.mapping,
+        item.hold_generation,
+        item.state,
+        now_ms,
+    )
+
+
+def _plan_values(plan: PlanRow) -> tuple[Any, ...]:
+    values = {
+        "target": None if plan.target is None else json_text.dumps(plan.target),
+        "mapping": json_text.dumps(plan.mapping),
+        "abandoned": json_text.dumps(plan.abandoned),
+        "step": str(plan.step),
+    }
+    return tuple(values[name] if name in values else getattr(plan, name) for name in _PLAN_COLUMNS)

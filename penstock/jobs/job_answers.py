@@ -1,0 +1,38 @@
+"""What the Job Service answers: plain values that a repeated request gets again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.jobs.job_view import JobView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A provisioner layer was written."""
+
+    version: int  # the job's expected version now
+    created: bool  # whether the job began a life with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSet:
+    """A job was asked to run, pause or stop."""
+
+    version: int
+    layer: str  # which was written
+    effective: str  # what the merge says now: a higher layer may hold another state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some jobs by name, and where the next page begins (None: this was the last)."""
+
+    items: tuple[JobView, ...]
+    next: str | None
+
+    def __iter__(self) -> Iterator[JobView]:
+        return iter(self.items)

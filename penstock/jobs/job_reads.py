@@ -1,0 +1,271 @@
+"""What can be asked of the Job Service without changing anything; each answer is of one moment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
+from penstock.jobs import job_store
+from penstock.jobs.audit_store import AuditRow
+from penstock.jobs.config import NAME_PATTERN, JobConfig, validate_config
+from penstock.jobs.job_answers import Page
+from penstock.jobs.job_list_store import JobFilter, list_names
+from penstock.jobs.job_store import Changed, JobRecord, JobStore
+from penstock.jobs.job_view import STATES, JobView
+from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
+from penstock.jobs.layer_writer import check_is_gone, check_is_map, validate
+from penstock.jobs.layers import Layer, LayerRow, merge_layers
+from penstock.jobs.provision import CompiledPipeline, JobChange, plan_change, plan_removal, read_compiled
+from penstock.jobs.sync_plan import Change, diff_configs
+from penstock.jobs.text_rules import INT_MAX, check_json, is_line, shown
+from penstock.jobs.view_cache import ViewCache
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PAGE_MAX = 1000
+# A page may need several looks, when the store cannot tell exactly which jobs fit; then it comes short.
+LOOKS_MAX = 20
+
+
+class JobReads:
+    """Reads of jobs, their history, and what a change would do."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store, self._views = store, ViewCache()
+
+    def view(self, job: str, *, removed: bool = False) -> JobView:
+        """One job; NotFound if there is none, or if it was removed and removed ones are not asked for."""
+        _check_name(job)
+        with self._store.reading() as connection:
+            found = self._views.one(connection, job)
+        if found is None or (found.removed and not removed):
+            raise job_store.no_job(job, was_removed=found is not None)
+        return found
+
+    def views(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        pipeline: str | None = None,
+        removed: bool = False,
+        after: str = "",
+        limit: int = 100,
+    ) -> Page:
+        """Jobs by name that fit everything asked for. `removed`: removed ones too.
+
+        Go on with `after=page.next` until it is None; a page in between may be short.
+        """
+        if state is not None and state not in STATES:
+            raise ConfigError(
+                f"there is no state {shown(state)}", why=f"the states are {', '.join(STATES)}", fix="use one"
+            )
+        labels = labels or {}
+        # What no job can have need not be looked for, and some of it no store could.
+        if not all(is_line(text) for text in (after, pipeline or "", *labels.keys(), *labels.values())):
+            return Page(items=(), next=None)
+        limit, found = max(1, min(limit, PAGE_MAX)), list[JobView]()
+        with self._store.reading() as connection:
+            for _ in range(LOOKS_MAX):
+                wanted = JobFilter(
+                    labels=labels, state=state, pipeline=pipeline, removed=removed, after=after
+                )
+                room = limit - len(found)
+                names = list_names(connection, wanted, limit=room + 1)
+                views = self._views.many(connection, names[:room])
+                found += [view for view in views if state is None or view.state == state]
+                if len(names) <= room:
+                    return Page(items=tuple(found), next=None)
+                after = names[room - 1]
+                if len(found) == limit:
+                    break
+        return Page(items=tuple(found), next=after)
+
+    def every_view(self) -> Iterator[JobView]:
+        """Every job that is not removed, by name, a page at a time."""
+        after: str | None = ""
+        while after is not None:
+            page = self.views(after=after, limit=PAGE_MAX)
+            yield from page.items
+            after = page.next
+
+    def layer_kinds(self) -> tuple[Layer, ...]:
+        """The layers there are, lowest first."""
+        return self._store.layer_kinds()
+
+    def changed_since(self, version: int) -> Changed:
+        """The jobs of which something else is expected than at `version` of the whole store."""
+        return self._store.changed_since(version)
+
+    def history(
+        self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 100
+    ) -> tuple[LayerRow, ...]:
+        """Writes of a job's layers, newest first, of a removed job too; `before`: with smaller versions."""
+        with self._store.reading() as connection:
+            any_record(connection, job)
+            if layer is not None and layer not in {kind.name for kind in read_kinds(connection)}:
+                raise NotFound(f"there is no layer {shown(layer)}", why="no such kind", fix="leave it out")
+            before = None if before is None else min(before, INT_MAX)
+            limit = max(1, min(limit, PAGE_MAX))
+            return read_history(connection, job, layer=layer, before=before, limit=limit)
+
+    def layers_at(self, job: str, version: int) -> tuple[LayerRow, ...]:
+        """The layers as they stood at an expected version, lowest first; of a removed job too."""
+        with self._store.reading() as connection:
+            return layers_at(connection, any_record(connection, job), version)[1]
+
+    def diff(self, job: str, *, old: int | None, new: int | None) -> tuple[Change, ...]:
+        """What differs between the merges at two expected versions, by path.
+
+        `old` None: what runs. `new` None: what is expected now (of a removed job: what was, last).
+        """
+        with self._store.reading() as connection:
+            record = any_record(connection, job)
+            if old is not None:
+                before = _merged(job, layers_at(connection, record, old)[1])
+            else:
+                before = {} if record.old is None else record.old.config
+            layers = record.layers if new is None else layers_at(connection, record, new)[1]
+        return diff_configs(before, _merged(job, layers))
+
+    def audit(
+        self, *, subject: str | None = None, before: int | None = None, limit: int = 100
+    ) -> tuple[AuditRow, ...]:
+        """Changes, newest first; `before`: those with smaller ids."""
+        if subject is not None and not is_line(subject):
+            return ()
+        before = None if before is None else min(before, INT_MAX)
+        return self._store.audit(subject, before=before, limit=max(1, min(limit, PAGE_MAX)))[::-1]
+
+    def plan_job(self, job: str, body: Mapping[str, Any]) -> JobChange:
+        """What `apply` would change. Writes nothing."""
+        check_new_name(job)
+        check_json("the config", body)
+        check_is_map(job, "provisioner", body)
+        with self._store.reading() as connection:
+            record = job_store.find_record(connection, job)
+            if record is not None and record.job.deleted:
+                check_is_gone(job, record)
+            config = self._proposal(connection, job, body, record)
+        old = None if record is None or record.old is None else record.old.view()
+        return plan_change(job, config, old)
+
+    def plan_pipeline(self, compiled: Mapping[str, Any]) -> tuple[JobChange, ...]:
+        """What submitting this pipeline would change. Writes nothing."""
+        check_json("the compiled pipeline", compiled)
+        pipeline = read_compiled(compiled)
+        with self._store.reading() as connection:
+            records, configs = self._proposals(connection, pipeline)
+            leavers = self._leavers(connection, pipeline)
+        changes = []
+        for name, config in configs.items():
+            old = records[name].old if name in records else None
+            changes.append(plan_change(name, config, None if old is None else old.view()))
+        for record in leavers:
+            changes.append(plan_removal(record.job.name, None if record.old is None else record.old.view()))
+        return tuple(changes)
+
+    def _proposals(
+        self, connection: sa.Connection, pipeline: CompiledPipeline
+    ) -> tuple[dict[str, JobRecord], dict[str, JobConfig]]:
+        """The present records, and each job's config with its new provisioner layer, all of them valid."""
+        records = job_store.load_records(connection, list(pipeline.jobs))
+        configs = {
+            name: self._proposal(connection, name, body, records.get(name))
+            for name, body in pipeline.jobs.items()
+        }
+        return records, configs
+
+    def _proposal(
+        self, connection: sa.Connection, job: str, body: Mapping[str, Any], record: JobRecord | None
+    ) -> JobConfig:
+        kinds = {kind.name: kind for kind in read_kinds(connection)}
+        row = LayerRow(layer="provisioner", precedence=kinds["provisioner"].precedence, body=body)
+        if record is None or record.job.deleted:
+            return validate(job, (), row)
+        config = validate(job, record.layers, row)
+        if config.pipeline != record.job.pipeline:
+            raise Refused(
+                f"the job {job!r} belongs to another pipeline",
+                why=f"it was created by {record.job.pipeline!r}",
+                fix="name the pipeline or the step differently",
+            )
+        return config
+
+    def _leavers(self, connection: sa.Connection, pipeline: CompiledPipeline) -> list[JobRecord]:
+        names = [
+            name
+            for name in job_store.jobs_of_pipeline(connection, pipeline.name)
+            if name not in pipeline.jobs
+        ]
+        records = job_store.load_records(connection, names)
+        return [
+            records[name]
+            for name in names
+            if layer_body(records[name], "provisioner").get("state") != "stopped"
+        ]
+
+
+def find_record(connection: sa.Connection, job: str) -> JobRecord:
+    """The record of a job that is not removed; NotFound otherwise, whatever was asked for."""
+    _check_name(job)
+    return job_store.load_record(connection, job)
+
+
+def check_new_name(job: object) -> None:
+    """Refuse a name that no job may have."""
+    if not _is_name(job):
+        raise ConfigError(
+            f"{shown(job)} cannot be the name of a job",
+            why="a name is 1 to 200 letters, digits, '_', '-' or '.', and does not begin with '-' or '.'",
+            fix="choose such a name",
+        )
+
+
+def layers_at(connection: sa.Connection, record: JobRecord, version: int) -> tuple[str, tuple[LayerRow, ...]]:
+    """The life that an expected version belongs to, and its layers then; NotFound if there was none."""
+    if 0 <= version <= record.job.expected_version:
+        life, layers = read_layers_at(connection, record.job.name, version)
+        if layers:
+            return life, layers
+    raise NotFound(
+        f"the job {record.job.name!r} has no version {version}",
+        why=f"its expected version is {record.job.expected_version}",
+        fix="look at its history",
+    )
+
+
+def layer_body(record: JobRecord, layer: str) -> Mapping[str, Any]:
+    """What a layer of a job says now."""
+    return next((row.body for row in record.layers if row.layer == layer), {})
+
+
+def any_record(connection: sa.Connection, job: str) -> JobRecord:
+    """The record of a job, removed or not; NotFound if there never was one."""
+    _check_name(job)
+    record = job_store.find_record(connection, job)
+    if record is None:
+        raise job_store.no_job(job)
+    return record
+
+
+def _check_name(job: object) -> None:
+    # Not worth a look into the store, which might not even be able to hold it.
+    if not _is_name(job):
+        raise job_store.no_job(job)
+
+
+def _is_name(job: object) -> bool:
+    return isinstance(job, str) and re.fullmatch(NAME_PATTERN, job) is not None
+
+
+def _merged(job: str, layers: tuple[LayerRow, ...]) -> Mapping[str, Any]:
+    """As it would run; as merged, if it is not valid any more."""
+    merged = merge_layers(layers)
+    try:
+        return validate_config(job, merged).to_json()
+    except PenstockError:
+        return merged

@@ -1,0 +1,162 @@
+"""Layers as rows: which kinds there are and who may write them, the layers of jobs, each write of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock.core.sql_store import METADATA, NAME, ROW_ID
+from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, Origin
+
+LAYER_KINDS = sa.Table(
+    "layer_kinds",
+    METADATA,
+    sa.Column("name", NAME, primary_key=True),
+    sa.Column("precedence", sa.Integer, nullable=False),
+    sa.Column("writers", sa.JSON, nullable=False),
+    sa.Column("replaces_plan", sa.Boolean, nullable=False),
+    sa.Index("layer_kinds_by_precedence", "precedence", unique=True),
+)
+_COLUMNS = (
+    ("precedence", sa.Integer),
+    ("body", sa.JSON),
+    ("version", sa.BigInteger),
+    ("actor", sa.String),
+    ("reason", sa.String),
+    ("at_ms", sa.BigInteger),
+)
+LAYERS = sa.Table(
+    "layers",
+    METADATA,
+    sa.Column("job", NAME, primary_key=True),
+    sa.Column("layer", sa.String, primary_key=True),
+    *(sa.Column(name, kind, nullable=False) for name, kind in _COLUMNS),
+    sa.Column("origins", sa.JSON, nullable=False, server_default="[]"),
+)
+LAYER_HISTORY = sa.Table(
+    "layer_history",
+    METADATA,
+    sa.Column("id", ROW_ID, primary_key=True, autoincrement=True),
+    sa.Column("job", sa.String, nullable=False),
+    sa.Column("layer", sa.String, nullable=False),
+    *(sa.Column(name, kind, nullable=False) for name, kind in _COLUMNS),
+    sa.Column("birth", sa.String, nullable=False, server_default=""),
+    sa.Index("layer_history_by_version", "job", "version"),
+)
+
+# Built once: to build a statement takes longer than to run it, and these run with every write.
+_KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence)
+_LAYERS_OF = sa.select(LAYERS).where(LAYERS.c.job == sa.bindparam("of")).order_by(LAYERS.c.precedence)
+_REMEMBER = sa.insert(LAYER_HISTORY)
+
+
+def _replace(insert: Any) -> Any:
+    values = {column.name: insert.excluded[column.name] for column in LAYERS.c if not column.primary_key}
+    return insert.on_conflict_do_update(index_elements=["job", "layer"], set_=values)
+
+
+_REPLACE = {
+    "sqlite": _replace(sqlite.insert(LAYERS)),
+    "postgresql": _replace(postgresql.insert(LAYERS)),
+}
+
+
+@sa.event.listens_for(LAYER_KINDS, "after_create")
+def _seed_kinds(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    """A database in memory is made from the tables alone; a migration seeds every other."""
+    connection.execute(sa.insert(LAYER_KINDS), [_kind_values(layer) for layer in DEFAULT_LAYERS])
+
+
+def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
+    """The layers there are, lowest first."""
+    rows = connection.execute(_KINDS)
+    return tuple(Layer(**{**row._mapping, "writers": frozenset(row.writers)}) for row in rows)
+
+
+def insert_kind(connection: sa.Connection, layer: Layer) -> None:
+    """Requires: neither its name nor its precedence is taken."""
+    connection.execute(sa.insert(LAYER_KINDS).values(_kind_values(layer)))
+
+
+def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[LayerRow, ...]]:
+    """The layers of these jobs as they stand, lowest first."""
+    query = sa.select(LAYERS).where(LAYERS.c.job.in_(jobs)).order_by(LAYERS.c.precedence)
+    found: dict[str, list[LayerRow]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row.job, []).append(layer_row(row))
+    return {job: tuple(rows) for job, rows in found.items()}
+
+
+def read_layers_of(connection: sa.Connection, job: str) -> tuple[LayerRow, ...]:
+    """The layers of one job as they stand, lowest first."""
+    return tuple(layer_row(row) for row in connection.execute(_LAYERS_OF, {"of": job}))
+
+
+def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str) -> None:
+    """Write one layer and its history. Requires: `row.version` was taken in this transaction."""
+    values = {name: getattr(row, name) for name, _ in _COLUMNS} | {"job": job, "layer": row.layer}
+    replace = _REPLACE[connection.dialect.name]
+    connection.execute(replace, {**values, "origins": [_pack(item) for item in row.origins]})
+    connection.execute(_REMEMBER, {**values, "birth": birth})
+
+
+def delete_layers(connection: sa.Connection, job: str) -> None:
+    """Take the layers of a former life away; the history keeps them."""
+    connection.execute(sa.delete(LAYERS).where(LAYERS.c.job == job))
+
+
+def read_history(
+    connection: sa.Connection, job: str, *, layer: str | None, before: int | None, limit: int
+) -> tuple[LayerRow, ...]:
+    """Writes of a job's layers, newest first, those with a version below `before` if it is given."""
+    query = sa.select(LAYER_HISTORY).where(LAYER_HISTORY.c.job == job)
+    if layer is not None:
+        query = query.where(LAYER_HISTORY.c.layer == layer)
+    if before is not None:
+        query = query.where(LAYER_HISTORY.c.version < before)
+    query = query.order_by(LAYER_HISTORY.c.version.desc(), LAYER_HISTORY.c.id.desc()).limit(limit)
+    return tuple(layer_row(row) for row in connection.execute(query))
+
+
+def read_layers_at(connection: sa.Connection, job: str, version: int) -> tuple[str, tuple[LayerRow, ...]]:
+    """The life that an expected version belongs to ("" if to none), and its layers then, lowest first."""
+    table = LAYER_HISTORY
+    life = connection.execute(
+        sa.select(table.c.birth)
+        .where(table.c.job == job, table.c.version <= version)
+        .order_by(table.c.version.desc(), table.c.id.desc())
+        .limit(1)
+    ).scalar()
+    if life is None:
+        return "", ()
+    newest = (
+        sa.select(sa.func.max(table.c.id))
+        .where(table.c.job == job, table.c.version <= version, table.c.birth == life)
+        .group_by(table.c.layer)
+    )
+    rows = connection.execute(sa.select(table).where(table.c.id.in_(newest)).order_by(table.c.precedence))
+    return str(life), tuple(layer_row(row) for row in rows)
+
+
+def layer_row(row: sa.Row[Any]) -> LayerRow:
+    """A row of either table, typed."""
+    values = dict(row._mapping)
+    origins = tuple(_unpack(item) for item in values.get("origins", ()))
+    return LayerRow(layer=row.layer, origins=origins, **{name: values[name] for name, _ in _COLUMNS})
+
+
+def _kind_values(layer: Layer) -> dict[str, Any]:
+    return asdict(layer) | {"writers": sorted(layer.writers)}
+
+
+def _pack(origin: Origin) -> list[Any]:
+    return [origin.version, origin.actor, origin.at_ms, origin.reason, list(origin.paths)]
+
+
+def _unpack(packed: Sequence[Any]) -> Origin:
+    version, actor, at_ms, reason, paths = packed
+    return Origin(version=version, actor=actor, at_ms=at_ms, reason=reason, paths=tuple(paths))

@@ -1,0 +1,116 @@
+"""How the State Syncer writes: as the leader it is, with an audit row per change, past named failpoints."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.core.clock import Millis
+from penstock.core.journal import Entry
+from penstock.core.journal_store import JournalStore
+from penstock.core.sql_store import Database, check_term
+from penstock.jobs.audit_store import AuditRow, append_audit, append_audits
+
+ROLE = "syncer"
+ACTOR = "state_syncer"
+
+# Where a crash must do no harm. "before": everything of a write is said but its commit; "after": it is durable.
+WRITES = ("simple", "open", "hold", "commit", "retired", "replace", "drop", "failed", "give_up", "lift")
+CALLS = ("prepare", "is_stopped", "fence", "retire")
+FAILPOINTS = tuple(f"{name}.{side}" for name in (*WRITES, *CALLS) for side in ("before", "after"))
+
+
+def pass_failpoint(point: str) -> None:
+    """What production does at each of `FAILPOINTS`: nothing."""
+
+
+class LeaderStore:
+    """Transactions of the syncer that holds `term`: each checks that it still does. Thread-safe.
+
+    `reach(point)` is called at the failpoints of `WRITES`; `measure_ms` is a clock for durations.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        term: int,
+        reach: Callable[[str], None] = pass_failpoint,
+        measure_ms: Callable[[], Millis] = lambda: 0,
+    ) -> None:
+        self.database, self.term, self._journal = database, term, JournalStore(database)
+        self.reach, self.measure_ms = reach, measure_ms
+        # Writers wait for each other anyway: here, they do not take a connection each to do so.
+        self._turn = threading.Lock()
+
+    def check(self) -> None:
+        """Raise Fenced unless this syncer is still the active one."""
+        with self.database.reading() as connection:
+            self.check_term(connection)
+
+    @contextmanager
+    def writing(self, write: str) -> Iterator[sa.Connection]:
+        """One of `WRITES`, as one transaction."""
+        with self._turn, self.database.transaction() as connection:
+            self.check_term(connection)
+            yield connection
+            self.reach(f"{write}.before")
+        self.reach(f"{write}.after")
+
+    def check_term(self, connection: sa.Connection) -> None:
+        """Raise Fenced when a successor has taken over."""
+        check_term(connection, ROLE, self.term)
+
+    def record(
+        self,
+        connection: sa.Connection,
+        action: str,
+        job: str,
+        reason: str,
+        now_ms: Millis,
+        data: Mapping[str, Any],
+        *,
+        kind: str | None = "sync",
+    ) -> None:
+        """Audit a change in its transaction, and journal it unless `kind` is None."""
+        append_audit(connection, _audit(action, job, reason, now_ms, data))
+        if kind is not None:
+            self._journal.append(connection, _entry(action, job, reason, now_ms, data, kind))
+
+    def record_all(
+        self,
+        connection: sa.Connection,
+        changes: Sequence[tuple[str, str, str, str]],
+        now_ms: Millis,
+        *,
+        silent: str = "",
+    ) -> None:
+        """Audit many changes, as (action, job, reason, data as JSON text), in their transaction.
+
+        Those of other actions than `silent` are journalled too.
+        """
+        append_audits(connection, changes, at_ms=now_ms, actor=ACTOR, role=ROLE)
+        told = [change for change in changes if change[0] != silent]
+        self._journal.append_all(connection, told, at_ms=now_ms, actor=ACTOR, kind="sync")
+
+    def alert(self, job: str, decision: str, problem: str, now_ms: Millis) -> None:
+        """Tell people of something that they must see to; nothing of the job changes."""
+        with self._turn, self.database.transaction() as connection:
+            self.check_term(connection)
+            self._journal.append(connection, _entry(decision, job, problem, now_ms, {}, "alert"))
+
+
+def _audit(action: str, job: str, reason: str, now_ms: Millis, data: Mapping[str, Any]) -> AuditRow:
+    return AuditRow(
+        at_ms=now_ms, actor=ACTOR, role=ROLE, action=action, subject=job, reason=reason, data=data
+    )
+
+
+def _entry(action: str, job: str, reason: str, now_ms: Millis, data: Mapping[str, Any], kind: str) -> Entry:
+    return Entry(
+        at_ms=now_ms, actor=ACTOR, kind=kind, subject=job, decision=action, reason=reason, data=data
+    )

@@ -1,0 +1,240 @@
+"""Carries out one job's plan: calls the task layer and the data plane, and makes each step durable after it.
+
+Every step begins with a fresh look, so it may be repeated, may crash anywhere, and may meet another target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec
+
+from penstock.core.clock import Millis
+from penstock.core.errors import DiskFull, Fenced, PenstockError, StoreUnavailable, TaskActionFailed
+from penstock.core.workers import Now
+from penstock.jobs.config import JobConfig, validate_config
+from penstock.jobs.job_store import JobRecord
+from penstock.jobs.layers import merge_layers
+from penstock.jobs.plan_store import PlanStore
+from penstock.jobs.ports import DataPlane, TaskActuator
+from penstock.jobs.running_store import PlanRow, Retirement
+from penstock.jobs.sync_plan import (
+    ComplexSync,
+    PlanStep,
+    is_active,
+    plan_mapping,
+    plan_sync,
+    why_replace,
+)
+from penstock.jobs.sync_store import SyncStore
+
+P = ParamSpec("P")
+
+# The environment's fault, not the plan's: it is tried again for as long as it takes.
+TRANSIENT = (StoreUnavailable, DiskFull, TaskActionFailed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncerSettings:
+    """How patient the syncer is."""
+
+    fence_after_ms: Millis = 10_000  # old tasks that are not known to have stopped by then are fenced
+    attempts_max: int = 3  # a plan that failed this often is given up
+    batch_jobs: int = 200  # jobs in the first batch of a round; later ones follow the time it took
+    batch_jobs_max: int = 2_000
+    batch_ms: Millis = 50  # how long a batch may keep others from writing
+    sweep_ms: Millis = 30_000  # every job is compared this often, whatever was heard of it
+    round_ms: Millis | None = None  # a round begins nothing new after this time
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How far a job's plan came in one go."""
+
+    job: str
+    is_committed: bool = False
+    is_open: bool = False  # it waits: look again soon
+    is_quarantined: bool = False
+    failed: list[str] = field(default_factory=list)
+    fenced: Fenced | None = None  # a successor has taken over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRunner:
+    """Takes plans as far as they go now; nothing here waits for a condition, but calls may take their time."""
+
+    store: SyncStore
+    plans: PlanStore
+    tasks: TaskActuator
+    data: DataPlane
+    settings: SyncerSettings
+    reach: Callable[[str], None]
+
+    def run(self, job: str, now: Now) -> Outcome:
+        """Do what is to be done for a job: its plan's steps, then what is left to retire."""
+        outcome = Outcome(job)
+        try:
+            while self._step(outcome, job, now):
+                pass
+        except Fenced as error:  # only our own writes get here with it: we are not the leader any more
+            outcome.fenced = error
+        except PenstockError as error:
+            outcome.failed.append(str(error))
+        return outcome
+
+    def fail(self, job: str, error: PenstockError, now_ms: Millis) -> Outcome:
+        """Hold an error that came out of nowhere against the job's plan."""
+        outcome = Outcome(job)
+        record = self.store.load([job]).get(job)
+        if record is not None and record.plan is not None:
+            self._fail(outcome, record.plan, error, now_ms)
+        else:
+            outcome.failed.append(str(error))
+        return outcome
+
+    def _step(self, outcome: Outcome, job: str, now: Now) -> bool:
+        """One durable step; False when there is nothing to do, or nothing that can be done now."""
+        record = self.store.load([job]).get(job)
+        if record is None:
+            return False
+        plan = record.plan
+        if plan is None:
+            self._retire(outcome, record, now)
+            return False
+        if self._gives_way(record, plan, now()):
+            return True
+        match plan.step:
+            case PlanStep.PREPARE:
+                return self._prepare(outcome, record, plan, now)
+            case PlanStep.HOLD:
+                self.plans.take_hold(plan, now())
+                return True
+            case PlanStep.CONFIRM:
+                return self._confirm(outcome, record, plan, now)
+            case _:  # written by an earlier version, which confirmed and committed in two steps
+                return self._commit(outcome, plan, "every old task has stopped or is fenced", now)
+
+    def _gives_way(self, record: JobRecord, plan: PlanRow, now_ms: Millis) -> bool:
+        """Put a newer target into an open plan's place, if it is one that may not wait."""
+        try:
+            expected = expected_of(record)
+        except PenstockError:
+            return False  # what is durable goes on; the bad config is reported once it is its turn
+        if (None if expected is None else expected.to_json()) == plan.target:
+            return False
+        urgent = self.store.urgent_layers()
+        why = why_replace(
+            plan.target,
+            plan.expected_version,
+            expected,
+            [row for row in record.layers if row.layer in urgent],
+        )
+        if why is None:
+            return False
+        old = None if record.old is None else record.old.view()
+        sync = plan_sync(expected, old)
+        if not isinstance(sync, ComplexSync):
+            if record.old is None or not record.old.is_held:
+                self.plans.drop_plan(plan, why, now_ms)
+                return True
+            # Back to what ran, but its tasks are held already: they come back under a new generation.
+            assert expected is not None
+            target = expected.to_json()
+            sync = ComplexSync(target=target, mapping=plan_mapping(target, old), changed=(), reason=why)
+        self.plans.replace_plan(record, sync, why, now_ms)
+        return True
+
+    def _prepare(self, outcome: Outcome, record: JobRecord, plan: PlanRow, now: Now) -> bool:
+        # A late retirement must not hit what this plan prepares, so it comes first.
+        if not self._retire(outcome, record, now):
+            return False
+        assert plan.target is not None
+        error = self._call("prepare", self.data.prepare, plan.job, plan.birth, plan.target)
+        if error is not None:
+            return self._fail(outcome, plan, error, now())
+        if record.old is None:
+            return self._commit(outcome, plan, "nothing ran before", now)
+        self.plans.take_hold(plan, now())
+        return True
+
+    def _confirm(self, outcome: Outcome, record: JobRecord, plan: PlanRow, now: Now) -> bool:
+        if self._is_stopped(outcome, record, plan):
+            return self._commit(outcome, plan, "every old task has stopped", now)
+        if now() - (plan.held_ms or 0) < self.settings.fence_after_ms:
+            outcome.is_open = True
+            return False
+        assert record.old is not None
+        old = record.old.config
+        error = self._call(
+            "fence", self.data.fence, plan.job, plan.birth, old, generation=plan.generation
+        )
+        if error is not None:
+            return self._fail(outcome, plan, error, now())
+        return self._commit(outcome, plan, "the old tasks are fenced", now)
+
+    def _commit(self, outcome: Outcome, plan: PlanRow, proof: str, now: Now) -> bool:
+        self.plans.commit_plan(plan, now(), proof=proof)
+        outcome.is_committed = True
+        return True
+
+    def _is_stopped(self, outcome: Outcome, record: JobRecord, plan: PlanRow) -> bool:
+        assert record.old is not None
+        generation, list_version = record.old.generation, plan.running_version
+        self.reach("is_stopped.before")
+        try:
+            answer = self.tasks.is_stopped(plan.job, generation=generation, list_version=list_version)
+        except PenstockError as error:
+            # Nobody could say, so it is not proven; the fence is the way out.
+            outcome.failed.append(str(error))
+            answer = False
+        self.reach("is_stopped.after")
+        return answer
+
+    def _retire(self, outcome: Outcome, record: JobRecord, now: Now) -> bool:
+        """Unregister what is not in use any more; True when nothing is left."""
+        done: list[Retirement] = []
+        problem: PenstockError | None = None
+        for item in record.retirements:
+            same_life = record.old is not None and record.old.birth == item.birth
+            current = record.old.config if record.old is not None and same_life else None
+            problem = self._call("retire", self.data.retire, item.job, item.birth, item.config, current)
+            if problem is not None:
+                break
+            done.append(item)
+        if done:
+            self.plans.finish_retirements(done, now())
+        if problem is not None:
+            outcome.failed.append(str(problem))
+            outcome.is_open = True
+        return problem is None
+
+    def _fail(self, outcome: Outcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:
+        outcome.failed.append(str(error))
+        # A stop is never given up: the hold is what was asked for, and it stands.
+        counts = not isinstance(error, TRANSIENT) and is_active(plan.target)
+        if counts and plan.attempts + 1 >= self.settings.attempts_max:
+            self.plans.give_up(plan, str(error), now_ms)
+            outcome.is_quarantined = True
+        else:
+            self.plans.note_failure(plan, str(error), now_ms, counts=counts)
+            outcome.is_open = True
+        return False
+
+    def _call(
+        self, name: str, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> PenstockError | None:
+        # Kept apart from our own writes: a port that says Fenced does not mean that our term is over.
+        self.reach(f"{name}.before")
+        try:
+            call(*args, **kwargs)
+        except PenstockError as error:
+            return error
+        self.reach(f"{name}.after")
+        return None
+
+
+def expected_of(record: JobRecord) -> JobConfig | None:
+    """What the layers of a job ask for, None if it is removed; ConfigError if they do not fit together."""
+    if record.job.deleted:
+        return None
+    return validate_config(record.job.name, merge_layers(record.layers))

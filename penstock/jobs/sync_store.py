@@ -1,0 +1,149 @@
+"""What the State Syncer reads: whole records of thousands of jobs at a time, and nothing that only people need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from penstock.core import json_text
+from penstock.core.bulk_store import is_one_of
+from penstock.core.sql_store import Database
+from penstock.jobs.job_store import JOBS, JobRecord, JobRow
+from penstock.jobs.layer_store import LAYERS, read_kinds
+from penstock.jobs.layers import LayerRow
+from penstock.jobs.running_store import (
+    PLANS,
+    QUARANTINE,
+    RETIREMENTS,
+    RUNNING,
+    read_plans,
+    read_quarantine,
+    read_retirements,
+    read_running,
+)
+
+_JOB = (JOBS.c.name, JOBS.c.birth, JOBS.c.pipeline, JOBS.c.created_ms, JOBS.c.deleted, JOBS.c.expected_version)
+_LAYER = (
+    LAYERS.c.job,
+    LAYERS.c.layer,
+    LAYERS.c.precedence,
+    sa.cast(LAYERS.c.body, sa.Text),
+    LAYERS.c.version,
+    LAYERS.c.actor,
+)
+
+
+_GLANCE = (
+    JOBS.c.name,
+    JOBS.c.expected_version,
+    RUNNING.c.birth,
+    RUNNING.c.version,
+    RUNNING.c.restart_version,
+    RUNNING.c.expected_version.label("synced_version"),
+    sa.cast(RUNNING.c.config, sa.Text).label("config"),
+    RUNNING.c.generation,
+    sa.cast(RUNNING.c.mapping, sa.Text).label("mapping"),
+    RUNNING.c.hold_generation,
+    RUNNING.c.state,
+)
+_RUNS = sa.and_(
+    RUNNING.c.birth == JOBS.c.birth,
+    RUNNING.c.state != "removed",
+    RUNNING.c.hold_generation < RUNNING.c.generation,
+    ~JOBS.c.deleted,
+)
+
+
+class Glance(NamedTuple):
+    """A job that exists and has a running row without a hold, its JSON as it is stored."""
+
+    job: str
+    expected_version: int
+    birth: str
+    version: int
+    restart_version: int
+    synced_version: int  # the expected version that the row was last in sync with
+    config: str
+    generation: int
+    mapping: str
+    hold_generation: int
+    state: str
+
+
+class SyncStore:
+    """Reads for rounds and plans. Layers come without reasons and origins."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def occupied(self) -> frozenset[str]:
+        """The jobs with a plan, in quarantine, or with something to retire."""
+        with self._database.reading() as connection:
+            names: list[str] = []
+            for table in (PLANS, QUARANTINE, RETIREMENTS):
+                names += connection.execute(sa.select(table.c.job)).scalars()
+            return frozenset(names)
+
+    def glance(self, names: Sequence[str]) -> list[tuple[Glance, list[tuple[int, str]]]]:
+        """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
+        with self._database.reading() as connection:
+            bodies: dict[str, list[tuple[int, str]]] = {}
+            body = sa.cast(LAYERS.c.body, sa.Text)
+            query: sa.Select[Any] = sa.select(LAYERS.c.job, LAYERS.c.precedence, body).where(
+                is_one_of(connection, LAYERS.c.job, names), body != "{}"
+            )
+            for job, precedence, text in connection.execute(query).all():
+                bodies.setdefault(job, []).append((precedence, text))
+            query = (
+                sa.select(*_GLANCE)
+                .select_from(JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name))
+                .where(is_one_of(connection, JOBS.c.name, names), _RUNS)
+            )
+            found = [Glance._make(row) for row in connection.execute(query).all()]
+        return [(glance, bodies.get(glance.job, [])) for glance in found]
+
+    def load(self, names: Sequence[str]) -> dict[str, JobRecord]:
+        """The records of these jobs at one moment, removed ones included; unknown names are left out."""
+        with self._database.reading() as connection:
+            layers = _read_layers(connection, names)
+            running = read_running(connection, names)
+            plans = read_plans(connection, names)
+            quarantine = read_quarantine(connection, names)
+            retirements = read_retirements(connection, names)
+            query = sa.select(*_JOB).where(is_one_of(connection, JOBS.c.name, names))
+            return {
+                name: JobRecord(
+                    job=JobRow(
+                        name=name,
+                        birth=birth,
+                        pipeline=pipeline,
+                        created_ms=created_ms,
+                        deleted=deleted,
+                        expected_version=expected_version,
+                    ),
+                    layers=tuple(layers.get(name, ())),
+                    running=running.get(name),
+                    plan=plans.get(name),
+                    quarantine=quarantine.get(name),
+                    retirements=retirements.get(name, ()),
+                )
+                for name, birth, pipeline, created_ms, deleted, expected_version in connection.execute(query).all()
+            }
+
+    def urgent_layers(self) -> frozenset[str]:
+        """The layers whose changes do not wait for an open plan."""
+        with self._database.reading() as connection:
+            return frozenset(layer.name for layer in read_kinds(connection) if layer.replaces_plan)
+
+
+def _read_layers(connection: sa.Connection, names: Sequence[str]) -> dict[str, list[LayerRow]]:
+    found: dict[str, list[LayerRow]] = {}
+    query = sa.select(*_LAYER).where(is_one_of(connection, LAYERS.c.job, names))
+    for job, layer, precedence, body, version, actor in connection.execute(query).all():
+        row = LayerRow(
+            layer=layer, precedence=precedence, body=json_text.loads(body), version=version, actor=actor
+        )
+        found.setdefault(job, []).append(row)
+    return found

@@ -1,0 +1,77 @@
+"""Routes that containers use, and what people ask about containers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from pydantic import WithJsonSchema
+
+from penstock.app import ControlPlane
+from penstock.core.errors import ConfigError
+from penstock.core.token_store import Caller
+from penstock.web import bodies, replies
+from penstock.web.answers import answer
+from penstock.web.bodies import HEARTBEAT, Name, Version, read_heartbeat
+from penstock.web.guard import Guard
+from penstock.web.pools import BEATS, LONG
+from penstock.web.replies import problems
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """A schema with what it refers to in place, since only whole models may have names in the API's."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
+        return {key: _inlined(value, parts) for key, value in schema.items() if key != "$defs"}
+    return [_inlined(item, parts) for item in schema] if isinstance(schema, list) else schema
+
+
+_SCHEMA = HEARTBEAT.model_json_schema()
+Beat = Annotated[dict[str, Any], WithJsonSchema(_inlined(_SCHEMA, _SCHEMA.get("$defs", {})))]
+
+
+def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
+    """Registration, heartbeats, the task list, logs."""
+
+    @router.post(
+        "/containers/{name}/register", response_model=replies.Registered, responses=problems(409, 507)
+    )
+    @BEATS
+    def register_container(
+        name: Name, body: bodies.Register, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """Announce a container's new life."""
+        plane.register_container(name, body.incarnation, folder_id=body.folder_id)
+        return answer({"container": name})
+
+    @router.post(
+        "/containers/{name}/beat", response_model=replies.BeatReply, responses=problems(404, 409, 507)
+    )
+    @BEATS
+    def beat(name: Name, body: Beat, caller: Caller = guard.allow("container.beat")) -> Response:
+        """A heartbeat, answered with what the container should know and do."""
+        heartbeat = read_heartbeat(body)
+        if heartbeat.container != name:
+            raise ConfigError(
+                f"this is not a heartbeat of {name!r}",
+                why=f"it says that it is of {heartbeat.container!r}",
+                fix="send it to its own address",
+            )
+        return answer(plane.on_heartbeat(heartbeat).to_json())
+
+    @router.get("/tasks", response_model=replies.TaskList, responses=problems())
+    @BEATS
+    def task_list(caller: Caller = guard.allow("task.read"), since: Version = None) -> Response:
+        """The task list, or what changed in it."""
+        return answer(plane.task_list(since))
+
+    @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))
+    @LONG
+    def container_log(
+        name: Name,
+        caller: Caller = guard.allow("log.read"),
+        lines: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    ) -> Response:
+        """The end of a container's log."""
+        return answer({"text": plane.container_log(name, lines=lines)})

@@ -1,0 +1,228 @@
+"""How a client asks: connections, TLS, and repeating what may be repeated. Raises only errors of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.core.clock import Millis
+from penstock.core.errors import (
+    ConfigError,
+    EnvironmentProblem,
+    OutcomeUnknown,
+    PenstockError,
+    Refused,
+    StoreUnavailable,
+)
+from penstock.web.problems import from_problem
+
+_TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
+RETRY_MS: Millis = 100  # doubled each time
+RETRY_AFTER_MS_MAX: Millis = 10_000
+# The server says something at least every 15 s; a stream that is silent for longer is dead.
+SILENCE_S = 40.0
+
+Json = dict[str, Any]
+
+
+class Link:
+    """The API at a URL, as the holder of one token."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float,
+        ca: str | Path | None,
+        retries: int,
+        pause: Callable[[Millis], None],
+        transport: httpx.BaseTransport | None,
+    ) -> None:
+        self._url, self._retries, self._pause = url.rstrip("/"), retries, pause
+        if not _TOKEN.fullmatch(token):
+            raise Refused(
+                "this is not a token",
+                why="a token is one word of letters, digits, dashes and underscores",
+                fix="look at PENSTOCK_TOKEN, or at the token file in the folder of `penstock up`",
+            )
+        try:
+            self._http = httpx.Client(
+                base_url=f"{self._url}/api/v1",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=timeout_s,
+                transport=transport,
+                trust_env=False,
+                verify=_trust(ca or os.environ.get("PENSTOCK_CA") or None),
+            )
+        except httpx.InvalidURL as error:
+            raise _not_a_url(self._url, str(error)) from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def json(self, method: str, path: str, *, body: Any = None, **kwargs: Any) -> Json:
+        """Ask for a map. `repeat`: asking twice does no harm, so trouble of a moment is waited out."""
+        if body is not None:
+            headers = {"Content-Type": "application/json", **kwargs.pop("headers", {})}
+            kwargs |= {"content": body if isinstance(body, bytes) else encoded(body), "headers": headers}
+        response = self.request(method, path, **kwargs)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise self._strange(response) from error
+        if not isinstance(answer, dict):
+            raise self._strange(response)
+        return answer
+
+    def request(self, method: str, path: str, *, repeat: bool = False, **kwargs: Any) -> httpx.Response:
+        """One answer, after as many tries as are harmless; the last try's trouble is raised."""
+        pauses_ms = [RETRY_MS * 2**number for number in range(self._retries)] if repeat else []
+        unknown: OutcomeUnknown | None = None
+        for pause_ms in pauses_ms:
+            try:
+                return self._once(method, path, **kwargs)
+            except OutcomeUnknown as error:
+                unknown = error
+                self._pause(pause_ms)
+            except StoreUnavailable:
+                self._pause(pause_ms)
+            except _Busy as busy:
+                self._pause(max(pause_ms, busy.retry_after_ms))
+        try:
+            return self._once(method, path, **kwargs)
+        except _Busy as busy:
+            raise busy.error from None
+        except StoreUnavailable as error:
+            # What an earlier try may have done is not undone by a later one that did not arrive.
+            if unknown is not None and not isinstance(error, OutcomeUnknown):
+                raise unknown from error
+            raise
+
+    def _once(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        response = self._send(method, path, **kwargs)
+        if response.is_success:
+            return response
+        error = self._problem(response)
+        if response.status_code in (429, 503) and not isinstance(error, OutcomeUnknown):
+            raise _Busy(error, _retry_after_ms(response))
+        raise error
+
+    def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[Json]:
+        """The data of a stream of server-sent events, as it comes."""
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        try:
+            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._problem(response)
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line[6:])
+        except httpx.HTTPError as error:
+            raise self._no_answer(error, StoreUnavailable) from error
+        except ValueError as error:
+            raise StoreUnavailable(
+                f"the event stream of {self._url} is damaged", why=str(error), fix="watch again"
+            ) from error
+
+    def _send(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **kwargs)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise _not_a_url(self._url, str(error)) from error
+        except httpx.HTTPError as error:
+            # A question that was not answered changed nothing; a change may have been made.
+            raise self._no_answer(error, StoreUnavailable if method == "GET" else OutcomeUnknown) from error
+
+    def _no_answer(self, error: httpx.HTTPError, kind: type[StoreUnavailable]) -> PenstockError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return EnvironmentProblem(
+                f"what answers at {self._url} cannot prove that it is the control plane",
+                why=str(error),
+                fix="name the file with its certificate authority in PENSTOCK_CA or --ca",
+            )
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+            return StoreUnavailable(
+                f"no control plane answers at {self._url}",
+                why=str(error) or "the connection was refused",
+                fix="start one with `penstock up`, or name another with PENSTOCK_URL",
+            )
+        return kind(
+            f"the control plane at {self._url} did not answer in time",
+            why=f"{type(error).__name__}: {error}",
+            fix="try again with the same idempotency key: what was done is not done twice",
+        )
+
+    def _problem(self, response: httpx.Response) -> PenstockError:
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = None
+        if not isinstance(problem, dict):
+            return self._strange(response)
+        return from_problem(problem, response.status_code)
+
+    def _strange(self, response: httpx.Response) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"what answers at {self._url} does not speak as a control plane does",
+            why=f"status {response.status_code}: {response.text[:200]!r}",
+            fix="look at the URL, and whether both sides run the same version",
+        )
+
+
+class _Busy(Exception):
+    """The server asks to come again later, and has done nothing."""
+
+    def __init__(self, error: PenstockError, retry_after_ms: Millis) -> None:
+        super().__init__(str(error))
+        self.error, self.retry_after_ms = error, retry_after_ms
+
+
+def _trust(ca: str | Path | None) -> ssl.SSLContext | bool:
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise EnvironmentProblem(
+            "cannot use this certificate authority",
+            why=f"{ca}: {error}",
+            fix="name a file with certificates in PEM form in PENSTOCK_CA or --ca",
+        ) from error
+
+
+def _retry_after_ms(response: httpx.Response) -> Millis:
+    text = response.headers.get("Retry-After", "")
+    return min(int(text) * 1000, RETRY_AFTER_MS_MAX) if text.isascii() and text.isdigit() else 0
+
+
+def encoded(body: Any, *, errors: str = "strict") -> bytes:
+    """JSON to send; ConfigError if it is none."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors=errors)
+    except (TypeError, ValueError) as error:
+        raise not_text(error) from error
+
+
+def not_text(error: Exception) -> ConfigError:
+    """What cannot be put on the wire."""
+    return ConfigError(
+        "this cannot be sent", why=str(error), fix="use text in UTF-8, finite numbers, lists and maps"
+    )
+
+
+def _not_a_url(url: str, why: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"not the URL of a control plane: {url!r}",
+        why=why,
+        fix="set PENSTOCK_URL to one like http://host:7337",
+    )

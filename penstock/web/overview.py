@@ -1,0 +1,165 @@
+"""What people see of jobs and containers: rows of several services put together, a line or a page each.
+
+Views that did not change are not encoded again; what tasks report changes with heartbeats and is read at most
+ten times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from penstock.app import ControlPlane
+from penstock.core.clock import Millis
+from penstock.jobs.job_view import JobView
+from penstock.resources.metrics import JobLoad
+from penstock.tasks.container_store import ContainerState
+from penstock.tasks.messages import TaskReport
+
+REPORTS_MS: Millis = 100
+ENCODED_MAX = 10_000
+
+Reports = dict[str, list[tuple[str, TaskReport]]]
+_encode = msgspec.json.encode
+
+
+class Overview:
+    """Reads what one control plane knows; writes nothing. Thread-safe: one assignment per entry."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._jobs, self._job_lines = _Encoded(_job_start), _Encoded(_line_start)
+        self._reports: tuple[Millis, Reports] = (-REPORTS_MS, {})
+
+    def job(self, name: str) -> tuple[int, bytes]:
+        """One job, whole, as JSON, and its expected version."""
+        view = self._plane.jobs.view(name)
+        found = {"load": self._load(name), "tasks": _tasks(self._task_reports().get(name, ()))}
+        return view.expected_version, _joined(self._jobs.of(view), found)
+
+    def jobs(
+        self,
+        *,
+        labels: Mapping[str, str],
+        state: str | None,
+        pipeline: str | None,
+        removed: bool,
+        after: str,
+        limit: int,
+    ) -> bytes:
+        """A page of jobs, a line each, as JSON."""
+        page = self._plane.jobs.views(
+            labels=labels, state=state, pipeline=pipeline, removed=removed, after=after, limit=limit
+        )
+        return b'{"jobs":%s,"next":%s}' % (self._lines(page.items), _encode(page.next))
+
+    def status(self) -> bytes:
+        """Everything the live table shows, as JSON."""
+        plane = self._plane
+        owned: dict[str, int] = {}
+        for shard in plane.fleet.shards():
+            if shard.container:
+                owned[shard.container] = owned.get(shard.container, 0) + 1
+        containers = [
+            {
+                "name": row.name,
+                "state": "dead" if row.known_dead else row.state.value,
+                "ready": row.engine_ready,
+                "seen_ms": row.seen_ms,
+                "shards": owned.get(row.name, 0),
+                "tasks": len(row.tasks),
+                "pid": row.pid,
+            }
+            for row in plane.fleet.containers()
+            if row.state is not ContainerState.GONE or row.known_dead
+        ]
+        rest = {
+            "now_ms": plane.clock.now_ms(),
+            "is_active": plane.is_active,
+            "containers": containers,
+            "loops": plane.loop_counts(),
+        }
+        return b'{"jobs":%s,%s' % (self._lines(plane.jobs.every_view()), _encode(rest)[1:])
+
+    def _lines(self, views: Iterable[JobView]) -> bytes:
+        reports, decisions = self._task_reports(), self._plane.controller.decisions
+        lines = []
+        for view in views:
+            decision = decisions.get(view.name)
+            found = {
+                "scaler": decision.reason if decision else "",
+                "load": self._load(view.name),
+                "tasks": _tasks(reports.get(view.name, ())),
+            }
+            lines.append(_joined(self._job_lines.of(view), found))
+        return b"[%s]" % b",".join(lines)
+
+    def _task_reports(self) -> Reports:
+        now_ms = self._plane.clock.boot_ms()
+        read_ms, reports = self._reports
+        if now_ms - read_ms < REPORTS_MS:
+            return reports
+        found: Reports = {}
+        for container, task in self._plane.fleet.task_reports():
+            found.setdefault(task.job, []).append((container, task))
+        self._reports = now_ms, found
+        return found
+
+    def _load(self, job: str) -> dict[str, Any] | None:
+        load = self._plane.controller.loads.get(job)
+        return asdict(load) if isinstance(load, JobLoad) else None
+
+
+class _Encoded:
+    """The beginning of a map as JSON, kept as long as the view it was made of is the newest."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._kept = make, dict[str, tuple[JobView, bytes]]()
+
+    def of(self, view: JobView) -> bytes:
+        kept = self._kept.get(view.name)
+        if kept is not None and kept[0] is view:
+            return kept[1]
+        if len(self._kept) >= ENCODED_MAX:
+            self._kept.clear()
+        start = _encode(self._make(view))[:-1]
+        self._kept[view.name] = view, start
+        return start
+
+
+def _joined(start: bytes, rest: dict[str, Any]) -> bytes:
+    """One map of two: the first without its end, the second without its beginning."""
+    return b"%s,%s" % (start, _encode(rest)[1:])
+
+
+def _job_start(view: JobView) -> dict[str, Any]:
+    return view.to_json()
+
+
+def _line_start(view: JobView) -> dict[str, Any]:
+    config, running = view.config, view.running
+    return {
+        "name": view.name,
+        "pipeline": view.pipeline,
+        "kind": config.get("kind", ""),
+        "owner": config.get("owner", ""),
+        "labels": config.get("labels", {}),
+        "priority": config.get("priority", 0),
+        "state": view.state,
+        "wanted": config.get("state", ""),
+        "removed": view.removed,
+        "expected_version": view.expected_version,
+        "generation": running.generation if running else 0,
+        "task_count": config.get("task_count", 0),
+        "running_task_count": running.config["task_count"] if running else 0,
+        "package": running.config["package"] if running else config.get("package", {}),
+        "plan": view.plan.step if view.plan else "",
+        "problem": view.problem or (view.quarantine.reason if view.quarantine else ""),
+    }
+
+
+def _tasks(reports: Sequence[tuple[str, TaskReport]]) -> list[dict[str, Any]]:
+    return [{"container": name, **asdict(report)} for name, report in reports]

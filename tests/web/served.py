@@ -1,0 +1,80 @@
+"""A control plane behind a real socket on loopback, for what needs connections: streams, TLS, broken requests."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.app import ControlPlane, Settings
+from penstock.client import Client
+from penstock.core.token_store import ROLES
+from penstock.web.api import build_api
+from penstock.web.events import EventHub
+from penstock.web.limits import RateLimit
+from penstock.web.server import ApiServer, Listening, bind
+from tests.builders import a_body
+
+
+@dataclass
+class Served:
+    """The control plane, its server, and a token of every role."""
+
+    plane: ControlPlane
+    server: ApiServer
+    tokens: dict[str, str]
+    clients: list[Client] = field(default_factory=list)
+
+    def client(self, role: str = "admin", *, token: str = "", **kwargs: Any) -> Client:
+        """A client as the holder of a role's token, closed at the end."""
+        self.clients.append(Client(self.server.url, token or self.tokens[role], **kwargs))
+        return self.clients[-1]
+
+    def apply(self, name: str = "demo.count", **changes: Any) -> int:
+        with self.client() as client:
+            return int(
+                client.apply_job(name, a_body(name, **changes), why="a test", key=f"k-{name}")["version"]
+            )
+
+    def patch(self, priority: int, name: str = "demo.count") -> int:
+        with self.client("oncall") as client:
+            return client.patch_layer(
+                name, "oncall", {"priority": priority}, why=f"p{priority}", key=f"p{priority}"
+            )
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        host, port = self.server.url.removeprefix("http://").rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=10)
+
+
+@contextmanager
+def served(
+    folder: Path,
+    *,
+    database: str = "",
+    listening: Listening | None = None,
+    heartbeat_s: float = 15.0,
+    watchers_max: int = 10,
+    names: tuple[str, ...] = (),
+) -> Iterator[Served]:
+    """Serve a new control plane, without loops and containers."""
+    listening = listening or Listening()
+    with bind(listening) as listener:
+        plane = ControlPlane(Settings(folder=folder, database=database))
+        now_ms = plane.clock.now_ms()
+        tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}
+        hub = EventHub(plane.journal, heartbeat_s=heartbeat_s, watchers_max=watchers_max)
+        api = build_api(plane, rate=RateLimit(100_000), hub=hub, names=names)
+        server = ApiServer(api, listener, listening).start()
+        try:
+            world = Served(plane=plane, server=server, tokens=tokens)
+            yield world
+        finally:
+            server.stop()
+            plane.stop()
+            for client in world.clients:
+                client.close()

@@ -1,0 +1,241 @@
+"""Claims about the event stream: everything, once, in order; resumed, filtered, bounded, and ended in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.client import Client
+from penstock.core.errors import Refused, StoreUnavailable
+from penstock.web.server import Listening
+from tests.builders import ONCALL
+from tests.web.served import Served, served
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "plane", heartbeat_s=0.2, watchers_max=3) as world:
+        world.apply()
+        yield world
+
+
+class Watcher:
+    """Collects events in a thread of its own."""
+
+    def __init__(self, events: Iterator[dict[str, Any]]) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        self._source = events
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for event in self._source:
+                self.events.append(event)
+        except Exception as error:
+            self.error = error
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 10) -> float:
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < seconds, self.events
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def join(self, seconds: float = 10) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the stream did not end"
+
+
+def reasons(watcher: Watcher) -> list[str]:
+    return [event["reason"] for event in watcher.events]
+
+
+def raw(world: Served, role: str = "reader") -> httpx.Client:
+    headers = {"Authorization": f"Bearer {world.tokens[role]}"}
+    return httpx.Client(base_url=f"{world.server.url}/api/v1", headers=headers, timeout=10)
+
+
+def test_what_is_decided_arrives_at_once_and_in_order(world: Served):
+    with world.client("reader") as client:
+        watcher = Watcher(client.events(limit=3, wait_s=20))
+        time.sleep(0.3)
+        for priority in (1, 2, 3):
+            world.patch(priority)
+        assert watcher.wait(lambda: len(watcher.events) == 3) < 2
+        watcher.join()
+    assert reasons(watcher) == ["p1", "p2", "p3"]
+    ids = [event["id"] for event in watcher.events]
+    assert ids == sorted(ids)
+
+
+def test_a_stream_has_ids_kinds_and_entries(world: Served):
+    world.patch(1)
+    with raw(world) as http:
+        answer = http.get("/events", params={"since": 0, "wait_s": 0})
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    blocks = [block for block in answer.text.split("\n\n") if block.startswith("id: ")]
+    entries = world.plane.journal.entries(limit=1000)
+    assert [block.splitlines()[0] for block in blocks] == [f"id: {entry.id}" for entry in entries]
+    assert all(block.splitlines()[1] == "event: layer" for block in blocks)
+
+
+def test_a_watcher_resumes_after_the_last_it_saw(world: Served):
+    for priority in (1, 2, 3):
+        world.patch(priority)
+    with world.client("reader") as client:
+        seen = list(client.events(since=0, wait_s=0))
+        rest = list(client.events(since=seen[-3]["id"], wait_s=0))
+        assert rest == seen[-2:]
+    with raw(world) as http:
+        answer = http.get(
+            "/events", params={"since": 0, "wait_s": 0}, headers={"Last-Event-ID": str(seen[-2]["id"])}
+        )
+        assert [line for line in answer.text.splitlines() if line.startswith("id: ")] == [
+            f"id: {seen[-1]['id']}"
+        ]
+
+
+def test_more_than_a_page_arrives_whole(world: Served):
+    for priority in range(1, 620):
+        world.plane.jobs.patch_layer(
+            "demo.count",
+            "oncall",
+            {"priority": priority},
+            actor=ONCALL,
+            reason=f"p{priority}",
+            idempotency_key=None,
+            now_ms=1,
+        )
+    with world.client("reader") as client:
+        found = list(client.events(since=0, wait_s=0))
+    assert [event["id"] for event in found] == list(range(1, world.plane.journal.last_id() + 1))
+
+
+def test_a_subject_filters(world: Served):
+    world.apply("demo.other")
+    world.patch(1, "demo.other")
+    with world.client("reader") as client:
+        found = list(client.events(since=0, subject="demo.other", wait_s=0))
+    assert found and {event["subject"] for event in found} == {"demo.other"}
+
+
+def test_an_idle_stream_says_that_it_lives(world: Served):
+    with raw(world) as http:
+        answer = http.get("/events", params={"wait_s": 1})
+    assert answer.text.count(": still here\n\n") >= 2
+
+
+def test_there_is_room_for_so_many(world: Served):
+    with world.client("reader") as client:
+        watchers = [Watcher(world.client("reader").events(wait_s=60)) for _ in range(3)]
+        deadline = time.monotonic() + 10
+        while world.plane and time.monotonic() < deadline:
+            try:
+                list(client.events(wait_s=0))
+            except Refused as error:
+                assert "too many are watching" in error.what and error.why and error.fix
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("a fourth one was let in")
+        assert all(watcher.error is None for watcher in watchers)
+
+
+def test_who_leaves_makes_room(world: Served):
+    for _ in range(12):
+        with raw(world) as http, http.stream("GET", "/events") as response:
+            assert response.status_code == 200
+        time.sleep(0.15)  # the server notices the end of a connection with its next write
+
+
+def test_streams_end_in_order_when_the_server_stops(world: Served):
+    watchers = [Watcher(world.client("reader").events(wait_s=60)) for _ in range(2)]
+    time.sleep(0.5)
+    began = time.monotonic()
+    world.server.stop()
+    for watcher in watchers:
+        watcher.join()
+        assert watcher.error is None  # the end of a stream, not a broken connection
+    assert time.monotonic() - began < 4
+    assert not world.server.is_serving
+
+
+def test_a_stream_ends_with_its_token(world: Served):
+    with world.client("admin") as admin:
+        issued = admin.issue_token("guest", "reader", days=1, why="a look", key="g1")
+        watcher = Watcher(world.client(token=issued["token"]).events(wait_s=60))
+        time.sleep(0.3)
+        admin.revoke_token(issued["id"], why="enough", key="g2")
+        watcher.join(5)
+    assert watcher.error is None
+
+
+def test_what_another_instance_writes_appears_within_a_second(tmp_path: Path, postgres: Any):
+    """Plan: two control planes on one PostgreSQL; a watcher of one sees what the other was told."""
+    database = postgres.new_database()
+    shared = tmp_path / "plane"
+    with served(shared, database=database) as one, served(shared, database=database) as two:
+        one.apply()
+        with one.client("reader") as client:
+            watcher = Watcher(client.events(subject="demo.count", limit=1, wait_s=20))
+            time.sleep(0.5)
+            two.patch(7)
+            assert watcher.wait(lambda: bool(watcher.events)) < 1.0
+            watcher.join()
+    assert reasons(watcher) == ["p7"]
+
+
+def test_watch_goes_on_without_a_gap_through_a_restart(tmp_path: Path):
+    """Plan: a watcher; its server stops and another takes its port; nothing is missed and nothing comes twice."""
+    with served(tmp_path / "plane") as first:
+        first.apply()
+        port = int(first.server.url.rsplit(":", 1)[1])
+        token = first.tokens["reader"]
+        client = Client(first.server.url, token)
+        since = first.plane.journal.last_id()
+        watcher = Watcher(client.watch(since=since, subject="demo.count"))
+        first.patch(1)
+        watcher.wait(lambda: len(watcher.events) == 1)
+    with served(tmp_path / "plane", listening=Listening(port=port)) as second:
+        assert second.plane.tokens.caller(token, now_ms=second.plane.clock.now_ms()).role == "reader"
+        second.patch(2)
+        watcher.wait(lambda: len(watcher.events) == 2)
+        client.close()
+    assert reasons(watcher) == ["p1", "p2"]
+
+
+def test_watch_gives_up_when_its_patience_ends():
+    client = Client("http://127.0.0.1:9", "pk_token", pause=lambda ms: None, retries=0)
+    with client, pytest.raises(StoreUnavailable):
+        next(client.watch(since=0, patience_ms=1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("since", "-1"),
+        ("since", "x"),
+        ("since", str(2**63)),
+        ("limit", "0"),
+        ("limit", "1001"),
+        ("wait_s", "-1"),
+        ("wait_s", "3601"),
+        ("wait_s", "1.5"),
+        ("subject", ""),
+        ("subject", "a\x00b"),
+    ],
+)
+def test_parameters_have_bounds(world: Served, name: str, value: str):
+    with raw(world) as http:
+        answer = http.get("/events", params={name: value})
+        assert answer.status_code == 422 and answer.json()["fix"]
+        assert http.get("/events", headers={"Last-Event-ID": "x"}).status_code == 422
