@@ -1,9 +1,10 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast sim bench format lock clean distclean
+.PHONY: help setup demo test check fast sim fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
+EXAMPLES ?= 100
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
@@ -40,8 +41,12 @@ fast: setup  ## the tests that need neither Spark nor processes
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null
 
+fuzz: setup  ## the API against its own description: EXAMPLES=100 good and 100 broken requests per operation
+	@FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/web/test_fuzz.py </dev/null
+	@FUZZ_STORE=postgres FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/web/test_fuzz.py </dev/null
+
 bench: setup  ## every bench/*.py: one claim each, a table and JSON
-	@set -e; for file in bench/*.py; do echo "bench: $$file"; $(RUN) $(PY) "$$file" </dev/null; done
+	@set -e; for file in bench/*.py; do echo "bench: $$file"; $(RUN) $(PY) -m "bench.$$(basename "$$file" .py)" </dev/null; done
 
 format: setup  ## rewrite the code as ruff likes it
 	@$(PY) -m ruff format .

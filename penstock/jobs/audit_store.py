@@ -20,9 +20,10 @@ AUDIT = sa.Table(
     sa.Column("actor", sa.String, nullable=False),
     sa.Column("role", sa.String, nullable=False),
     sa.Column("action", sa.String, nullable=False),
-    sa.Column("subject", sa.String, nullable=False, index=True),
+    sa.Column("subject", sa.String, nullable=False),
     sa.Column("reason", sa.String, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
+    sa.Index("audit_by_subject", "subject", "id"),
 )
 _INSERT = sa.insert(AUDIT)
 

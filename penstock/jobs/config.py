@@ -65,8 +65,8 @@ Argument = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=10_
 Code = Annotated[str, StringConstraints(max_length=100_000)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]
 # Strict about values: "3" is not 3 and true is not 1. Lists come as lists, whatever they become here.
-Column = Annotated[tuple[Line, Line], Strict(False)]
-SelectColumn = Annotated[tuple[Line, Code, Line], Strict(False)]
+Column = Annotated[tuple[Line, Argument], Strict(False)]
+SelectColumn = Annotated[tuple[Line, Code, Argument], Strict(False)]
 
 
 class _Part(BaseModel):

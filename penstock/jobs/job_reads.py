@@ -55,7 +55,7 @@ class JobReads:
         after: str = "",
         limit: int = 100,
     ) -> Page:
-        """Jobs by name that fit everything asked for. `removed`: removed ones too.
+        """Jobs by name that fit everything asked for. `removed`: removed ones too (those alone are a state).
 
         Go on with `after=page.next` until it is None; a page in between may be short.
         """

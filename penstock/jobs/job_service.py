@@ -317,8 +317,8 @@ def _check_kind(name: object, precedence: object, writers: object) -> None:
         why = f"the name {shown(name)} is not a word of at most 50 letters, digits and '_'"
     elif name == "default":
         why = "`default` stands for values that no layer decides"
-    elif type(precedence) is not int or not 0 <= precedence <= PRECEDENCE_MAX:
-        why = f"the precedence {shown(precedence)} is not a number from 0 to {PRECEDENCE_MAX}"
+    elif type(precedence) is not int or abs(precedence) > PRECEDENCE_MAX:
+        why = f"the precedence {shown(precedence)} is not a number from -{PRECEDENCE_MAX} to {PRECEDENCE_MAX}"
     elif not isinstance(writers, list | tuple | set | frozenset) or not writers or not set(writers) <= ROLES:
         why = f"the writers {shown(writers)} are not roles; these are: {', '.join(sorted(ROLES))}"
     if why:

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.core.errors import ConfigError
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
+from penstock.jobs.text_rules import shown
 
 PARTS = frozenset({"pipeline", "package", "jobs", "graph"})
 # Fields that an interval's state belongs to: another value is another state.
@@ -49,9 +50,9 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
     """Check the outer form; the configs themselves are validated when they are merged."""
     pipeline, jobs = compiled.get("pipeline"), compiled.get("jobs")
     if unknown := sorted(set(compiled) - PARTS):
-        raise _refusal(f"there is no such part: {', '.join(unknown)}")
+        raise _refusal(f"there is no such part: {', '.join(map(shown, unknown[:5]))}")
     if not isinstance(pipeline, str) or not re.fullmatch(NAME_PATTERN, pipeline):
-        raise _refusal(f"`pipeline` is {pipeline!r}, which is not a name")
+        raise _refusal(f"`pipeline` is {shown(pipeline)}, which is not a name")
     if not isinstance(jobs, list) or not jobs:
         raise _refusal("`jobs` is not a list with at least one job")
     package, graph = compiled.get("package"), compiled.get("graph", {})
@@ -64,7 +65,7 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
             raise _refusal(f"jobs[{number}] has no name of its own that begins with {pipeline + '.'!r}")
         body = {"pipeline": pipeline, "package": dict(package), **body}
         if body["pipeline"] != pipeline:
-            raise _refusal(f"job {name!r} says that it belongs to pipeline {body['pipeline']!r}")
+            raise _refusal(f"job {shown(name)} says that it belongs to {shown(body['pipeline'])}")
         bodies[name] = body
     return CompiledPipeline(name=pipeline, package=package, graph=graph, jobs=bodies)
 

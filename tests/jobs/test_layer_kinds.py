@@ -104,7 +104,7 @@ def test_adding_a_layer_is_audited_bumps_the_store_and_is_done_once_per_key(
         (("doctor", 15, ["scaler"]), DEVELOPER, Refused),
         (("oncall", 15, ["scaler"]), ADMIN, Refused),
         (("doctor", 20, ["scaler"]), ADMIN, Refused),
-        (("doctor", -1, ["scaler"]), ADMIN, ConfigError),
+        (("doctor", -1_000_001, ["scaler"]), ADMIN, ConfigError),
         (("doctor", 10**30, ["scaler"]), ADMIN, ConfigError),
         (("doctor", 1.5, ["scaler"]), ADMIN, ConfigError),
         (("doctor", True, ["scaler"]), ADMIN, ConfigError),
@@ -150,3 +150,13 @@ def test_a_new_layer_that_replaces_plans_does_so() -> None:
     replaced = world.store.load([job])[job].plan
     assert replaced is not None and replaced.target is not None
     assert replaced.id != plan.id and replaced.target["task_count"] == 5
+
+
+def test_a_layer_may_lie_below_all_others(any_service: JobService) -> None:
+    service, job = any_service, a_job(any_service)
+    service.add_layer_kind("house", -10, ["admin"], **asked(ADMIN))
+    service.patch_layer(job, "house", {"threads": 3, "priority": 5}, **asked(ADMIN))
+    service.patch_layer(job, "base", {"threads": 2}, **asked(ADMIN))
+    view = service.view(job)
+    assert (view.config["threads"], view.config["priority"]) == (2, 5)
+    assert view.provenance["priority"].layer == "house"

@@ -1,8 +1,8 @@
 """The API against its own description: whatever is sent, the answer is documented, and bad input is refused.
 
-Schemathesis makes requests from the OpenAPI description, good ones and broken ones: 10 per operation here, 100
-with `make fuzz` (FUZZ_EXAMPLES). Every answer must have a documented status and body, none may be a 5xx, and
-what breaks the description must not be accepted.
+Schemathesis makes requests from the OpenAPI description, good ones and broken ones: 10 of each per operation
+here, 100 with `make fuzz` (FUZZ_EXAMPLES), there also on PostgreSQL (FUZZ_STORE). Every answer must have a
+documented status and body, none may be a 5xx, and what breaks the description must not be accepted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     ignored_auth,
@@ -40,6 +41,7 @@ from tests.web.world import JOB
 schemathesis.serializer.alias("application/zip", "application/octet-stream")
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "10"))
+ON_POSTGRES = os.environ.get("FUZZ_STORE") == "postgres"
 # Good requests are often refused for what they mean (no such job, not a valid config): that all of them are
 # accepted is no claim. That broken ones are not is.
 CHECKS = [
@@ -52,6 +54,7 @@ CHECKS = [
     unsupported_method,
     ignored_auth,
 ]
+REFUSALS = [400, 401, 403, 404, 405, 409, 413, 422, 428, 429, 431]
 OPERATIONS = [(method, path) for method, path, _, _ in ROUTES if path != "/openapi.json"] + [
     ("GET", "/health")
 ]
@@ -65,17 +68,20 @@ callers = st.sampled_from(["admin"] * 6 + sorted(ROLES))
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with served(tmp_path_factory.mktemp("fuzz") / "plane") as world:
+    database = request.getfixturevalue("postgres").new_database() if ON_POSTGRES else ""
+    with served(tmp_path_factory.mktemp("fuzz") / "plane", database=database) as world:
         yield world
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
 def description(world: Served) -> Any:
+    refused = {"negative_data_rejection": {"expected-statuses": REFUSALS}}
+    config = SchemathesisConfig.from_dict({"checks": refused})
     with world.client() as client:
-        return schemathesis.openapi.from_dict(client._link.json("GET", "/openapi.json"))
+        return schemathesis.openapi.from_dict(client._link.json("GET", "/openapi.json"), config=config)
 
 
 def fuzz(world: Served, operation: Any, mode: GenerationMode) -> None:

@@ -49,6 +49,8 @@ def _layer_kinds() -> None:
 
 
 def _expected() -> None:
+    op.drop_index("ix_audit_subject", table_name="audit")
+    op.create_index("audit_by_subject", "audit", ["subject", "id"], unique=False)
     op.add_column("layers", sa.Column("origins", sa.JSON, nullable=False, server_default="[]"))
     op.add_column("layer_history", sa.Column("birth", sa.String, nullable=False, server_default=""))
     op.drop_index("ix_layer_history_job", table_name="layer_history")
