@@ -92,7 +92,7 @@ class LayerWriter:
             raise NotFound(
                 f"there is no layer {shown(layer)}",
                 why=f"the layers are {', '.join(self.kinds)}",
-                fix="use one",
+                fix="use one of them",
             )
         if self.call.actor.role not in known.writers:
             raise Refused(
@@ -113,6 +113,7 @@ class LayerWriter:
         """Validate the merge with the new body, then write the layer; returns the version and the merge."""
         job = record.job
         check_version(job, expected_version)
+        check_is_map(job.name, layer, body)
         before = next((row for row in record.layers if row.layer == layer), None)
         row = keep_origins(before, self._row(layer, body, job.expected_version + 1))
         config = validate(job.name, record.layers, row)
@@ -240,7 +241,6 @@ class WriteDesk:
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     """The config that results when `row` takes its layer's place."""
-    check_is_map(job, row.layer, row.body)
     others = [other for other in layers if other.layer != row.layer]
     return validate_config(job, merge_layers([*others, row]))
 

@@ -27,7 +27,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def write(body: Any, **changes: Any) -> Callable[[JobService], Any]:
-    return lambda s: s.write_layer(JOB, "oncall", body, **{"expected_version": 1, **asked(ONCALL), **changes})
+    return lambda s: s.write_layer(JOB, "oncall", body, **{"expected_version": 2, **asked(ONCALL), **changes})
 
 
 def patch(changes: Any, **more: Any) -> Callable[[JobService], Any]:
@@ -160,9 +160,9 @@ KEYS: dict[str, Any] = {
     "number": 7,
 }
 OTHERS: dict[str, Case] = {
-    "stale version": (VersionConflict, "current version is 1", write({"threads": 2}, expected_version=0)),
+    "stale version": (VersionConflict, "current version is 2", write({"threads": 2}, expected_version=0)),
     "version of the future": (VersionConflict, "you decided on version 99", write({}, expected_version=99)),
-    "stale patch": (VersionConflict, "current version is 1", patch({"threads": 2}, expected_version=0)),
+    "stale patch": (VersionConflict, "current version is 2", patch({"threads": 2}, expected_version=0)),
     "a scaler on call": (Refused, "'scaler' is not one of admin, oncall", write({}, **asked(SCALER))),
     "a developer on call": (Refused, "'developer' is not one of", write({}, **asked(DEVELOPER))),
     "a stranger": (Refused, "'wizard' is not one of", write({}, **asked(Actor(name="x", role="wizard")))),
@@ -236,9 +236,8 @@ def test_every_kind_of_bad_input_is_refused_in_three_parts_and_changes_nothing(
 ) -> None:
     service = any_service
     a_job(service)
-    with_key = asked(SCALER, "used")
-    a_job(service, "demo.other")
-    service.patch_layer("demo.other", "scaler", {"threads": 2}, **with_key)
+    service.patch_layer(JOB, "oncall", {"priority": 1}, **asked(ONCALL))
+    service.patch_layer(a_job(service, "demo.other"), "scaler", {"threads": 2}, **asked(SCALER, "used"))
     before = everything(database)
     wrong: dict[str, str] = {}
     for name, (kind, says, attempt) in cases().items():

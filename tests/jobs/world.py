@@ -194,9 +194,9 @@ class World:
         """All that is durable, but for the times."""
         records = self.store.load([job.name for job in self.store.overview()])
         return {
-            "running": {name: _timeless(record.running) for name, record in records.items()},
+            "running": {name: timeless(record.running) for name, record in records.items()},
             "plans": [name for name, record in records.items() if record.plan is not None],
-            "quarantine": {name: _timeless(record.quarantine) for name, record in records.items()},
+            "quarantine": {name: timeless(record.quarantine) for name, record in records.items()},
             "retirements": [name for name, record in records.items() if record.retirements],
             "registered": self.data.registered,
             "fenced": self.data.fenced,
@@ -211,7 +211,8 @@ class World:
                 raise error
 
 
-def _timeless(row: Any) -> dict[str, Any] | None:
+def timeless(row: Any) -> dict[str, Any] | None:
+    """A row without the columns that tell when."""
     if row is None:
         return None
     return {name: getattr(row, name) for name in row.__slots__ if name not in ("updated_ms", "since_ms")}
