@@ -39,7 +39,7 @@ TOKENS = 12
 CONNECTIONS = {"read": 24, "write": 12}
 P99_MS_MAX = 100.0
 WARM_UP_S = 3.0
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 # --- the server's process
@@ -364,7 +364,7 @@ async def settle(pools: dict[str, Pool]) -> None:
     deadline = time.perf_counter() + TIMEOUT_S
     while any(pool.under_way for pool in pools.values()):
         if time.perf_counter() > deadline:
-            raise SystemExit("requests were not answered within 10 s")
+            raise SystemExit("requests were not answered within a minute")
         await asyncio.sleep(0.02)
 
 

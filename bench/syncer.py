@@ -1,13 +1,13 @@
 """How fast the State Syncer brings 100,000 jobs to what is expected of them, on SQLite and on PostgreSQL.
 
-- release: the package of every job changed; one round commits all of them to the running table. Baseline, in the
-  same run: the same changes in a transaction each, on a sample.
-- idle: a round with nothing to do, and one that sweeps over all jobs with nothing to do.
-- plans: 1,000 jobs get another task count; each plan makes four calls (prepare, is_stopped, fence, retire) that
-  take 50 ms. Once all is well, once with two more jobs among them: one whose calls always fail, one whose first
-  call never comes back.
+- release: the package of every job changed; one round commits all of them to the running table. Baseline, in
+  the same run: the same changes in a transaction each, on a sample.
+- idle, sweep: a round with nothing to do, and one that compares all jobs and finds nothing to do.
+- plans: 1,000 jobs get another task count; each plan makes four calls (prepare, is_stopped, fence, retire)
+  that take 50 ms. Then once more with two other jobs among them (plans_poison): the calls of one always fail,
+  the first call of the other never comes back.
 
-Jobs are put into the real tables in bulk; the rounds are the ones of the control plane, with its worker threads.
+Jobs are put into the real tables in bulk; the rounds are the control plane's, with its worker threads.
 """
 
 from __future__ import annotations
@@ -204,7 +204,13 @@ def _plans(database: Database, names: Sequence[str], *, poison: Sequence[str] = 
 
 def _body(name: str, *, package: str, task_count: int) -> dict[str, Any]:
     columns = [["query", "string"], ["at", "bigint"], ["count", "bigint"]]
-    output = {"stream": "out", "category": f"{name}.out", "partitions": 8, "columns": columns, "internal": True}
+    output = {
+        "stream": "out",
+        "category": f"{name}.out",
+        "partitions": 8,
+        "columns": columns,
+        "internal": True,
+    }
     return {
         "pipeline": name.split(".")[0],
         "owner": "search",
@@ -237,9 +243,7 @@ def _seed(database: Database, names: Sequence[str]) -> None:
                 own = _renamed(text, mark, name)
                 layers.append((name, "provisioner", 10, own, 1, "bench", "new", 0, "[]"))
                 own = _renamed(config, mark, name)
-                running.append(
-                    (name, f"birth-{number}", number, number, 1, own, 1, mapping, 0, "running", 0)
-                )
+                running.append((name, f"birth-{number}", number, number, 1, own, 1, mapping, 0, "running", 0))
                 generations.append((f"generation/{name}", 1))
             columns = ("name", "birth", "pipeline", "created_ms", "deleted", "expected_version", "changed")
             insert_rows(connection, JOBS, (*columns, "desired"), jobs)
@@ -305,7 +309,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 def _print(console: Console, results: Mapping[str, Results], options: argparse.Namespace) -> None:
-    title = f"{options.jobs:,} jobs, {options.plans:,} plans, medians of {options.repeats} rounds (plans: one run)"
+    title = f"{options.jobs:,} jobs, {options.plans:,} plans; medians of {options.repeats} (plans: one run)"
     table = Table(title=title, title_justify="left")
     for column in ("store", "case", "seconds", "spread", "limit"):
         table.add_column(column, justify="left" if column in ("store", "case") else "right")

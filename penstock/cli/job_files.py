@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from penstock.core.errors import ConfigError
+from penstock.jobs.config import NAME_PATTERN
+from penstock.jobs.text_rules import shown
 
 BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 32
@@ -34,7 +36,11 @@ _FIX = "correct the file; nothing was sent"
 
 def read_job_text(text: str, *, name: str) -> dict[str, Any]:
     """The map that a job file holds; `name` is what it is called in errors."""
-    if len(text.encode(errors="replace")) > BYTES_MAX:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise _refusal(name, f"it is not text: {error}") from error
+    if size > BYTES_MAX:
         raise _refusal(name, f"it is larger than {BYTES_MAX} bytes")
     value = _read_json(text, name) if name.endswith(".json") else _read_yaml(text, name)
     if not isinstance(value, dict):
@@ -47,6 +53,8 @@ def split_name(config: Mapping[str, Any], given: str, *, name: str) -> tuple[str
     said = config.get("name", given)
     if not isinstance(said, str) or not said:
         raise _refusal(name, "it has no `name:` that is text")
+    if not re.fullmatch(NAME_PATTERN, said):
+        raise _refusal(name, f"no job may be called {shown(said)}: letters, digits, `_`, `.` and `-` only")
     if given and said != given:
         raise _refusal(name, f"it is of the job {said!r}, but {given!r} was asked for")
     return said, dict(config)
@@ -132,7 +140,7 @@ class _Reader:
             self._check(key, depth + 1)
             if not isinstance(key, yaml.ScalarEvent):
                 raise self._wrong(key, "a key must be text")
-            if key.value == "<<" and key.style is None:
+            if key.value == "<<" and not key.style:
                 raise self._wrong(key, "`<<` merges other maps, which is not taken")
             if key.value in found:
                 raise self._wrong(key, f"the key {key.value[:100]!r} is there twice")
@@ -152,7 +160,7 @@ class _Reader:
 
     def _scalar(self, event: Any) -> Any:
         text: str = event.value
-        if event.style is not None:
+        if event.style:  # quoted, or a block: text, whatever it looks like
             return text
         if text in _WORDS:
             return _WORDS[text]

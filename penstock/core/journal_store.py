@@ -56,7 +56,7 @@ class JournalStore:
         actor: str,
         kind: str,
     ) -> None:
-        """Many at once, as (decision, subject, reason, data as JSON text), inside the caller's transaction."""
+        """Many at once, as (decision, subject, reason, data as JSON text); in the caller's transaction."""
         if not entries:
             return
         columns = ("id", "at_ms", "actor", "kind", "decision", "subject", "reason", "data")

@@ -1,6 +1,6 @@
-"""Work that may take long or hang, one piece at a time per key: what services ask for, and its twin without threads.
+"""Work that may take long or hang: what services ask for, and a twin that does it at once, without threads.
 
-`core/loop.py` has the one with threads. Simulations and most tests use the twin, so that they stay in order.
+`core/loop.py` has the one with threads. With the twin, simulations and most tests stay in order.
 """
 
 from __future__ import annotations

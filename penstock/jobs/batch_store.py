@@ -56,7 +56,9 @@ class BatchResult:
 def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
     """The change that a decision means. Requires: the job has a running row, without a hold."""
     row = record.old
-    assert row is not None and not row.is_held, "only a plan holds, and a job with a plan gets no simple change"
+    assert row is not None and not row.is_held, (
+        "only a plan holds, and a job with a plan gets no simple change"
+    )
     config, restarts = row.config, False
     paths: tuple[str, ...] = ()
     if isinstance(sync, SimpleSync):
@@ -101,20 +103,18 @@ def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
 
 
 def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
-    """Commit simple changes. A job whose row moved, by a hold or otherwise, or that has a plan is left out."""
+    """Commit simple changes. A job whose row moved (a hold moves it too) or that has a plan is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
         names = [item.job for item in batch]
         versions, planned = _versions(connection, names), _planned(connection, names)
-        items = [
-            item for item in batch if versions.get(item.job) == item.version and item.job not in planned
-        ]
+        items = [item for item in batch if versions.get(item.job) == item.version and item.job not in planned]
         changes = sum(item.is_change for item in items)
         numbers = iter(next_values(connection, TASKS_COUNTER, changes) if changes else ())
         done = {item.job: next(numbers) if item.is_change else item.version for item in items}
         rows = [_values_after(item, done[item.job], now_ms) for item in items]
         replace_rows(connection, RUNNING, _RUNNING_COLUMNS, rows)
-        paths = {item.paths: json_text.dumps(item.paths) for item in items}
+        paths = {found: json_text.dumps(found) for found in {item.paths for item in items}}
         recorded = [
             (
                 "sync.simple" if item.is_change else "sync.noted",

@@ -18,7 +18,7 @@ from penstock.jobs.audit_store import AuditRow, append_audit, append_audits
 ROLE = "syncer"
 ACTOR = "state_syncer"
 
-# Where a crash must do no harm. "before": everything of a write is said but its commit; "after": it is durable.
+# Where a crash must do no harm. "before": all of a write but its commit is done; "after": it is durable.
 WRITES = ("simple", "open", "hold", "commit", "retired", "replace", "drop", "failed", "give_up", "lift")
 CALLS = ("prepare", "is_stopped", "fence", "retire")
 FAILPOINTS = tuple(f"{name}.{side}" for name in (*WRITES, *CALLS) for side in ("before", "after"))
@@ -111,6 +111,4 @@ def _audit(action: str, job: str, reason: str, now_ms: Millis, data: Mapping[str
 
 
 def _entry(action: str, job: str, reason: str, now_ms: Millis, data: Mapping[str, Any], kind: str) -> Entry:
-    return Entry(
-        at_ms=now_ms, actor=ACTOR, kind=kind, subject=job, decision=action, reason=reason, data=data
-    )
+    return Entry(at_ms=now_ms, actor=ACTOR, kind=kind, subject=job, decision=action, reason=reason, data=data)

@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRunner:
-    """Takes plans as far as they go now; nothing here waits for a condition, but calls may take their time."""
+    """Takes plans as far as they go now. It waits for no condition, but its calls may take their time."""
 
     store: SyncStore
     plans: PlanStore
@@ -165,9 +165,7 @@ class PlanRunner:
             return False
         assert record.old is not None
         old = record.old.config
-        error = self._call(
-            "fence", self.data.fence, plan.job, plan.birth, old, generation=plan.generation
-        )
+        error = self._call("fence", self.data.fence, plan.job, plan.birth, old, generation=plan.generation)
         if error is not None:
             return self._fail(outcome, plan, error, now())
         return self._commit(outcome, plan, "the old tasks are fenced", now)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from penstock.core.clock import Millis
 from penstock.core.errors import VersionConflict
 from penstock.core.sql_store import next_value, upsert
+from penstock.jobs.batch_store import generation_counter, new_plans, version_of
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.running_store import (
@@ -27,7 +28,6 @@ from penstock.jobs.running_store import (
     RunningRow,
     read_running,
 )
-from penstock.jobs.batch_store import generation_counter, new_plans, version_of
 from penstock.jobs.sync_plan import ComplexSync, PlanStep, is_active
 
 Json = Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Does a job need nothing, or nothing but another package? Seen in a tenth of the time of a full look.
 
-Only defaults are filled in here, in C; values are not validated. So it answers when everything but the fields of
-a release is as it runs, and the new values of those were validated in full with another job. Anything else is
-left to `plan_sync`. Pure.
+Only defaults are filled in here, in C; values are not validated. So it answers when everything but the fields
+of a release is as it runs, and the new values of those were validated in full with another job. Anything else
+is left to `plan_sync`. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class QuickLook:
     _differences: dict[bytes, Difference | None] = field(default_factory=dict)
 
     def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> Quick | None:
-        """What to change in `running` to get what the layers (precedence, body) ask for; None: look closer."""
+        """What to change in `running` to have what the layers (precedence, body) say; None: look closer."""
         try:
             new, old = _expected(bodies), _RUNNING.decode(running)
         except (msgspec.MsgspecError, UnicodeError):

@@ -211,7 +211,9 @@ def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str
 
 def _running_row(row: sa.Row[Any]) -> RunningRow:
     values: tuple[Any, ...] = tuple(row)
-    job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = values
+    job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = (
+        values
+    )
     return RunningRow(
         job=job,
         birth=birth,

@@ -72,9 +72,8 @@ class _Round:
 class StateSyncer:
     """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
 
-    One per term. `workers` make the calls that may hang, each job's one after another; they may be shared with
-    the syncers of earlier terms. `measure_ms` is a clock for durations, `reach` is called at each of
-    `FAILPOINTS`.
+    One per term. `workers` make the calls that may hang, a job's one after another; syncers of all terms may
+    share them. `measure_ms` is a clock for durations, `reach` is called at each of `FAILPOINTS`.
     """
 
     leader_store: type[LeaderStore] = LeaderStore
@@ -317,15 +316,13 @@ class StateSyncer:
         for stuck in self._workers.stuck():
             problem = PenstockError(
                 f"job {stuck.key!r} waits for a call that does not come back",
-                why=f"it has been under way for {stuck.for_ms // 1000} s; a second one beside it could undo it",
-                fix="look at what its plan does next, at the bus and at the row store; a new start of the "
-                "control plane repeats the call",
+                why=f"it began {stuck.for_ms // 1000} s ago, and another one beside it could undo its work",
+                fix="look at the bus and the row store; a new start of the control plane repeats the call",
             )
             work.failed.append((stuck.key, str(problem)))
             if stuck.key not in self._told:
                 self._told.add(stuck.key)
                 self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
-
 
 
 def _name(item: SimpleCommit | tuple[JobRecord, ComplexSync]) -> str:

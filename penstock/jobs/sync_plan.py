@@ -103,7 +103,7 @@ def needs_restart(changed: Iterable[Change]) -> bool:
 # What becomes of the tasks when the desired state changes; said wherever a plan is shown.
 _STATES: Mapping[str, str] = {
     "running": "its tasks start where they left off, under a new generation",
-    "paused": "its tasks stop; partitions, state and producers keep their places, and readers downstream wait",
+    "paused": "its tasks stop; partitions, state and producers keep their places, readers downstream wait",
     "stopped": "its tasks stop",
 }
 

@@ -1,4 +1,4 @@
-"""What the State Syncer reads: whole records of thousands of jobs at a time, and nothing that only people need."""
+"""What the State Syncer reads: records of many jobs at a time, and nothing that only people need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from penstock.jobs.running_store import (
     read_running,
 )
 
-_JOB = (JOBS.c.name, JOBS.c.birth, JOBS.c.pipeline, JOBS.c.created_ms, JOBS.c.deleted, JOBS.c.expected_version)
+_JOB = (
+    JOBS.c.name,
+    JOBS.c.birth,
+    JOBS.c.pipeline,
+    JOBS.c.created_ms,
+    JOBS.c.deleted,
+    JOBS.c.expected_version,
+)
 _LAYER = (
     LAYERS.c.job,
     LAYERS.c.layer,
@@ -129,7 +136,9 @@ class SyncStore:
                     quarantine=quarantine.get(name),
                     retirements=retirements.get(name, ()),
                 )
-                for name, birth, pipeline, created_ms, deleted, expected_version in connection.execute(query).all()
+                for name, birth, pipeline, created_ms, deleted, expected_version in connection.execute(
+                    query
+                ).all()
             }
 
     def urgent_layers(self) -> frozenset[str]:

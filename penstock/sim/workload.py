@@ -1,4 +1,4 @@
-"""What people want, at random moments: jobs created, rescaled, released, overridden, stopped, removed.
+"""What people want, at random moments: jobs created, rescaled, released, overridden, paused, removed.
 
 Every write goes through the real Job Service, inside whichever control plane answers, and is repeated with
 the same idempotency key until its outcome is known.
@@ -72,6 +72,7 @@ class Workload:
             lambda: self._patch("override", name, "oncall", ONCALL, {"arguments.level": str(count)}),
             lambda: self._patch("take back", name, "oncall", ONCALL, {"task_count": None}),
             lambda: self._patch("stop", name, "oncall", ONCALL, {"state": "stopped"}),
+            lambda: self._patch("pause", name, "oncall", ONCALL, {"state": "paused"}),
             lambda: self._patch("start", name, "oncall", ONCALL, {"state": None}),
             lambda: self._patch("start", name, "oncall", ONCALL, {"state": None}),
             lambda: self._patch(

@@ -81,11 +81,12 @@ async def _read_json(scope: Scope, receive: Receive) -> bytes:
 def check_headers(scope: Scope) -> None:
     """Refuse more headers than any caller of ours sends."""
     headers = scope["headers"]
-    size = sum(len(name) + len(value) for name, value in headers) + len(scope.get("query_string", b""))
+    size = sum(len(name) + len(value) for name, value in headers)
+    size += len(scope["path"]) + len(scope.get("query_string", b""))
     if len(headers) > HEADERS_MAX or size > HEADER_BYTES_MAX:
         raise HeadersTooLarge(
             "the request's headers are too large",
-            why=f"the limits are {HEADERS_MAX} headers and {HEADER_BYTES_MAX} bytes, with the query",
+            why=f"the limits are {HEADERS_MAX} headers and {HEADER_BYTES_MAX} bytes, with path and query",
             fix="send less",
         )
 

@@ -31,9 +31,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 def threads(clock: SettableClock) -> Iterator[WorkerThreads[str]]:
-    workers: WorkerThreads[str] = WorkerThreads(
-        "test", clock, size=2, threads_max=4, stuck_after_ms=60_000
-    )
+    workers: WorkerThreads[str] = WorkerThreads("test", clock, size=2, threads_max=4, stuck_after_ms=60_000)
     yield workers
     workers.stop()
 

@@ -70,9 +70,7 @@ class DurableTaskLayer:
         self._begin("retire", job)
         gone = producers_of(birth, old) - (set() if new is None else producers_of(birth, new))
         with self._open() as connection:
-            connection.executemany(
-                "DELETE FROM registered WHERE category = ? AND producer = ?", sorted(gone)
-            )
+            connection.executemany("DELETE FROM registered WHERE category = ? AND producer = ?", sorted(gone))
 
     def effects(self) -> dict[str, Any]:
         with self._open() as connection:
@@ -137,7 +135,9 @@ def main() -> None:
         if pid == 0:
             os._exit(run_syncer(json.loads(line)))
         status = os.waitpid(pid, 0)[1]
-        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        ended = (
+            f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        )
         print(ended, flush=True)
 
 

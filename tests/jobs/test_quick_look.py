@@ -98,14 +98,18 @@ def test_a_release_is_seen_once_its_package_was_found_valid() -> None:
 
 def test_what_runs_as_expected_is_seen_at_once() -> None:
     body = a_body(JOB)
-    quick = QuickLook().compare(JOB, [(10, json.dumps(body))], json.dumps(validate_config(JOB, body).to_json()))
+    quick = QuickLook().compare(
+        JOB, [(10, json.dumps(body))], json.dumps(validate_config(JOB, body).to_json())
+    )
     assert quick is not None and quick.difference is None
 
 
 @pytest.mark.parametrize("missing", ["policies", "privileged", "slo"])
 def test_a_running_config_of_an_older_version_gets_a_full_look(missing: str) -> None:
     """It lacks a field that this version has: the full look writes it anew."""
-    old = {name: value for name, value in validate_config(JOB, a_body(JOB)).to_json().items() if name != missing}
+    old = {
+        name: value for name, value in validate_config(JOB, a_body(JOB)).to_json().items() if name != missing
+    }
     assert QuickLook().compare(JOB, [(10, json.dumps(a_body(JOB)))], json.dumps(old)) is None
 
 

@@ -7,6 +7,7 @@ After each the whole of every job, its history and the audit are compared: one r
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -290,12 +291,13 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, ...]:
         return "error", type(error)
 
 
-EXAMPLES = {"memory": 40, "sqlite": 10, "postgres": 5}
+EXAMPLES = {"memory": 25, "sqlite": 8, "postgres": 5}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", EXAMPLES)
 def test_the_service_does_what_the_model_does(
-    store: str, tmp_path: Path, request: pytest.FixtureRequest
+    store: str, tmp_path: Path, migrated_file: Path, request: pytest.FixtureRequest
 ) -> None:
     numbers = iter(range(10**6))
 
@@ -303,7 +305,7 @@ def test_the_service_does_what_the_model_does(
         if store == "memory":
             return None
         if store == "sqlite":
-            return tmp_path / f"{next(numbers)}.db"
+            return Path(shutil.copy(migrated_file, tmp_path / f"{next(numbers)}.db"))
         return str(request.getfixturevalue("postgres").new_database())
 
     run_state_machine_as_test(

@@ -24,7 +24,6 @@ from penstock.jobs.sync_plan import (
 )
 from tests.builders import a_config, an_output
 
-
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "state": st.sampled_from(["running", "paused", "stopped"]),
     "task_count": st.integers(1, 6),

@@ -67,7 +67,10 @@ def test_a_release_is_one_round_with_one_audit_row_and_one_entry_per_job(world: 
     after = {row.job: row for row in rows(world, RUNNING)}
     for name in NAMES:
         old, new = before[name], after[name]
-        assert new.config == {**old.config, "arguments": {"v": "2"}} and new.expected_version > old.expected_version
+        assert (
+            new.config == {**old.config, "arguments": {"v": "2"}}
+            and new.expected_version > old.expected_version
+        )
         assert new.version == new.restart_version > old.version
         kept = ("birth", "generation", "mapping", "hold_generation", "state")
         assert [getattr(new, column) for column in kept] == [getattr(old, column) for column in kept]

@@ -137,7 +137,9 @@ def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, cl
     for _ in range(3):
         assert round_(world).failed[0][0] == JOBS[0]
     alerts = JournalStore(world.database).entries(JOBS[0], kind="alert")
-    assert [(entry.decision, "does not come back" in entry.reason) for entry in alerts] == [("job.stuck", True)]
+    assert [(entry.decision, "does not come back" in entry.reason) for entry in alerts] == [
+        ("job.stuck", True)
+    ]
     call.released.set()
     settle(world)
     assert is_rescaled(world, JOBS[0]) and round_(world).failed == ()
@@ -180,7 +182,9 @@ def test_a_call_that_fails_or_says_so_after_its_work_is_repeated(
     )
 
 
-def test_a_job_that_always_fails_is_quarantined_with_an_alert_and_the_others_never_notice(world: World) -> None:
+def test_a_job_that_always_fails_is_quarantined_with_an_alert_and_the_others_never_notice(
+    world: World,
+) -> None:
     world.data.trouble["prepare", JOBS[0]] = Fail(CorruptData("poison"))
     rescale(world, *JOBS)
     until(world, lambda report: report.is_quiet)
@@ -215,7 +219,9 @@ def test_a_worker_that_comes_back_after_its_term_writes_nothing(world: World) ->
     round_(world)
     assert call.is_entered.wait(10)
     new = world.restart()
-    assert new.sync_once(0).open == (JOBS[0],), "the call under way is not made a second time by the successor"
+    assert new.sync_once(0).open == (JOBS[0],), (
+        "the call under way is not made a second time by the successor"
+    )
     before = world.outcome()
     call.released.set()
     while world.workers.busy():

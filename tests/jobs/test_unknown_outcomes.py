@@ -80,10 +80,12 @@ def rows(database: Database) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_a_write_that_was_committed_unheard_is_not_done_twice(place: Path | str | None, name: str) -> None:
+def test_a_write_that_was_committed_unheard_is_not_done_twice(
+    ready_place: Path | str | None, name: str
+) -> None:
     """Plan: the fault strikes after the commit; the repeat, and a third try, find everything as the first left it."""
     fault = Fault()
-    database = Database(place, fault=fault)
+    database = Database(ready_place, fault=fault)
     service = prepared(database)
     fault.point = "committed"
     with pytest.raises(OutcomeUnknown):
@@ -99,10 +101,10 @@ def test_a_write_that_was_committed_unheard_is_not_done_twice(place: Path | str 
 @pytest.mark.parametrize("point", ["begin", "commit"])
 @pytest.mark.parametrize("name", ACTS)
 def test_a_write_that_was_not_committed_changes_nothing_and_its_repeat_does_it(
-    place: Path | str | None, name: str, point: str
+    ready_place: Path | str | None, name: str, point: str
 ) -> None:
     fault = Fault()
-    database = Database(place, fault=fault)
+    database = Database(ready_place, fault=fault)
     service = prepared(database)
     before = everything(database)
     fault.point = point
@@ -114,10 +116,10 @@ def test_a_write_that_was_not_committed_changes_nothing_and_its_repeat_does_it(
     database.close()
 
 
-def test_the_answer_is_the_same_as_without_trouble(place: Path | str | None) -> None:
+def test_the_answer_is_the_same_as_without_trouble(ready_place: Path | str | None) -> None:
     """Plan: two databases with the same history, one with an unheard commit in each write."""
     fault = Fault()
-    troubled, calm = Database(place, fault=fault), Database(None)
+    troubled, calm = Database(ready_place, fault=fault), Database(None)
     services = prepared(troubled), prepared(calm)
     for name in ("apply", "patch", "set_state", "submit", "remove", "restore", "add_layer_kind"):
         fault.point = "committed"
@@ -178,12 +180,11 @@ def test_a_key_is_kept_for_a_week(any_service: JobService) -> None:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_line_cut_in_the_commit_leaves_the_outcome_open_until_the_key_tells(
-    postgres: Any, name: str
+    emptied_url: str, name: str
 ) -> None:
     """Plan: a proxy before a real PostgreSQL passes COMMIT on and cuts the line, so that no answer comes back."""
-    url = postgres.new_database()
-    with cutting_proxy(url) as proxy:
-        database, direct = Database(proxy.url), Database(url)
+    with cutting_proxy(emptied_url) as proxy:
+        database, direct = Database(proxy.url), Database(emptied_url)
         service = prepared(database)
         before = rows(direct)
         proxy.cut_after(b"COMMIT\x00")
@@ -199,11 +200,10 @@ def test_a_line_cut_in_the_commit_leaves_the_outcome_open_until_the_key_tells(
         direct.close()
 
 
-def test_a_line_cut_before_the_commit_writes_nothing_and_the_repeat_does(postgres: Any) -> None:
+def test_a_line_cut_before_the_commit_writes_nothing_and_the_repeat_does(emptied_url: str) -> None:
     """Plan: the line is cut once in the middle of the transaction, once before COMMIT is passed on."""
-    url = postgres.new_database()
-    with cutting_proxy(url) as proxy:
-        database, direct = Database(proxy.url), Database(url)
+    with cutting_proxy(emptied_url) as proxy:
+        database, direct = Database(proxy.url), Database(emptied_url)
         service = prepared(database)
         before = rows(direct)
         ask = asked(ONCALL, "k", why="the words to cut at")

@@ -42,7 +42,8 @@ CASES: dict[str, tuple[str, str, Any, dict[str, str], int, str]] = {
     "no map at all": ("PUT", NEW, {"config": [1], "why": "x"}, {}, 422, "config"),
     "a number too small": ("PATCH", LAYER, patch({"task_count": 0}), {}, 422, "task_count"),
     "a number too large": ("PATCH", LAYER, patch({"batch_rows_max": 2**62}), {}, 422, "batch_rows_max"),
-    "a name of 1 MiB": ("GET", "/jobs/" + "x" * 2**20, None, {}, 431, "headers"),
+    "a name of 1 MiB": ("PUT", NEW, changed(name="x" * 2**20), {}, 413, "too large"),
+    "a name of 60,000 letters": ("GET", "/jobs/" + "x" * 60_000, None, {}, 431, "headers"),
     "a name of 5000 letters": ("GET", "/jobs/" + "x" * 5000, None, {}, 422, "name"),
     "a climbing name": ("PUT", "/jobs/..%2f..%2fx", changed(), {}, 404, ""),
     "a name with SQL": ("PUT", "/jobs/x'%20OR%201=1--", changed(), {}, 422, "name"),
@@ -181,6 +182,7 @@ def test_a_body_that_breaks_off_is_not_acted_on(wire: Served, announced: str):
         b"POST /api/v1/pipelines HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
         b"POST /api/v1/pipelines HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /api/v1/pipelines HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET /api/v1/jobs/" + b"x" * 2**20 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
