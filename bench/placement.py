@@ -2,8 +2,8 @@
 
 Over 80 % of the shards need less than one CPU thread and under 1 % more than four; memory is at least 0.4 GB,
 for 99 % below 2 GB; disk is drawn by itself, network follows the CPU. Four regions, 30 % of the shards pinned
-to one, containers used to 65 %, 10 % headroom. Baselines in the same run: hashing, and longest-processing-time
-on the CPU alone.
+to one, containers used to 65 %, 10 % headroom. Baselines in the same run: hashing, and longest-processing-
+time on the CPU alone.
 """
 
 from __future__ import annotations

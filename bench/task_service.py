@@ -1,7 +1,7 @@
-"""The task list of a large fleet: built, encoded, followed by deltas, polled; and 2,000 containers over HTTP.
+"""The task list of a large fleet: built, encoded, followed by deltas, polled.
 
-120,000 tasks of 30,000 jobs in the running table of a SQLite file. Baseline in the same run: reading and encoding
-everything from the store at each poll, as a service without memory would.
+120,000 tasks of 30,000 jobs in the running table of a SQLite file. Baseline in the same run: reading and
+encoding everything from the store at each poll, as a service without memory would.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def measure_list(folder: Path, *, tasks: int, repeats: int) -> dict[str, list[fl
             print(f"{tasks:,} tasks of {len(jobs):,} jobs: {len(text) / 2**20:.1f} MB encoded", flush=True)
         note(
             "read by a container",
-            timed(lambda text=text: index.take(TaskList.from_json(msgspec.json.decode(text))))[0],
+            timed(lambda index=index, text=text: index.take(TaskList.from_json(msgspec.json.decode(text))))[
+                0
+            ],
         )
         assert index.whole is not None
         note(
