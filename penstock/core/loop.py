@@ -205,7 +205,7 @@ class WorkerThreads(Generic[Result]):
                 log.error("work failed", workers=self._name, key=key, trace=trace)
             with self._changed:
                 del self._pieces[key]
-                self._finished.append(Finished(key=key, result=result, error=problem))
+                self._finished.append(Finished(key=key, work=piece.work, result=result, error=problem))
                 self._idle += 1
                 if piece.is_written_off:
                     self._written_off -= 1

@@ -29,7 +29,7 @@ TOKENS = sa.Table(
 ROLES = frozenset({"reader", "developer", "oncall", "scaler", "container", "admin"})
 YEAR_MS: Millis = 365 * 24 * 3_600_000
 # How long a token that was found good is believed. Another instance's revocation takes effect within this.
-BELIEVED_MS: Millis = 500
+BELIEVED_MS: Millis = 900
 BELIEVED_MAX = 10_000
 ID_LENGTH = 16
 _TOKEN = re.compile(r"pk_[A-Za-z0-9_-]{43}")

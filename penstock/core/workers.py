@@ -20,6 +20,7 @@ class Finished(Generic[Result]):
     """A piece of work that is over: its result, or the error that nobody expected."""
 
     key: str
+    work: Callable[[Now], Result]  # what was started, so that whoever started it knows it again
     result: Result | None
     error: Exception | None = None
 
@@ -55,7 +56,7 @@ class InlineWorkers(Generic[Result]):
     _finished: list[Finished[Result]] = field(default_factory=list)
 
     def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
-        self._finished.append(Finished(key=key, result=work(lambda: now_ms)))
+        self._finished.append(Finished(key=key, work=work, result=work(lambda: now_ms)))
 
     def busy(self) -> frozenset[str]:
         return frozenset()

@@ -126,12 +126,12 @@ class WorkPlan(_Part):
 
 
 class Resources(_Part):
-    """What each task gets. No disk or network named: none is reserved."""
+    """What each task gets. 0 of disk or network: none is reserved."""
 
     cpu: float = Field(default=1.0, gt=0, le=1024)
     memory_mb: int = Field(default=512, ge=1, le=16_777_216)
-    disk_mb: int | None = Field(default=None, ge=0, le=1_073_741_824)
-    network_mbps: float | None = Field(default=None, ge=0, le=1_000_000)
+    disk_mb: int = Field(default=0, ge=0, le=1_073_741_824)
+    network_mbps: float = Field(default=0.0, ge=0, le=1_000_000)
 
 
 class Slo(_Part):

@@ -15,6 +15,7 @@ from penstock.core.workers import Now
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.layers import merge_layers
+from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.plan_store import PlanStore
 from penstock.jobs.ports import DataPlane, TaskActuator
 from penstock.jobs.running_store import PlanRow, Retirement
@@ -63,17 +64,18 @@ class Outcome:
 class PlanRunner:
     """Takes plans as far as they go now. It waits for no condition, but its calls may take their time."""
 
+    leader: LeaderStore
     store: SyncStore
     plans: PlanStore
     tasks: TaskActuator
     data: DataPlane
     settings: SyncerSettings
-    reach: Callable[[str], None]
 
     def run(self, job: str, now: Now) -> Outcome:
         """Do what is to be done for a job: its plan's steps, then what is left to retire."""
         outcome = Outcome(job)
         try:
+            self.leader.check()  # this may have waited for its turn for longer than the term lasted
             while self._step(outcome, job, now):
                 pass
         except Fenced as error:  # only our own writes get here with it: we are not the leader any more
@@ -84,12 +86,15 @@ class PlanRunner:
 
     def fail(self, job: str, error: PenstockError, now_ms: Millis) -> Outcome:
         """Hold an error that came out of nowhere against the job's plan."""
-        outcome = Outcome(job)
-        record = self.store.load([job]).get(job)
-        if record is not None and record.plan is not None:
-            self._fail(outcome, record.plan, error, now_ms)
-        else:
-            outcome.failed.append(str(error))
+        outcome = Outcome(job, failed=[str(error)])
+        try:
+            record = self.store.load([job]).get(job)
+            if record is not None and record.plan is not None:
+                self._fail(outcome, record.plan, error, now_ms)
+        except Fenced as fenced:
+            outcome.fenced = fenced
+        except PenstockError as trouble:
+            outcome.failed.append(str(trouble))
         return outcome
 
     def _step(self, outcome: Outcome, job: str, now: Now) -> bool:
@@ -178,14 +183,14 @@ class PlanRunner:
     def _is_stopped(self, outcome: Outcome, record: JobRecord, plan: PlanRow) -> bool:
         assert record.old is not None
         generation, list_version = record.old.generation, plan.running_version
-        self.reach("is_stopped.before")
+        self.leader.reach("is_stopped.before")
         try:
             answer = self.tasks.is_stopped(plan.job, generation=generation, list_version=list_version)
         except PenstockError as error:
             # Nobody could say, so it is not proven; the fence is the way out.
             outcome.failed.append(str(error))
             answer = False
-        self.reach("is_stopped.after")
+        self.leader.reach("is_stopped.after")
         return answer
 
     def _retire(self, outcome: Outcome, record: JobRecord, now: Now) -> bool:
@@ -207,7 +212,8 @@ class PlanRunner:
         return problem is None
 
     def _fail(self, outcome: Outcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:
-        outcome.failed.append(str(error))
+        if str(error) not in outcome.failed:
+            outcome.failed.append(str(error))
         # A stop is never given up: the hold is what was asked for, and it stands.
         counts = not isinstance(error, TRANSIENT) and is_active(plan.target)
         if counts and plan.attempts + 1 >= self.settings.attempts_max:
@@ -222,12 +228,12 @@ class PlanRunner:
         self, name: str, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs
     ) -> PenstockError | None:
         # Kept apart from our own writes: a port that says Fenced does not mean that our term is over.
-        self.reach(f"{name}.before")
+        self.leader.reach(f"{name}.before")
         try:
             call(*args, **kwargs)
         except PenstockError as error:
             return error
-        self.reach(f"{name}.after")
+        self.leader.reach(f"{name}.after")
         return None
 
 

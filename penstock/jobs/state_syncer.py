@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError
-from penstock.core.workers import Finished, InlineWorkers, Workers
+from penstock.core.workers import Finished, InlineWorkers, Now, Workers
 from penstock.jobs.batch_store import (
     BatchResult,
     SimpleCommit,
@@ -97,16 +97,16 @@ class StateSyncer:
         self._leader = self.leader_store(store.database, term=term, reach=reach, measure_ms=measure_ms)
         self._plans = self.plan_store(self._leader)
         self._runner = PlanRunner(
+            leader=self._leader,
             store=self._records,
             plans=self._plans,
             tasks=tasks,
             data=data,
             settings=self._settings,
-            reach=reach,
         )
         self._measure_ms = measure_ms
         self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
-        self._started: set[str] = set()  # jobs whose work we started: others' results are not ours
+        self._started: dict[str, Callable[[Now], Outcome]] = {}  # work whose result was not collected yet
         self._told: set[str] = set()  # jobs whose hanging call people were told of
         # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
         self._settled: dict[str, tuple[int, int]] = {}
@@ -152,7 +152,7 @@ class StateSyncer:
                 if job.has_work or settled.get(job.name) != (job.expected_version, job.running_version)
             )
             self._swept_ms = now_ms
-        return sorted(self._due - self._workers.busy())
+        return sorted(self._due - self._workers.busy() - self._started.keys())
 
     def _look_at_all(self, work: _Round, names: Sequence[str]) -> int:
         """Look at jobs until the round's time is over; returns how many are left."""
@@ -248,8 +248,9 @@ class StateSyncer:
         for _, opened in self._in_batches(work, "open", work.plans, open_, all_of_it):
             work.runs += opened.versions
         for name in work.runs:
-            self._started.add(name)
-            self._workers.start(name, partial(self._runner.run, name), work.now_ms)
+            piece = partial(self._runner.run, name)
+            self._workers.start(name, piece, work.now_ms)
+            self._started[name] = piece
         work.runs.clear()
 
     def _in_batches(
@@ -285,10 +286,10 @@ class StateSyncer:
     def _collect(self, work: _Round) -> None:
         """Hear how far plans have come."""
         for finished in self._workers.take_finished():
-            if finished.key not in self._started:
-                continue  # an earlier term's: the store has what it wrote, and refused what came late
-            self._started.discard(finished.key)
             self._told.discard(finished.key)
+            if self._started.get(finished.key) is not finished.work:
+                continue  # an earlier term's: the store has what it wrote, and refused what came late
+            del self._started[finished.key]
             outcome = self._outcome(finished, work.now_ms)
             if outcome.fenced is not None:
                 raise outcome.fenced
@@ -311,7 +312,7 @@ class StateSyncer:
         return self._runner.fail(finished.key, problem, now_ms)
 
     def _tell_what_is_under_way(self, work: _Round) -> None:
-        for name in sorted(self._workers.busy()):
+        for name in sorted(self._workers.busy() | self._started.keys()):
             work.open[name] = None
         for stuck in self._workers.stuck():
             problem = PenstockError(
@@ -321,8 +322,8 @@ class StateSyncer:
             )
             work.failed.append((stuck.key, str(problem)))
             if stuck.key not in self._told:
-                self._told.add(stuck.key)
                 self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
+                self._told.add(stuck.key)
 
 
 def _name(item: SimpleCommit | tuple[JobRecord, ComplexSync]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.jobs import job_store
+from penstock.jobs.job_store import JobRecord
 from penstock.jobs.job_view import JobView, view_of
 from penstock.jobs.stamp_store import Stamp, read_stamp, read_stamps
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 VIEWS_MAX = 10_000
+FEW = 5
 
 
 class ViewCache:
@@ -50,9 +52,17 @@ class ViewCache:
         if not stamps:
             return {}
         # Of the same moment as the stamps: both are read in one transaction.
-        records = job_store.load_records(connection, list(stamps))
+        records = _load(connection, list(stamps))
         views = {name: view_of(record) for name, record in records.items()}
         if len(self._made) + len(views) > VIEWS_MAX:
             self._made.clear()
         self._made.update({name: (stamps[name], view) for name, view in views.items()})
         return views
+
+
+def _load(connection: sa.Connection, names: list[str]) -> dict[str, JobRecord]:
+    """A few by statements that are ready, many at once."""
+    if len(names) > FEW:
+        return job_store.load_records(connection, names)
+    found = {name: job_store.find_record(connection, name) for name in names}
+    return {name: record for name, record in found.items() if record is not None}

@@ -15,11 +15,13 @@ from penstock.web.admin_routes import add_layer_kind_routes, add_token_routes
 from penstock.web.answers import answer_problems
 from penstock.web.container_routes import add_container_routes
 from penstock.web.events import EventHub
+from penstock.web.fast_lane import FastLane
 from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
+from penstock.web.overview import Overview
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
 
@@ -43,14 +45,16 @@ def build_api(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     guard = Guard(plane.tokens, plane.clock, rate or RateLimit())
     app.state.events = hub or EventHub(plane.journal)
     router = app.router
     router.prefix = PREFIX
-    add_state_routes(app, router, plane, guard)
+    overview = Overview(plane)
+    add_state_routes(app, router, plane, guard, overview)
     add_event_route(router, app.state.events, guard)
-    add_job_reads(router, plane, guard)
+    add_job_reads(router, plane, guard, overview)
     add_job_writes(router, plane, guard, PREFIX)
     add_job_ends(router, plane, guard)
     add_layer_reads(router, plane, guard)
@@ -65,6 +69,8 @@ def build_api(
         # Deny by default: forgetting the verb is found when the program starts, not by a stranger.
         assert isinstance(route, APIRoute)
         assert guard.verb_of(route) or route.path in OPEN_ROUTES, f"{route.path} names no verb"
+    is_local = not plane.database.is_shared
+    app.add_middleware(FastLane, prefix=PREFIX, guard=guard, overview=overview, local=is_local)
     app.add_middleware(LimitBodies, streamed=f"{PREFIX}/packages/")
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -69,6 +69,18 @@ class Guard:
         """What a route asks of its caller; None: it asks nothing."""
         found = (self._checks.get(part.call) for part in route.dependant.dependencies if part.call)
         return next((verb for verb in found if verb), None)
+
+    def knows(self, headers: Iterable[tuple[bytes, bytes]], verb: str) -> bool:
+        """Whether a request shows a token that was found good a moment ago and may do `verb`; counts it."""
+        shown = [value for name, value in headers if name == b"authorization"]
+        if len(shown) != 1 or shown[0][:7].lower() != b"bearer ":
+            return False
+        token = shown[0][7:].decode("latin-1").strip()
+        caller = self._tokens.believed(token, now_ms=self._clock.now_ms())
+        if caller is None or caller.role not in VERBS[verb]:
+            return False
+        self._rate.count(caller.token_id, self._clock.boot_ms())
+        return True
 
     async def caller(self, request: Request) -> Caller:
         """Whose token a request shows; Unauthorised if nobody's."""

@@ -32,9 +32,9 @@ from penstock.web.replies import WRITING, problems
 CREATED: replies.Responses = {201: {"model": replies.AppliedReply, "description": "It was not there before"}}
 
 
-def add_job_reads(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
+def add_job_reads(router: APIRouter, plane: ControlPlane, guard: Guard, overview: Overview) -> None:
     """Jobs as they are, and as they would be."""
-    overview, reads = Overview(plane), Reads(local=not plane.database.is_shared)
+    reads = Reads(local=not plane.database.is_shared)
 
     @router.get("/jobs", response_model=replies.JobPage, responses=problems())
     @reads

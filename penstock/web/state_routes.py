@@ -37,9 +37,11 @@ EVENT_STREAM: replies.Responses = {
 }
 
 
-def add_state_routes(app: FastAPI, router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
+def add_state_routes(
+    app: FastAPI, router: APIRouter, plane: ControlPlane, guard: Guard, overview: Overview
+) -> None:
     """What there is to see."""
-    overview, reads = Overview(plane), Reads(local=not plane.database.is_shared)
+    reads = Reads(local=not plane.database.is_shared)
 
     @router.get("/health", response_model=replies.Health, responses=problems())
     async def health() -> Response:

@@ -16,6 +16,14 @@ import sqlalchemy as sa
 from penstock.core.errors import DiskFull, EnvironmentProblem, OutcomeUnknown, StoreUnavailable
 from penstock.core.postgres_store import MUST_BE_ON, translate_postgres
 from penstock.core.sql_store import Database, current_value, next_value
+from tests.postgres import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that may be badly treated, without all the databases of other tests."""
+    with postgres_server() as server:
+        yield server
 
 
 def value_of(database: Database) -> int:
@@ -50,9 +58,9 @@ def wait_for_setting(url: str, name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", MUST_BE_ON)
-def test_a_server_that_could_forget_is_refused(postgres, name):
-    url = postgres.new_database()
-    with setting(postgres, name, "off"):
+def test_a_server_that_could_forget_is_refused(own_server, name):
+    url = own_server.new_database()
+    with setting(own_server, name, "off"):
         wait_for_setting(url, name, "off")
         with pytest.raises(EnvironmentProblem) as caught:
             Database(url)
@@ -189,9 +197,9 @@ def test_every_failure_of_postgresql_has_our_name_and_three_parts(error, committ
     assert translated.what and translated.why == "as it says" and translated.fix
 
 
-def test_a_killed_server_process_loses_nothing_acknowledged(postgres):
+def test_a_killed_server_process_loses_nothing_acknowledged(own_server):
     """Plan: kill -9 the backend of a writer that has committed; the server restarts all, and the row is there."""
-    url = postgres.new_database()
+    url = own_server.new_database()
     database = Database(url)
     advance(database)
     with psycopg.connect(url) as connection:
@@ -199,12 +207,12 @@ def test_a_killed_server_process_loses_nothing_acknowledged(postgres):
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
-    for _ in range(200):
+    for _ in range(600):
         try:
             assert value_of(database) == 1
             break
         except StoreUnavailable:
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.1)
     else:
         raise AssertionError("the server did not come back")
     assert advance(database) == 2

@@ -54,7 +54,7 @@ def test_nothing_is_reserved_unless_it_is_asked_for() -> None:
         2,
         512,
         10,
-        None,
+        0,
     )
 
 
