@@ -5,7 +5,7 @@ behind HTTP on loopback. The load comes from this process, open loop: requests a
 given rate, whether or not earlier ones were answered, and a time counts from the moment a request was due.
 Reads: nine of ten are GET of a job, one is a page of 20 jobs. Writes: PATCH of a layer with an idempotency
 key, every other one on the version last seen. Baseline, just before: GET /health at the same total rate.
-One token may ask 200 times a second, so the load comes with twelve tokens.
+One token may ask 200 times a second: there are twelve.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CONNECTIONS = {"read": 24, "write": 12}
 P99_MS_MAX = 100.0
 WARM_UP_S = 3.0
 TIMEOUT_S = 60.0
+
+Done = Callable[[int, bytes], None]
 
 
 # --- the server's process
@@ -107,8 +109,7 @@ def make_jobs(plane: Any, jobs: int) -> dict[str, int]:
 def wait_until_synced(plane: Any) -> None:
     deadline = time.monotonic() + 300
     while not all(view.is_in_sync for view in plane.jobs.every_view()):
-        if time.monotonic() > deadline:
-            raise SystemExit("the jobs were not synced within 300 s")
+        assert time.monotonic() < deadline, "the jobs were not synced within 300 s"
         time.sleep(0.5)
 
 
@@ -165,7 +166,7 @@ class Request:
     kind: Kind
     due: float
     data: bytes
-    done: Callable[[int, bytes], None] | None = None
+    done: Done | None = None
 
 
 class Connection(asyncio.Protocol):
@@ -210,10 +211,8 @@ class Pool:
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
-        self._idle: list[Connection] = []
-        self._waiting: deque[Request] = deque()
-        self.is_closing = False
-        self.under_way = 0
+        self._idle, self._waiting = list[Connection](), deque[Request]()
+        self.is_closing, self.under_way = False, 0
 
     async def open(self, count: int) -> None:
         loop = asyncio.get_running_loop()
@@ -265,15 +264,9 @@ class Load:
         lines = [f"{method} /api/v1{path} HTTP/1.1", f"Host: {self._host}", f"Authorization: Bearer {token}"]
         return "\r\n".join([*lines, *more, "", ""])
 
-    def health(self, kind: Kind, due: float) -> Request:
-        return Request(kind, due, self.head("GET", "/health").encode())
-
-    def get_job(self, kind: Kind, due: float) -> Request:
-        return Request(kind, due, self.head("GET", f"/jobs/{self._random.choice(self._names)}").encode())
-
-    def list_page(self, kind: Kind, due: float) -> Request:
-        after = self._random.choice(self._names)
-        return Request(kind, due, self.head("GET", f"/jobs?limit={PAGE}&after={after}").encode())
+    def get(self, path: str, kind: Kind, due: float) -> Request:
+        path = path.format(name=self._random.choice(self._names))
+        return Request(kind, due, self.head("GET", path).encode())
 
     def write(self, kind: Kind, due: float) -> Request:
         return self._patch(kind, due, self._random.choice(self._free), "")
@@ -287,14 +280,7 @@ class Load:
 
         return self._patch(kind, due, name, f'If-Match: "{self._versions[name]}"', done)
 
-    def _patch(
-        self,
-        kind: Kind,
-        due: float,
-        name: str,
-        condition: str,
-        done: Callable[[int, bytes], None] | None = None,
-    ) -> Request:
+    def _patch(self, kind: Kind, due: float, name: str, match: str, done: Done | None = None) -> Request:
         body = json.dumps({"changes": {"priority": self._random.randrange(1_000)}, "why": "a bench"})
         head = self.head(
             "PATCH",
@@ -302,7 +288,7 @@ class Load:
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
             f"Idempotency-Key: {self._random.getrandbits(96):024x}",
-            *([condition] if condition else []),
+            *([match] if match else []),
         )
         return Request(kind, due, (head + body).encode(), done)
 
@@ -333,12 +319,19 @@ async def run_load(
 
     async def baseline(length: float) -> None:
         rate = READS + WRITES
-        await drive(reads, rate, length, lambda due: load.health(kinds["health"], due), seed)
+        await drive(reads, rate, length, lambda due: load.get("/health", kinds["health"], due), seed)
 
     async def mix(length: float, into: dict[str, Kind]) -> None:
+        page = f"/jobs?limit={PAGE}&after={{name}}"
         await asyncio.gather(
-            drive(reads, READS * 0.9, length, lambda due: load.get_job(into["get job"], due), seed + 1),
-            drive(reads, READS * 0.1, length, lambda due: load.list_page(into["list page"], due), seed + 2),
+            drive(
+                reads,
+                READS * 0.9,
+                length,
+                lambda due: load.get("/jobs/{name}", into["get job"], due),
+                seed + 1,
+            ),
+            drive(reads, READS * 0.1, length, lambda due: load.get(page, into["list page"], due), seed + 2),
             drive(writes, WRITES / 2, length, lambda due: load.write(into["patch"], due), seed + 3),
             drive(
                 writes, WRITES / 2, length, lambda due: load.write_cas(into["patch, If-Match"], due), seed + 4
@@ -411,9 +404,8 @@ def report(console: Console, store: str, seconds: float, results: dict[str, Any]
     console.print(table)
     cores = results["cores_used"]
     console.print(f"cores used: {cores['server']} by the server, {cores['load']} by the load")
-    for name, row in results["requests"].items():
-        for error in row["first_errors"]:
-            console.print(f"{name}: {error}", markup=False)
+    for error in [error for row in results["requests"].values() for error in row["first_errors"]]:
+        console.print(error, markup=False)
 
 
 def main() -> int:

@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 DATABASE_VARIABLE = "PENSTOCK_DATABASE"
 NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
+REPORTS_MS: Millis = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class ControlPlane:
         self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
-        self._reports: dict[str, list[TaskReport]] = {}
+        self._reports: tuple[Millis, dict[str, list[tuple[Millis, TaskReport]]]] = (-REPORTS_MS, {})
         self.controller = ResourceController(self, self.reports)
         self._cleaned_ms: Millis = 0
         self._loops = (
@@ -308,9 +309,8 @@ class ControlPlane:
 
     def scalable_jobs(self) -> tuple[ScalableJob, ...]:
         """Every running job of which tasks have reported: of the others there is nothing to decide on."""
-        self._reports = self._fresh_reports()
         found = []
-        for name in sorted(self._reports):
+        for name in sorted(self._task_reports(self.clock.now_ms())):
             try:
                 view = self.jobs.view(name)
             except NotFound:
@@ -345,17 +345,20 @@ class ControlPlane:
         )
 
     def reports(self, job: str) -> tuple[TaskReport, ...]:
-        """What tasks of a job said when the controller's round began."""
-        return tuple(self._reports.get(job, ()))
+        """What tasks say now: the last words of a container that fell silent are no load."""
+        now_ms = self.clock.now_ms()
+        found = self._task_reports(now_ms).get(job, ())
+        return tuple(task for seen_ms, task in found if seen_ms >= now_ms - STALE_MS)
 
-    def _fresh_reports(self) -> dict[str, list[TaskReport]]:
-        """What tasks say now, by job: the last words of a container that fell silent are no load."""
-        fresh_ms = self.clock.now_ms() - STALE_MS
-        found: dict[str, list[TaskReport]] = {}
-        for row in self.fleet.containers():
-            if row.may_run and row.seen_ms >= fresh_ms:
-                for task in row.tasks:
-                    found.setdefault(task.job, []).append(task)
+    def _task_reports(self, now_ms: Millis) -> dict[str, list[tuple[Millis, TaskReport]]]:
+        """Every task by its job, with when its container was heard; one look serves a whole round."""
+        read_ms, found = self._reports
+        if not 0 <= now_ms - read_ms < REPORTS_MS:
+            found = {}
+            for row in self.fleet.containers():
+                for task in row.tasks if row.may_run else ():
+                    found.setdefault(task.job, []).append((row.seen_ms, task))
+            self._reports = now_ms, found
         return found
 
     # -- streams ----------------------------------------------------------------------------------------

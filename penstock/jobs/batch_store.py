@@ -106,9 +106,8 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
     """Commit simple changes. A job whose row moved (a hold moves it too) or that has a plan is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
-        names = [item.job for item in batch]
-        versions, planned = _versions(connection, names), _planned(connection, names)
-        items = [item for item in batch if versions.get(item.job) == item.version and item.job not in planned]
+        unmoved = leader.unmoved(connection, {item.job: item.version for item in batch})
+        items = [item for item in batch if item.job in unmoved]
         changes = sum(item.is_change for item in items)
         numbers = iter(next_values(connection, TASKS_COUNTER, changes) if changes else ())
         done = {item.job: next(numbers) if item.is_change else item.version for item in items}
@@ -134,13 +133,8 @@ def open_plans(
     """Make decisions durable: each a plan with a generation of its own, on the running row as it was read."""
     with leader.writing("open") as connection:
         began_ms = leader.measure_ms()
-        names = [record.job.name for record, _ in decided]
-        versions, planned = _versions(connection, names), _planned(connection, names)
-        items = [
-            (record, sync)
-            for record, sync in decided
-            if record.job.name not in planned and versions.get(record.job.name, 0) == version_of(record)
-        ]
+        unmoved = leader.unmoved(connection, {record.job.name: version_of(record) for record, _ in decided})
+        items = [(record, sync) for record, sync in decided if record.job.name in unmoved]
         plans = new_plans(connection, items, now_ms)
         insert_rows(connection, PLANS, _PLAN_COLUMNS, [_plan_values(plan) for plan in plans])
         recorded = [
@@ -209,17 +203,6 @@ def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[st
     rows = [{"name": generation_counter(job), "value": value} for job, value in following.items()]
     upsert(connection, COUNTERS, rows, replace=("value",))
     return following
-
-
-def _versions(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
-    chosen = is_one_of(connection, RUNNING.c.job, jobs)
-    rows = connection.execute(sa.select(RUNNING.c.job, RUNNING.c.version).where(chosen)).all()
-    return {job: version for job, version in rows}
-
-
-def _planned(connection: sa.Connection, jobs: Sequence[str]) -> set[str]:
-    chosen = is_one_of(connection, PLANS.c.job, jobs)
-    return set(connection.execute(sa.select(PLANS.c.job).where(chosen)).scalars())
 
 
 def _values_after(item: SimpleCommit, version: int, now_ms: Millis) -> tuple[Any, ...]:

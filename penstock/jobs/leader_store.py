@@ -9,11 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import is_one_of
 from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database, check_term
 from penstock.jobs.audit_store import AuditRow, append_audit, append_audits
+from penstock.jobs.running_store import PLANS, RUNNING
 
 ROLE = "syncer"
 ACTOR = "state_syncer"
@@ -64,6 +66,16 @@ class LeaderStore:
     def check_term(self, connection: sa.Connection) -> None:
         """Raise Fenced when a successor has taken over."""
         check_term(connection, ROLE, self.term)
+
+    def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
+        """Those of these jobs whose running row has this version (0: there is none), without a plan."""
+        names = list(versions)
+        query = sa.select(RUNNING.c.job, RUNNING.c.version)
+        rows = connection.execute(query.where(is_one_of(connection, RUNNING.c.job, names))).all()
+        found = {job: version for job, version in rows}
+        planned = connection.execute(sa.select(PLANS.c.job).where(is_one_of(connection, PLANS.c.job, names)))
+        same = {job for job, version in versions.items() if found.get(job, 0) == version}
+        return same.difference(planned.scalars())
 
     def record(
         self,

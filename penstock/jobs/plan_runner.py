@@ -31,6 +31,7 @@ from penstock.jobs.sync_store import SyncStore
 
 P = ParamSpec("P")
 
+STEPS_MAX = 20  # in one go; a plan has four, unless others take its place meanwhile
 # The environment's fault, not the plan's: it is tried again for as long as it takes.
 TRANSIENT = (StoreUnavailable, DiskFull, TaskActionFailed)
 
@@ -76,8 +77,10 @@ class PlanRunner:
         outcome = Outcome(job)
         try:
             self.leader.check()  # this may have waited for its turn for longer than the term lasted
-            while self._step(outcome, job, now):
-                pass
+            for _ in range(STEPS_MAX):
+                if not self._step(outcome, job, now):
+                    return outcome
+            outcome.is_open = True  # people change their minds faster than this can follow: the next round's
         except Fenced as error:  # only our own writes get here with it: we are not the leader any more
             outcome.fenced = error
         except PenstockError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Millis
@@ -82,7 +82,8 @@ class ShardChecker:
             return f"epoch {twice[0]} was given to two shards"
         for row in rows:
             old, self._shards[row.shard] = self._shards.get(row.shard), row
-            if old is not None and old != row and row.epoch <= old.epoch:
+            # Blame is no part of who owns it.
+            if old is not None and replace(old, blame=row.blame) != row and row.epoch <= old.epoch:
                 return f"shard {row.shard} changed from {old} to {row}"
         return None
 

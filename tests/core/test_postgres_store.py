@@ -257,10 +257,12 @@ class CuttingProxy:
                     break
                 if self._after and self._after in data:
                     self._after = b""
-                    client.shutdown(socket.SHUT_RDWR)  # no answer gets back
-                    server.sendall(data)
-                    server.settimeout(5)
-                    _received(server)
+                    # No answer gets back. The thread of the other direction may close both meanwhile.
+                    client.shutdown(socket.SHUT_RDWR)
+                    with suppress(OSError):
+                        server.sendall(data)
+                        server.settimeout(5)
+                        _received(server)
                     break
                 server.sendall(data)
             for end in (client, server):

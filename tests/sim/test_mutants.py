@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +87,13 @@ class HastyManager(ShardManager):
 
 
 class IgnoresTerms(LeaderStore):
-    """Writes without looking whether another syncer has taken over."""
+    """Writes without looking whether another syncer has taken over, or what has moved since it decided."""
 
     def check_term(self, connection: sa.Connection) -> None:
         pass
+
+    def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
+        return set(versions)
 
 
 class ComparesNothing(PlanStore):
