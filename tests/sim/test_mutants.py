@@ -171,7 +171,10 @@ def with_faults(*faults: str, write_every_ms: Millis = 3_000) -> Callable[[int],
         (Bugs(parts=Parts(shard_manager=HastyManager)), with_faults("control crash"), "I6"),
         (
             Bugs(parts=Parts(syncer=ZombieSyncer)),
-            with_faults("control zombie in a round", "slow stops", "data plane timeouts"),
+            # Often enough that something has moved while the zombie was away: it looks again before each step.
+            with_faults(
+                "control zombie in a round", "slow stops", "data plane timeouts", write_every_ms=1_500
+            ),
             ("I10", "I3", "no code fails"),  # whichever comes first; the syncer asserts too
         ),
         (Bugs(parts=Parts(syncer=ForgetfulSyncer)), with_faults("slow stops"), "I3"),
