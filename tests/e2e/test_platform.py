@@ -71,7 +71,7 @@ def test_results_are_exact_through_every_kind_of_death(platform: Platform, tmp_p
     platform.wait("the killed container", lambda: len(platform.ready()) == 2)
 
     # Oncall rescales; then somebody releases broken code, and then a fix.
-    assert platform.cli("oncall", COUNT, "task_count=3", "--why", "more of it").returncode == 0
+    assert platform.cli("oncall", "set", COUNT, "task_count=3", "--why", "more of it").returncode == 0
     platform.wait("three tasks", lambda: len(platform.running(COUNT)) == 3)
     broken = tmp_path / "pipeline.py"
     broken.write_text((ZEITGEIST / "pipeline.py").read_text().replace("record.ts // 1000", "1 // 0"))
