@@ -298,7 +298,8 @@ class StateSyncer:
                 work.complex.append(outcome.job)
             if outcome.is_quarantined:
                 self._quarantined.add(outcome.job)
-            if outcome.is_open:
+            # A plan that was dropped leaves the job to be looked at afresh.
+            if outcome.is_open or not (outcome.is_committed or outcome.is_quarantined):
                 work.open[outcome.job] = None
 
     def _outcome(self, finished: Finished[Outcome], now_ms: Millis) -> Outcome:
