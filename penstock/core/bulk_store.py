@@ -23,20 +23,31 @@ def insert_rows(
     if connection.dialect.name == "postgresql":
         _copy(connection, table, columns, rows)
     else:
-        _insert(connection, "INSERT", table, columns, rows)
+        _insert(connection, table, columns, rows)
 
 
-def replace_rows(
+def update_rows(
     connection: sa.Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Row]
 ) -> None:
-    """The same, in the place of rows with the same key. Requires: every column is given, the key first."""
+    """Set these columns in rows that are there. Requires: the first column is the key, and is not changed."""
+    if not rows:
+        return
+    key, *others = columns
     if connection.dialect.name == "postgresql":
-        key = table.c[columns[0]]
-        names = [str(row[0]) for row in rows]
-        connection.execute(sa.delete(table).where(is_one_of(connection, key, names)))
-        _copy(connection, table, columns, rows)
+        # The rows as one JSON text: a driver that writes arrays takes ten times as long.
+        kinds = {name: table.c[name].type.compile(connection.dialect) for name in columns}
+        given = ", ".join(f"{name} {'TEXT' if kind == 'JSON' else kind}" for name, kind in kinds.items())
+        changes = ", ".join(f"{name} = given.{name}::{kinds[name]}" for name in others)
+        statement = (
+            f"UPDATE {table.name} SET {changes} FROM json_to_recordset(%s::json) AS given ({given}) "
+            f"WHERE {table.name}.{key} = given.{key}"
+        )
+        text = json_text.dumps([dict(zip(columns, row, strict=True)) for row in rows])
+        connection.exec_driver_sql(statement, (text,))
     else:
-        _insert(connection, "REPLACE", table, columns, rows)
+        changes = ", ".join(f"{name} = ?" for name in others)
+        statement = f"UPDATE {table.name} SET {changes} WHERE {key} = ?"
+        connection.exec_driver_sql(statement, [(*row[1:], row[0]) for row in rows])
 
 
 def is_one_of(
@@ -44,19 +55,41 @@ def is_one_of(
 ) -> sa.ColumnElement[bool]:
     """`column IN names`, with all names in one parameter: the statement is the same for any number."""
     text = sa.bindparam(None, json_text.dumps(list(names)), type_=sa.Text)
-    if connection.dialect.name == "postgresql":
-        elements = sa.select(sa.func.json_array_elements_text(sa.cast(text, sa.JSON))).scalar_subquery()
+    return _is_in(connection.dialect.name, column, text)
+
+
+class ByName:
+    """A query for the rows of some names, made once: to make a statement takes longer than to run it."""
+
+    def __init__(self, query: sa.Select[Any], column: sa.ColumnElement[str]) -> None:
+        names = sa.bindparam("names", type_=sa.Text)
+        self._one = query.where(column == sa.bindparam("name", type_=column.type))
+        self._some = {
+            dialect: query.where(_is_in(dialect, column, names)) for dialect in ("sqlite", "postgresql")
+        }
+
+    def rows(self, connection: sa.Connection, names: Sequence[str]) -> Sequence[Any]:
+        """The rows of those of these names that there are."""
+        if len(names) == 1:
+            return connection.execute(self._one, {"name": names[0]}).all()
+        text = json_text.dumps(list(names))
+        return connection.execute(self._some[connection.dialect.name], {"names": text}).all()
+
+
+def _is_in(
+    dialect: str, column: sa.ColumnElement[str], names: sa.BindParameter[str]
+) -> sa.ColumnElement[bool]:
+    if dialect == "postgresql":
+        elements = sa.select(sa.func.json_array_elements_text(sa.cast(names, sa.JSON))).scalar_subquery()
         # An array, not a join: it is looked up in the index whatever the planner believes of its size.
         return column == sa.any_(sa.func.array(elements, type_=sa.ARRAY(sa.Text)))
-    return column.in_(sa.select(sa.func.json_each(text).table_valued("value").c.value))
+    return column.in_(sa.select(sa.func.json_each(names).table_valued("value").c.value))
 
 
-def _insert(
-    connection: sa.Connection, verb: str, table: sa.Table, columns: Sequence[str], rows: Sequence[Row]
-) -> None:
+def _insert(connection: sa.Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Row]) -> None:
     if rows:
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        connection.exec_driver_sql(f"{verb} INTO {table.name} ({names}) VALUES ({marks})", list(rows))
+        connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", list(rows))
 
 
 def _copy(connection: sa.Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[Row]) -> None:

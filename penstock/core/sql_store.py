@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,12 +137,17 @@ def upsert(
     """Insert rows, many at a time; where the primary key is there already, replace these columns."""
     if not rows:
         return
-    insert: Any = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    statement = _upsert(connection.dialect.name, table, tuple(replace))
+    connection.execute(statement, rows[0] if len(rows) == 1 else list(rows))
+
+
+@cache
+def _upsert(dialect: str, table: sa.Table, replace: tuple[str, ...]) -> Any:
+    insert: Any = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     key = [column.name for column in table.primary_key]
-    statement = insert.on_conflict_do_update(
+    return insert.on_conflict_do_update(
         index_elements=key, set_={name: insert.excluded[name] for name in replace}
     )
-    connection.execute(statement, list(rows))
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:
@@ -186,9 +192,12 @@ def take_term(database: Database, role: str, holder: str) -> int:
         return term
 
 
+_TERM = sa.select(TERMS.c.term, TERMS.c.holder).where(TERMS.c.role == sa.bindparam("role"))
+
+
 def check_term(connection: sa.Connection, role: str, term: int) -> None:
     """Requires: inside the transaction that writes as this role."""
-    row = connection.execute(sa.select(TERMS.c.term, TERMS.c.holder).where(TERMS.c.role == role)).first()
+    row = connection.execute(_TERM, {"role": role}).first()
     if row is None or int(row.term) != term:
         raise Fenced(
             f"this {role} is no longer the active one",

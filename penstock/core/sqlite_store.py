@@ -22,6 +22,8 @@ READERS_MAX = 16
 # What an acknowledged write rests on; some builds of SQLite have other defaults, or ignore a setting.
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
 
+_ROOMY = {"cache_size": -65536, "wal_autocheckpoint": 8000}
+
 
 class SqliteBackend:
     """A file, or memory."""
@@ -72,6 +74,9 @@ def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
                 why=f"{name} is {found!r} where it must be {wanted!r}",
                 fix="keep the folder on a local disk, or use PostgreSQL with --database",
             )
+
+    for name, value in _ROOMY.items():
+        connection.execute(f"PRAGMA {name}={value}")
 
 
 def _make_read_only(connection: sqlite3.Connection, _record: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from penstock.core import json_text
-from penstock.core.bulk_store import insert_rows, is_one_of, replace_rows
+from penstock.core.bulk_store import ByName, insert_rows, update_rows
 from penstock.core.clock import Millis
 from penstock.core.sql_store import COUNTERS, next_values, upsert
 from penstock.jobs.job_store import JobRecord
@@ -22,7 +22,8 @@ from penstock.jobs.running_store import PLANS, RUNNING, TASKS_COUNTER, PlanRow
 from penstock.jobs.sync_plan import ComplexSync, InSync, SimpleSync, explain, steps_of
 from penstock.jobs.sync_store import Glance
 
-_RUNNING_COLUMNS = tuple(column.name for column in RUNNING.columns)
+_SIMPLE_COLUMNS = ("job", "version", "restart_version", "expected_version", "config", "updated_ms")
+_COUNTERS = ByName(sa.select(COUNTERS.c.name, COUNTERS.c.value), COUNTERS.c.name)
 _PLAN_COLUMNS = tuple(column.name for column in PLANS.columns)
 
 
@@ -35,12 +36,7 @@ class SimpleCommit(NamedTuple):
     restarts: bool
     version: int  # of the running row
     restart_version: int
-    config: str  # as JSON text, like the mapping
-    mapping: str
-    birth: str
-    generation: int
-    hold_generation: int
-    state: str
+    config: str  # as JSON text
     reason: str
     paths: tuple[str, ...]
 
@@ -71,11 +67,6 @@ def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
         version=row.version,
         restart_version=row.restart_version,
         config=json_text.dumps(config),
-        mapping=json_text.dumps(row.mapping),
-        birth=row.birth,
-        generation=row.generation,
-        hold_generation=row.hold_generation,
-        state=row.state,
         reason=sync.reason,
         paths=paths,
     )
@@ -92,11 +83,6 @@ def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
         version=glance.version,
         restart_version=glance.restart_version,
         config=quick.target,
-        mapping=glance.mapping,
-        birth=glance.birth,
-        generation=glance.generation,
-        hold_generation=glance.hold_generation,
-        state=glance.state,
         reason=explain(()) if found is None else found.reason,
         paths=() if found is None else found.paths,
     )
@@ -112,7 +98,7 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
         numbers = iter(next_values(connection, TASKS_COUNTER, changes) if changes else ())
         done = {item.job: next(numbers) if item.is_change else item.version for item in items}
         rows = [_values_after(item, done[item.job], now_ms) for item in items]
-        replace_rows(connection, RUNNING, _RUNNING_COLUMNS, rows)
+        update_rows(connection, RUNNING, _SIMPLE_COLUMNS, rows)
         paths = {found: json_text.dumps(found) for found in {item.paths for item in items}}
         recorded = [
             (
@@ -197,8 +183,7 @@ def generation_counter(job: str) -> str:
 def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
     # Nobody else writes meanwhile, so reading and writing need not be one statement.
     names = [generation_counter(job) for job in jobs]
-    query = sa.select(COUNTERS.c.name, COUNTERS.c.value).where(is_one_of(connection, COUNTERS.c.name, names))
-    last: dict[str, int] = {name: value for name, value in connection.execute(query)}
+    last: dict[str, int] = {name: value for name, value in _COUNTERS.rows(connection, names)}
     following = {job: last.get(name, 0) + 1 for job, name in zip(jobs, names, strict=True)}
     rows = [{"name": generation_counter(job), "value": value} for job, value in following.items()]
     upsert(connection, COUNTERS, rows, replace=("value",))
@@ -206,19 +191,8 @@ def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[st
 
 
 def _values_after(item: SimpleCommit, version: int, now_ms: Millis) -> tuple[Any, ...]:
-    return (
-        item.job,
-        item.birth,
-        version,
-        version if item.restarts else item.restart_version,
-        item.expected_version,
-        item.config,
-        item.generation,
-        item.mapping,
-        item.hold_generation,
-        item.state,
-        now_ms,
-    )
+    restart_version = version if item.restarts else item.restart_version
+    return (item.job, version, restart_version, item.expected_version, item.config, now_ms)
 
 
 def _plan_values(plan: PlanRow) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import is_one_of
+from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
@@ -24,6 +24,9 @@ ACTOR = "state_syncer"
 WRITES = ("simple", "open", "hold", "commit", "retired", "replace", "drop", "failed", "give_up", "lift")
 CALLS = ("prepare", "is_stopped", "fence", "retire")
 FAILPOINTS = tuple(f"{name}.{side}" for name in (*WRITES, *CALLS) for side in ("before", "after"))
+
+_VERSIONS = ByName(sa.select(RUNNING.c.job, RUNNING.c.version), RUNNING.c.job)
+_PLANNED = ByName(sa.select(PLANS.c.job), PLANS.c.job)
 
 
 def pass_failpoint(point: str) -> None:
@@ -70,12 +73,9 @@ class LeaderStore:
     def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
         """Those of these jobs whose running row has this version (0: there is none), without a plan."""
         names = list(versions)
-        query = sa.select(RUNNING.c.job, RUNNING.c.version)
-        rows = connection.execute(query.where(is_one_of(connection, RUNNING.c.job, names))).all()
-        found = {job: version for job, version in rows}
-        planned = connection.execute(sa.select(PLANS.c.job).where(is_one_of(connection, PLANS.c.job, names)))
+        found: dict[str, int] = {job: version for job, version in _VERSIONS.rows(connection, names)}
         same = {job for job, version in versions.items() if found.get(job, 0) == version}
-        return same.difference(planned.scalars())
+        return same.difference(job for (job,) in _PLANNED.rows(connection, names))
 
     def record(
         self,

@@ -1,12 +1,12 @@
 """Carries out one job's plan: calls the task layer and the data plane, and makes each step durable after it.
 
-Every step begins with a fresh look, so it may be repeated, may crash anywhere, and may meet another target.
+Every step begins with what is durable: it may be repeated, may crash anywhere, may meet another target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec
 
 from penstock.core.clock import Millis
@@ -61,6 +61,15 @@ class Outcome:
     fenced: Fenced | None = None  # a successor has taken over
 
 
+@dataclass(slots=True)
+class _Run:
+    """One go at one job: what is durable as far as known here; None: to be read again."""
+
+    outcome: Outcome
+    now: Now
+    record: JobRecord | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRunner:
     """Takes plans as far as they go now. It waits for no condition, but its calls may take their time."""
@@ -77,8 +86,10 @@ class PlanRunner:
         outcome = Outcome(job)
         try:
             self.leader.check()  # this may have waited for its turn for longer than the term lasted
+            run = _Run(outcome, now)
             for _ in range(STEPS_MAX):
-                if not self._step(outcome, job, now):
+                run.record = run.record or self.store.load([job]).get(job)
+                if run.record is None or not self._step(run, run.record):
                     return outcome
             outcome.is_open = True  # people change their minds faster than this can follow: the next round's
         except Fenced as error:  # only our own writes get here with it: we are not the leader any more
@@ -100,27 +111,25 @@ class PlanRunner:
             outcome.failed.append(str(trouble))
         return outcome
 
-    def _step(self, outcome: Outcome, job: str, now: Now) -> bool:
+    def _step(self, run: _Run, record: JobRecord) -> bool:
         """One durable step; False when there is nothing to do, or nothing that can be done now."""
-        record = self.store.load([job]).get(job)
-        if record is None:
-            return False
         plan = record.plan
         if plan is None:
-            self._retire(outcome, record, now)
+            self._retire(run, record)
             return False
-        if self._gives_way(record, plan, now()):
+        if self._gives_way(record, plan, run.now()):
+            run.record = None
             return True
         match plan.step:
             case PlanStep.PREPARE:
-                return self._prepare(outcome, record, plan, now)
+                return self._prepare(run, record, plan)
             case PlanStep.HOLD:
-                self.plans.take_hold(plan, now())
+                run.record = self.plans.take_hold(record, run.now())
                 return True
             case PlanStep.CONFIRM:
-                return self._confirm(outcome, record, plan, now)
+                return self._confirm(run, record, plan)
             case _:  # written by an earlier version, which confirmed and committed in two steps
-                return self._commit(outcome, plan, "every old task has stopped or is fenced", now)
+                return self._commit(run, record, "every old task has stopped or is fenced")
 
     def _gives_way(self, record: JobRecord, plan: PlanRow, now_ms: Millis) -> bool:
         """Put a newer target into an open plan's place, if it is one that may not wait."""
@@ -152,35 +161,36 @@ class PlanRunner:
         self.plans.replace_plan(record, sync, why, now_ms)
         return True
 
-    def _prepare(self, outcome: Outcome, record: JobRecord, plan: PlanRow, now: Now) -> bool:
+    def _prepare(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
         # A late retirement must not hit what this plan prepares, so it comes first.
-        if not self._retire(outcome, record, now):
+        if not self._retire(run, record):
             return False
+        record = replace(record, retirements=())
         assert plan.target is not None
         error = self._call("prepare", self.data.prepare, plan.job, plan.birth, plan.target)
         if error is not None:
-            return self._fail(outcome, plan, error, now())
+            return self._fail(run.outcome, plan, error, run.now())
         if record.old is None:
-            return self._commit(outcome, plan, "nothing ran before", now)
-        self.plans.take_hold(plan, now())
+            return self._commit(run, record, "nothing ran before")
+        run.record = self.plans.take_hold(record, run.now())
         return True
 
-    def _confirm(self, outcome: Outcome, record: JobRecord, plan: PlanRow, now: Now) -> bool:
-        if self._is_stopped(outcome, record, plan):
-            return self._commit(outcome, plan, "every old task has stopped", now)
-        if now() - (plan.held_ms or 0) < self.settings.fence_after_ms:
-            outcome.is_open = True
+    def _confirm(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
+        if self._is_stopped(run.outcome, record, plan):
+            return self._commit(run, record, "every old task has stopped")
+        if run.now() - (plan.held_ms or 0) < self.settings.fence_after_ms:
+            run.outcome.is_open = True
             return False
         assert record.old is not None
         old = record.old.config
         error = self._call("fence", self.data.fence, plan.job, plan.birth, old, generation=plan.generation)
         if error is not None:
-            return self._fail(outcome, plan, error, now())
-        return self._commit(outcome, plan, "the old tasks are fenced", now)
+            return self._fail(run.outcome, plan, error, run.now())
+        return self._commit(run, record, "the old tasks are fenced")
 
-    def _commit(self, outcome: Outcome, plan: PlanRow, proof: str, now: Now) -> bool:
-        self.plans.commit_plan(plan, now(), proof=proof)
-        outcome.is_committed = True
+    def _commit(self, run: _Run, record: JobRecord, proof: str) -> bool:
+        run.record = self.plans.commit_plan(record, run.now(), proof=proof)
+        run.outcome.is_committed = True
         return True
 
     def _is_stopped(self, outcome: Outcome, record: JobRecord, plan: PlanRow) -> bool:
@@ -196,7 +206,7 @@ class PlanRunner:
         self.leader.reach("is_stopped.after")
         return answer
 
-    def _retire(self, outcome: Outcome, record: JobRecord, now: Now) -> bool:
+    def _retire(self, run: _Run, record: JobRecord) -> bool:
         """Unregister what is not in use any more; True when nothing is left."""
         done: list[Retirement] = []
         problem: PenstockError | None = None
@@ -208,10 +218,10 @@ class PlanRunner:
                 break
             done.append(item)
         if done:
-            self.plans.finish_retirements(done, now())
+            self.plans.finish_retirements(done, run.now())
         if problem is not None:
-            outcome.failed.append(str(problem))
-            outcome.is_open = True
+            run.outcome.failed.append(str(problem))
+            run.outcome.is_open = True
         return problem is None
 
     def _fail(self, outcome: Outcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:

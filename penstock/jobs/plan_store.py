@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import VersionConflict
-from penstock.core.sql_store import next_value, upsert
+from penstock.core.sql_store import next_value, next_values, upsert
 from penstock.jobs.batch_store import generation_counter, new_plans, version_of
-from penstock.jobs.job_store import JobRecord
+from penstock.jobs.job_store import JOBS, JobRecord
 from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.running_store import (
     PLANS,
@@ -31,6 +31,12 @@ from penstock.jobs.running_store import (
 from penstock.jobs.sync_plan import ComplexSync, PlanStep, is_active
 
 Json = Mapping[str, Any]
+
+_OF_JOB = sa.bindparam("of_job", type_=PLANS.c.job.type)
+_PLAN = sa.select(PLANS.c.id, PLANS.c.step).where(PLANS.c.job == _OF_JOB)
+_DELETE_PLAN = sa.delete(PLANS).where(PLANS.c.job == _OF_JOB)
+_INSERT_RETIREMENT = sa.insert(RETIREMENTS)
+_EXPECTED = sa.select(JOBS.c.birth, JOBS.c.expected_version, JOBS.c.deleted).where(JOBS.c.name == _OF_JOB)
 
 
 class PlanStore:
@@ -57,14 +63,17 @@ class PlanStore:
         with self._leader.writing("drop") as connection:
             self._check_plan(connection, plan)
             _retire(connection, plan, _maybe_prepared(plan))
-            connection.execute(sa.delete(PLANS).where(PLANS.c.job == plan.job))
+            connection.execute(_DELETE_PLAN, {"of_job": plan.job})
             self._leader.record(connection, "plan.dropped", plan.job, why, now_ms, {"plan": plan.id})
 
-    def take_hold(self, plan: PlanRow, now_ms: Millis) -> None:
+    def take_hold(self, record: JobRecord, now_ms: Millis) -> JobRecord | None:
         """No tasks of the running generation from now on: a level that the next task list carries.
 
-        It also says that what came before the hold is done.
+        It also says that what came before the hold is done. Returns the record as it is then, or None if the
+        job was changed meanwhile.
         """
+        plan = record.plan
+        assert plan is not None
         with self._leader.writing("hold") as connection:
             self._check_plan(connection, plan)
             row = _running(connection, plan.job)
@@ -86,12 +95,16 @@ class PlanStore:
             _put_plan(connection, held)
             data = {"plan": plan.id, "hold_generation": row.hold_generation, "list_version": row.version}
             self._leader.record(connection, "plan.held", plan.job, plan.reason, now_ms, data, kind=None)
+            return _if_expected(connection, replace(record, plan=held, running=row))
 
-    def commit_plan(self, plan: PlanRow, now_ms: Millis, *, proof: str) -> None:
+    def commit_plan(self, record: JobRecord, now_ms: Millis, *, proof: str) -> JobRecord | None:
         """Running = target under the plan's generation, hold lifted, plan gone: all at once.
 
-        `proof` says why no task of the old generation can take effect any more.
+        `proof` says why no task of the old generation can take effect any more. Returns the record as it is
+        then, or None if the job was changed meanwhile.
         """
+        plan = record.plan
+        assert plan is not None
         with self._leader.writing("commit") as connection:
             self._check_plan(connection, plan)
             old = _running(connection, plan.job)
@@ -100,8 +113,8 @@ class PlanStore:
             _put_running(connection, row)
             same_life = old is not None and old.birth == plan.birth and old.state != "removed"
             gone = ([old.config] if old is not None and same_life else []) + list(plan.abandoned)
-            _retire(connection, plan, gone)
-            connection.execute(sa.delete(PLANS).where(PLANS.c.job == plan.job))
+            retirements = _retire(connection, plan, gone)
+            connection.execute(_DELETE_PLAN, {"of_job": plan.job})
             data = {
                 "plan": plan.id,
                 "generation": plan.generation,
@@ -110,6 +123,8 @@ class PlanStore:
                 "proof": proof,
             }
             self._leader.record(connection, "plan.committed", plan.job, plan.reason, now_ms, data)
+            retirements = (*record.retirements, *retirements)
+            return _if_expected(connection, replace(record, plan=None, running=row, retirements=retirements))
 
     def finish_retirements(self, done: Sequence[Retirement], now_ms: Millis) -> None:
         """The producers of these configs are gone."""
@@ -149,7 +164,7 @@ class PlanStore:
                 )
                 _put_running(connection, replace(row, updated_ms=now_ms))
             _retire(connection, plan, _maybe_prepared(plan))
-            connection.execute(sa.delete(PLANS).where(PLANS.c.job == plan.job))
+            connection.execute(_DELETE_PLAN, {"of_job": plan.job})
             values = {"expected_version": plan.expected_version, "reason": error, "since_ms": now_ms}
             upsert(connection, QUARANTINE, [{"job": plan.job, **values}], replace=list(values))
             data = {"plan": plan.id, "step": str(plan.step), "recommitted_generation": generation}
@@ -162,8 +177,7 @@ class PlanStore:
             self._leader.record(connection, "job.released", job, why, now_ms, {})
 
     def _check_plan(self, connection: sa.Connection, plan: PlanRow) -> None:
-        query = sa.select(PLANS.c.id, PLANS.c.step).where(PLANS.c.job == plan.job)
-        found = connection.execute(query).first()
+        found = connection.execute(_PLAN, {"of_job": plan.job}).first()
         if found is None or tuple(found) != (plan.id, str(plan.step)):
             actual = 0 if found is None else found.id
             raise VersionConflict(f"the plan of job {plan.job!r}", expected=plan.id, actual=actual)
@@ -198,11 +212,27 @@ def _maybe_prepared(plan: PlanRow) -> tuple[Json, ...]:
     return (*plan.abandoned, *mine)
 
 
-def _retire(connection: sa.Connection, plan: PlanRow, configs: Sequence[Json]) -> None:
-    for config in configs:
-        number = next_value(connection, "retirements")
-        values = {"id": number, "job": plan.job, "birth": plan.birth, "config": dict(config)}
-        connection.execute(sa.insert(RETIREMENTS).values(**values))
+def _retire(connection: sa.Connection, plan: PlanRow, configs: Sequence[Json]) -> tuple[Retirement, ...]:
+    if not configs:
+        return ()
+    numbers = next_values(connection, "retirements", len(configs))
+    items = tuple(
+        Retirement(id=number, job=plan.job, birth=plan.birth, config=dict(config))
+        for number, config in zip(numbers, configs, strict=True)
+    )
+    connection.execute(_INSERT_RETIREMENT, [_values(item) for item in items])
+    return items
+
+
+def _if_expected(connection: sa.Connection, record: JobRecord) -> JobRecord | None:
+    """The record, unless the job is expected to be something else than when it was read."""
+    found = connection.execute(_EXPECTED, {"of_job": record.job.name}).one()
+    is_same = tuple(found) == (record.job.birth, record.job.expected_version, record.job.deleted)
+    return record if is_same else None
+
+
+def _values(row: RunningRow | PlanRow | Retirement) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def _running(connection: sa.Connection, job: str) -> RunningRow | None:
@@ -210,12 +240,12 @@ def _running(connection: sa.Connection, job: str) -> RunningRow | None:
 
 
 def _put_running(connection: sa.Connection, row: RunningRow) -> None:
-    values = asdict(row) | {"mapping": list(row.mapping)}
+    values = _values(row) | {"mapping": list(row.mapping)}
     upsert(connection, RUNNING, [values], replace=[name for name in values if name != "job"])
 
 
 def _put_plan(connection: sa.Connection, plan: PlanRow) -> None:
-    values = asdict(plan) | {
+    values = _values(plan) | {
         "mapping": list(plan.mapping),
         "abandoned": list(plan.abandoned),
         "step": str(plan.step),

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core import json_text
-from penstock.core.bulk_store import is_one_of
+from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
 from penstock.core.sql_store import METADATA, NAME, Database, current_value
 from penstock.jobs.sync_plan import PlanStep, RunningView
@@ -158,6 +158,10 @@ _RUNNING_COLUMNS = tuple(
     sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
     for column in RUNNING.columns
 )
+_RUNNING = ByName(sa.select(*_RUNNING_COLUMNS), RUNNING.c.job)
+_PLANS = ByName(sa.select(PLANS), PLANS.c.job)
+_QUARANTINE = ByName(sa.select(QUARANTINE), QUARANTINE.c.job)
+_RETIREMENTS = ByName(sa.select(RETIREMENTS).order_by(RETIREMENTS.c.id), RETIREMENTS.c.job)
 
 
 class RunningStore:
@@ -184,27 +188,24 @@ class RunningStore:
 
 def read_running(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, RunningRow]:
     """The running rows of these jobs."""
-    query = sa.select(*_RUNNING_COLUMNS).where(is_one_of(connection, RUNNING.c.job, jobs))
-    return {row[0]: _running_row(row) for row in connection.execute(query).all()}
+    return {row[0]: _running_row(row) for row in _RUNNING.rows(connection, jobs)}
 
 
 def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, PlanRow]:
     """The open plans of these jobs."""
-    query = sa.select(PLANS).where(is_one_of(connection, PLANS.c.job, jobs))
-    return {row.job: _plan_row(row) for row in connection.execute(query)}
+    return {row.job: _plan_row(row) for row in _PLANS.rows(connection, jobs)}
 
 
 def read_quarantine(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, QuarantineRow]:
     """The quarantined ones of these jobs."""
-    rows = connection.execute(sa.select(QUARANTINE).where(is_one_of(connection, QUARANTINE.c.job, jobs)))
+    rows = _QUARANTINE.rows(connection, jobs)
     return {row.job: QuarantineRow(**row._mapping) for row in rows}
 
 
 def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[Retirement, ...]]:
     """What these jobs still have to retire, oldest first."""
-    chosen = is_one_of(connection, RETIREMENTS.c.job, jobs)
     found: dict[str, tuple[Retirement, ...]] = {}
-    for row in connection.execute(sa.select(RETIREMENTS).where(chosen).order_by(RETIREMENTS.c.id)):
+    for row in _RETIREMENTS.rows(connection, jobs):
         found[row.job] = (*found.get(row.job, ()), Retirement(**row._mapping))
     return found
 

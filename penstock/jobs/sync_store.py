@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from penstock.core import json_text
-from penstock.core.bulk_store import is_one_of
+from penstock.core.bulk_store import ByName
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS, JobRecord, JobRow
 from penstock.jobs.layer_store import LAYERS, read_kinds
@@ -24,42 +24,41 @@ from penstock.jobs.running_store import (
     read_running,
 )
 
-_JOB = (
+_JOBS = ByName(
+    sa.select(
+        JOBS.c.name,
+        JOBS.c.birth,
+        JOBS.c.pipeline,
+        JOBS.c.created_ms,
+        JOBS.c.deleted,
+        JOBS.c.expected_version,
+    ),
     JOBS.c.name,
-    JOBS.c.birth,
-    JOBS.c.pipeline,
-    JOBS.c.created_ms,
-    JOBS.c.deleted,
-    JOBS.c.expected_version,
 )
-_LAYER = (
+_BODY = sa.cast(LAYERS.c.body, sa.Text)
+_LAYERS = ByName(
+    sa.select(LAYERS.c.job, LAYERS.c.layer, LAYERS.c.precedence, _BODY, LAYERS.c.version, LAYERS.c.actor),
     LAYERS.c.job,
-    LAYERS.c.layer,
-    LAYERS.c.precedence,
-    sa.cast(LAYERS.c.body, sa.Text),
-    LAYERS.c.version,
-    LAYERS.c.actor,
 )
-
-
-_GLANCE = (
-    JOBS.c.name,
-    JOBS.c.expected_version,
-    RUNNING.c.birth,
-    RUNNING.c.version,
-    RUNNING.c.restart_version,
-    RUNNING.c.expected_version.label("synced_version"),
-    sa.cast(RUNNING.c.config, sa.Text).label("config"),
-    RUNNING.c.generation,
-    sa.cast(RUNNING.c.mapping, sa.Text).label("mapping"),
-    RUNNING.c.hold_generation,
-    RUNNING.c.state,
-)
+_BODIES = ByName(sa.select(LAYERS.c.job, LAYERS.c.precedence, _BODY).where(_BODY != "{}"), LAYERS.c.job)
 _RUNS = sa.and_(
     RUNNING.c.birth == JOBS.c.birth,
     RUNNING.c.state != "removed",
     RUNNING.c.hold_generation < RUNNING.c.generation,
     ~JOBS.c.deleted,
+)
+_GLANCES = ByName(
+    sa.select(
+        JOBS.c.name,
+        JOBS.c.expected_version,
+        RUNNING.c.version,
+        RUNNING.c.restart_version,
+        RUNNING.c.expected_version.label("synced_version"),
+        sa.cast(RUNNING.c.config, sa.Text).label("config"),
+    )
+    .select_from(JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name))
+    .where(_RUNS),
+    JOBS.c.name,
 )
 
 
@@ -68,15 +67,10 @@ class Glance(NamedTuple):
 
     job: str
     expected_version: int
-    birth: str
     version: int
     restart_version: int
     synced_version: int  # the expected version that the row was last in sync with
     config: str
-    generation: int
-    mapping: str
-    hold_generation: int
-    state: str
 
 
 class SyncStore:
@@ -97,18 +91,9 @@ class SyncStore:
         """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
         with self._database.reading() as connection:
             bodies: dict[str, list[tuple[int, str]]] = {}
-            body = sa.cast(LAYERS.c.body, sa.Text)
-            query: sa.Select[Any] = sa.select(LAYERS.c.job, LAYERS.c.precedence, body).where(
-                is_one_of(connection, LAYERS.c.job, names), body != "{}"
-            )
-            for job, precedence, text in connection.execute(query).all():
+            for job, precedence, text in _BODIES.rows(connection, names):
                 bodies.setdefault(job, []).append((precedence, text))
-            query = (
-                sa.select(*_GLANCE)
-                .select_from(JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name))
-                .where(is_one_of(connection, JOBS.c.name, names), _RUNS)
-            )
-            found = [Glance._make(row) for row in connection.execute(query).all()]
+            found = [Glance._make(row) for row in _GLANCES.rows(connection, names)]
         return [(glance, bodies.get(glance.job, [])) for glance in found]
 
     def load(self, names: Sequence[str]) -> dict[str, JobRecord]:
@@ -119,7 +104,6 @@ class SyncStore:
             plans = read_plans(connection, names)
             quarantine = read_quarantine(connection, names)
             retirements = read_retirements(connection, names)
-            query = sa.select(*_JOB).where(is_one_of(connection, JOBS.c.name, names))
             return {
                 name: JobRecord(
                     job=JobRow(
@@ -136,9 +120,9 @@ class SyncStore:
                     quarantine=quarantine.get(name),
                     retirements=retirements.get(name, ()),
                 )
-                for name, birth, pipeline, created_ms, deleted, expected_version in connection.execute(
-                    query
-                ).all()
+                for name, birth, pipeline, created_ms, deleted, expected_version in _JOBS.rows(
+                    connection, names
+                )
             }
 
     def urgent_layers(self) -> frozenset[str]:
@@ -149,8 +133,7 @@ class SyncStore:
 
 def _read_layers(connection: sa.Connection, names: Sequence[str]) -> dict[str, list[LayerRow]]:
     found: dict[str, list[LayerRow]] = {}
-    query = sa.select(*_LAYER).where(is_one_of(connection, LAYERS.c.job, names))
-    for job, layer, precedence, body, version, actor in connection.execute(query).all():
+    for job, layer, precedence, body, version, actor in _LAYERS.rows(connection, names):
         row = LayerRow(
             layer=layer, precedence=precedence, body=json_text.loads(body), version=version, actor=actor
         )

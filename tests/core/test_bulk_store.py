@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import insert_rows, is_one_of, replace_rows
+from penstock.core.bulk_store import ByName, insert_rows, is_one_of, update_rows
 from penstock.core.errors import StoreUnavailable
 from penstock.core.sql_store import COUNTERS, Database
 from penstock.jobs.running_store import RUNNING
@@ -39,17 +39,20 @@ def test_rows_arrive_as_they_were_given(database: Database) -> None:
     assert counters(database) == dict(rows)
 
 
-def test_rows_are_replaced_by_their_key_and_others_stay(database: Database) -> None:
+def test_rows_are_updated_by_their_key_and_others_stay(database: Database) -> None:
+    columns = ("job", "version", "config")
     with database.transaction() as connection:
-        replace_rows(connection, RUNNING, COLUMNS, [running(f"j{n}", n) for n in range(1000)])
+        insert_rows(connection, RUNNING, COLUMNS, [running(f"j{n}", n) for n in range(1000)])
     with database.transaction() as connection:
-        replace_rows(connection, RUNNING, COLUMNS, [running("j7", 7777, '{"a":"é\\n"}'), running("new", 5)])
-        replace_rows(connection, RUNNING, COLUMNS, [])
+        rows = [("j7", 7777, '{"a":"é\\n \'%s\' \\u0000 ?"}'), ("j8", 2**62, "{}"), ("nobody", 5, "{}")]
+        update_rows(connection, RUNNING, columns, rows)
+        update_rows(connection, RUNNING, columns, [])
     with database.reading() as connection:
-        query = sa.select(RUNNING.c.job, RUNNING.c.version, RUNNING.c.config)
-        found = {job: (version, config) for job, version, config in connection.execute(query)}
-    assert len(found) == 1001
-    assert (found["j7"], found["new"], found["j8"]) == ((7777, {"a": "é\n"}), (5, {}), (8, {}))
+        query = sa.select(RUNNING.c.job, RUNNING.c.version, RUNNING.c.config, RUNNING.c.birth)
+        found = {job: tuple(rest) for job, *rest in connection.execute(query)}
+    assert len(found) == 1000
+    assert found["j7"] == (7777, {"a": "é\n '%s' \x00 ?"}, "birth")
+    assert (found["j8"], found["j9"]) == ((2**62, {}, "birth"), (9, {}, "birth"))
 
 
 def test_many_names_are_one_parameter_whatever_is_in_them(database: Database) -> None:
@@ -59,7 +62,17 @@ def test_many_names_are_one_parameter_whatever_is_in_them(database: Database) ->
         with database.reading() as connection:
             query = sa.select(COUNTERS.c.name).where(is_one_of(connection, COUNTERS.c.name, names))
             found = set(connection.execute(query).scalars())
-        assert found == {*ODD, "other"} & set(names)
+            rows = ByName(sa.select(COUNTERS.c.name), COUNTERS.c.name).rows(connection, names)
+        assert found == {*ODD, "other"} & set(names) == {row.name for row in rows}
+
+
+def test_one_name_is_found_too(database: Database) -> None:
+    query = ByName(sa.select(COUNTERS), COUNTERS.c.name)
+    with database.transaction() as connection:
+        insert_rows(connection, COUNTERS, ("name", "value"), [(name, 1) for name in ODD])
+    for name in (*ODD, "nobody"):
+        with database.reading() as connection:
+            assert [row.name for row in query.rows(connection, [name])] == [name] * (name in ODD)
 
 
 def test_a_refused_row_refuses_all_of_them_and_says_so(database: Database) -> None:

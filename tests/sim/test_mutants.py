@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.machine import Step
+from penstock.jobs.job_store import JobRecord
 from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.plan_store import PlanStore
 from penstock.jobs.running_store import PLANS, PlanRow, RunningRow
@@ -113,7 +114,9 @@ class ZombieSyncer(StateSyncer):
 class NoHold(PlanStore):
     """Takes note of the hold in the plan, but leaves the level away: the task list goes on to serve the old tasks."""
 
-    def take_hold(self, plan: PlanRow, now_ms: Millis) -> None:
+    def take_hold(self, record: JobRecord, now_ms: Millis) -> None:
+        plan = record.plan
+        assert plan is not None
         with self._leader.writing("hold") as connection:
             connection.execute(
                 sa.update(PLANS).where(PLANS.c.job == plan.job).values(step=str(PlanStep.COMMIT))
