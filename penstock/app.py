@@ -17,7 +17,7 @@ from penstock.core.installation_store import claim_places
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
-from penstock.core.loop import Loop, SystemClock, WorkerThreads
+from penstock.core.loop import AsideThread, Loop, SystemClock, WorkerThreads
 from penstock.core.sql_store import Database
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
@@ -107,6 +107,7 @@ class ControlPlane:
         self.fleet = FleetView(ShardStore(self.database, self.journal))
         self._data_plane = StreamDataPlane(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
+        self._aside = AsideThread("state syncer writes")
         self._shard_manager: ShardManager | None = None
         self._syncer: StateSyncer | None = None
         holder = secrets.token_hex(8)
@@ -162,6 +163,8 @@ class ControlPlane:
                 round_ms=self.settings.lease_ms // 4,  # the lease is renewed between rounds
             ),
             workers=self._workers,
+            # SQLite gives way to other threads with every row, which takes longer than it saves.
+            aside=self._aside if self.database.is_shared else None,
             measure_ms=self.clock.boot_ms,
         )
 
@@ -191,6 +194,7 @@ class ControlPlane:
         for loop in self._loops:
             loop.stop()
         self._workers.stop()
+        self._aside.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
             self._shard_lease.release()
             self._sync_lease.release()

@@ -21,6 +21,7 @@ from penstock.cli.connection import endpoint_file, token_file
 from penstock.container import ContainerSettings, folder_lock
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
+from penstock.core.garbage import collect_rarely
 from penstock.core.loop import Loop
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
@@ -90,6 +91,7 @@ def run_up(settings: UpSettings) -> None:
     _make_folder(folder)
     with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
         stop = _stop_on_signals()
+        collect_rarely()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
         api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)

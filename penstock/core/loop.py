@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -101,6 +102,19 @@ class Loop:
             self._wake.wait(pause_ms / 1000)
             self._stop.wait(max(0.0, began + self.gap_ms / 1000 - time.monotonic()))
             self._wake.clear()
+
+
+class AsideThread:
+    """`Aside` in one thread, one thing after another."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        return self._thread.submit(work).result
+
+    def stop(self) -> None:
+        self._thread.shutdown(wait=False)
 
 
 @dataclass(slots=True)

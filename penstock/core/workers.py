@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -47,6 +48,25 @@ class Workers(Protocol[Result]):
 
     def stuck(self) -> tuple[Stuck, ...]:
         """What has been under way for longer than work should."""
+
+
+class Aside(Protocol):
+    """Does one thing beside what its owner goes on with."""
+
+    def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Begin; what is returned waits for the result, or raises what the work raised."""
+
+
+class InlineAside:
+    """Does the work inside `start`."""
+
+    def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        result: Future[Result] = Future()
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+        return result.result
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@ A round may be repeated and may crash between any two lines: what is decided is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError
-from penstock.core.workers import Finished, InlineWorkers, Now, Workers
+from penstock.core.workers import Aside, Finished, InlineAside, InlineWorkers, Now, Workers
 from penstock.jobs.batch_store import (
     BatchResult,
     SimpleCommit,
@@ -63,6 +63,7 @@ class _Round:
     plans: list[tuple[JobRecord, ComplexSync]] = field(default_factory=list)  # to be opened
     runs: list[str] = field(default_factory=list)  # jobs with an open plan, or something to retire
     retiring: set[str] = field(default_factory=set)
+    writing: tuple[Sequence[SimpleCommit], Callable[[], BatchResult]] | None = None  # is under way
     simple: list[str] = field(default_factory=list)
     complex: list[str] = field(default_factory=list)
     open: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
@@ -73,7 +74,8 @@ class StateSyncer:
     """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
 
     One per term. `workers` make the calls that may hang, a job's one after another; syncers of all terms may
-    share them. `measure_ms` is a clock for durations, `reach` is called at each of `FAILPOINTS`.
+    share them. `aside` writes a batch while the next one is decided. `measure_ms` is a clock for durations,
+    `reach` is called at each of `FAILPOINTS`.
     """
 
     leader_store: type[LeaderStore] = LeaderStore
@@ -88,6 +90,7 @@ class StateSyncer:
         term: int,
         settings: SyncerSettings | None = None,
         workers: Workers[Outcome] | None = None,
+        aside: Aside | None = None,
         measure_ms: Callable[[], Millis] = lambda: 0,
         reach: Callable[[str], None] = pass_failpoint,
     ) -> None:
@@ -106,6 +109,7 @@ class StateSyncer:
         )
         self._measure_ms = measure_ms
         self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
+        self._aside: Aside = InlineAside() if aside is None else aside
         self._started: dict[str, Callable[[Now], Outcome]] = {}  # work whose result was not collected yet
         self._told: set[str] = set()  # jobs whose hanging call people were told of
         # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
@@ -235,17 +239,19 @@ class StateSyncer:
 
     def _write(self, work: _Round, *, all_of_it: bool = False) -> None:
         """Write what was decided, in full batches or to the end, and start what is to be carried out."""
-        commit = partial(commit_simple, self._leader, now_ms=work.now_ms)
-        for batch, result in self._in_batches(work, "simple", work.commits, commit, all_of_it):
-            for item in batch:
-                version = result.versions.get(item.job)
-                if version is None:
-                    continue  # it moved meanwhile: the next round looks again
-                self._settle(work, item.job, item.expected_version, version)
-                if item.is_change:
-                    work.simple.append(item.job)
-        open_ = partial(open_plans, self._leader, now_ms=work.now_ms)
-        for _, opened in self._in_batches(work, "open", work.plans, open_, all_of_it):
+        while self._is_full("simple", work.commits, all_of_it):
+            self._finish_writing(work)
+            if not self._is_full("simple", work.commits, all_of_it):
+                break  # the batch before went well, and a larger one is waited for
+            batch = self._take_batch("simple", work.commits)
+            write = partial(commit_simple, self._leader, batch, now_ms=work.now_ms)
+            work.writing = (batch, self._aside.start(write))
+        if all_of_it:
+            self._finish_writing(work)
+        while self._is_full("open", work.plans, all_of_it):
+            decided = self._take_batch("open", work.plans)
+            open_ = partial(open_plans, self._leader, decided, now_ms=work.now_ms)
+            opened = self._result(work, "open", [record.job.name for record, _ in decided], open_)
             work.runs += opened.versions
         for name in work.runs:
             piece = partial(self._runner.run, name)
@@ -253,35 +259,49 @@ class StateSyncer:
             self._started[name] = piece
         work.runs.clear()
 
-    def _in_batches(
-        self,
-        work: _Round,
-        kind: str,
-        items: list[Item],
-        write: Callable[[Sequence[Item]], BatchResult],
-        all_of_it: bool,
-    ) -> Iterator[tuple[Sequence[Item], BatchResult]]:
-        """Write in transactions that keep others from writing for a short time only; takes from `items`."""
-        while len(items) >= (1 if all_of_it else self._batch_jobs[kind]):
-            jobs = self._batch_jobs[kind]
-            batch = items[:jobs]
-            del items[:jobs]
-            try:
-                result = write(batch)
-            except Fenced:
-                raise
-            except PenstockError as error:
-                work.failed += [(_name(item), str(error)) for item in batch]
-                self._batch_jobs[kind] = max(1, jobs // 4)  # should one job be the reason, few share its fate
-                continue
-            self._batch_jobs[kind] = plan_batch(
-                jobs,
-                written=len(batch),
-                took_ms=result.took_ms,
-                aim_ms=self._settings.batch_ms,
-                jobs_max=self._settings.batch_jobs_max,
-            )
-            yield batch, result
+    def _finish_writing(self, work: _Round) -> None:
+        """Wait for the batch that is being written, and settle its jobs."""
+        if work.writing is None:
+            return
+        (batch, wait), work.writing = work.writing, None
+        versions = self._result(work, "simple", [item.job for item in batch], wait).versions
+        for item in batch:
+            version = versions.get(item.job)
+            if version is None:
+                continue  # it moved meanwhile: the next round looks again
+            self._settle(work, item.job, item.expected_version, version)
+            if item.is_change:
+                work.simple.append(item.job)
+
+    def _is_full(self, kind: str, items: Sequence[object], all_of_it: bool) -> bool:
+        return len(items) >= (1 if all_of_it else self._batch_jobs[kind])
+
+    def _take_batch(self, kind: str, items: list[Item]) -> list[Item]:
+        batch = items[: self._batch_jobs[kind]]
+        del items[: len(batch)]
+        return batch
+
+    def _result(
+        self, work: _Round, kind: str, jobs: Sequence[str], wait: Callable[[], BatchResult]
+    ) -> BatchResult:
+        """What a transaction wrote; the next one keeps others from writing for a short time only."""
+        try:
+            result = wait()
+        except Fenced:
+            raise
+        except PenstockError as error:
+            work.failed += [(job, str(error)) for job in jobs]
+            # Should one job be the reason, few share its fate.
+            self._batch_jobs[kind] = max(1, self._batch_jobs[kind] // 4)
+            return BatchResult(versions={}, took_ms=0)
+        self._batch_jobs[kind] = plan_batch(
+            self._batch_jobs[kind],
+            written=len(jobs),
+            took_ms=result.took_ms,
+            aim_ms=self._settings.batch_ms,
+            jobs_max=self._settings.batch_jobs_max,
+        )
+        return result
 
     def _collect(self, work: _Round) -> None:
         """Hear how far plans have come."""
@@ -325,7 +345,3 @@ class StateSyncer:
             if stuck.key not in self._told:
                 self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
                 self._told.add(stuck.key)
-
-
-def _name(item: SimpleCommit | tuple[JobRecord, ComplexSync]) -> str:
-    return item.job if isinstance(item, SimpleCommit) else item[0].job.name

@@ -40,7 +40,6 @@ _LAYERS = ByName(
     sa.select(LAYERS.c.job, LAYERS.c.layer, LAYERS.c.precedence, _BODY, LAYERS.c.version, LAYERS.c.actor),
     LAYERS.c.job,
 )
-_BODIES = ByName(sa.select(LAYERS.c.job, LAYERS.c.precedence, _BODY).where(_BODY != "{}"), LAYERS.c.job)
 _RUNS = sa.and_(
     RUNNING.c.birth == JOBS.c.birth,
     RUNNING.c.state != "removed",
@@ -55,8 +54,14 @@ _GLANCES = ByName(
         RUNNING.c.restart_version,
         RUNNING.c.expected_version.label("synced_version"),
         sa.cast(RUNNING.c.config, sa.Text).label("config"),
+        LAYERS.c.precedence,
+        _BODY,
     )
-    .select_from(JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name))
+    .select_from(
+        JOBS.join(RUNNING, RUNNING.c.job == JOBS.c.name).outerjoin(
+            LAYERS, sa.and_(LAYERS.c.job == JOBS.c.name, _BODY != "{}")
+        )
+    )
     .where(_RUNS),
     JOBS.c.name,
 )
@@ -90,11 +95,14 @@ class SyncStore:
     def glance(self, names: Sequence[str]) -> list[tuple[Glance, list[tuple[int, str]]]]:
         """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
         with self._database.reading() as connection:
-            bodies: dict[str, list[tuple[int, str]]] = {}
-            for job, precedence, text in _BODIES.rows(connection, names):
-                bodies.setdefault(job, []).append((precedence, text))
-            found = [Glance._make(row) for row in _GLANCES.rows(connection, names)]
-        return [(glance, bodies.get(glance.job, [])) for glance in found]
+            rows = _GLANCES.rows(connection, names)
+        found: dict[str, tuple[Glance, list[tuple[int, str]]]] = {}
+        for job, *facts, precedence, body in rows:
+            if job not in found:
+                found[job] = (Glance(job, *facts), [])
+            if body is not None:
+                found[job][1].append((precedence, body))
+        return list(found.values())
 
     def load(self, names: Sequence[str]) -> dict[str, JobRecord]:
         """The records of these jobs at one moment, removed ones included; unknown names are left out."""
