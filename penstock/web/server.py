@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.core.errors import ConfigError, EnvironmentProblem
-from penstock.web.limits import HEADER_BYTES_MAX
+from penstock.web.wire import BoundedHttp
 
 HOST = "127.0.0.1"
 CONNECTIONS_MAX = 1_000
@@ -108,6 +108,9 @@ class ApiServer:
         # Whoever starts the server also takes the signals; a thread cannot.
         config = uvicorn.Config(
             api,
+            loop="uvloop",
+            http=BoundedHttp,
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -116,7 +119,6 @@ class ApiServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             limit_concurrency=CONNECTIONS_MAX,
             proxy_headers=False,
-            h11_max_incomplete_event_size=2 * HEADER_BYTES_MAX,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls_context(tls),
         )
         self._server = uvicorn.Server(config)
