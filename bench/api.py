@@ -50,10 +50,12 @@ Done = Callable[[int, bytes], None]
 def serve(folder: Path, database: str, jobs: int) -> None:
     """Run a control plane with its jobs; say where it is; end with standard input."""
     from penstock.app import ControlPlane, Settings
+    from penstock.core.tuning import tune_process
     from penstock.web.api import build_api
     from penstock.web.server import ApiServer, Listening, bind
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    tune_process()  # as `penstock up` does
     plane = ControlPlane(Settings(folder=folder, database=database))
     now_ms = plane.clock.now_ms()
     tokens = [plane.tokens.issue(f"bench-{number}", "admin", now_ms=now_ms) for number in range(TOKENS)]

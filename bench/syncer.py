@@ -31,9 +31,9 @@ from rich.table import Table
 from penstock.core import json_text
 from penstock.core.bulk_store import insert_rows, is_one_of
 from penstock.core.errors import CorruptData
-from penstock.core.garbage import collect_rarely
 from penstock.core.loop import AsideThread, SystemClock, WorkerThreads
 from penstock.core.sql_store import COUNTERS, Database, next_value, next_values, take_term
+from penstock.core.tuning import tune_process
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS, JobStore
 from penstock.jobs.layer_store import LAYERS
@@ -51,7 +51,7 @@ Results = dict[str, Any]
 
 def main() -> int:
     """Measure, print, and with --check fail when a limit is missed."""
-    collect_rarely()  # as the control plane does
+    tune_process()  # as the control plane does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--store", choices=["sqlite", "postgres", "both"], default="both")
     parser.add_argument("--jobs", type=int, default=100_000)

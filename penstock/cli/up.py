@@ -21,8 +21,8 @@ from penstock.cli.connection import endpoint_file, token_file
 from penstock.container import ContainerSettings, folder_lock
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
-from penstock.core.garbage import collect_rarely
 from penstock.core.loop import Loop
+from penstock.core.tuning import tune_process
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
@@ -91,7 +91,7 @@ def run_up(settings: UpSettings) -> None:
     _make_folder(folder)
     with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
         stop = _stop_on_signals()
-        collect_rarely()
+        tune_process()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
         api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)

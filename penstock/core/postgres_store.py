@@ -7,6 +7,7 @@ appear in their order. Reads take no lock and see one moment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.core.errors import (
 )
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
+from penstock.core.peek import OwnConnections, Peek
 
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
 MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")
@@ -56,6 +58,7 @@ class PostgresBackend:
             connect_args={**_TRANSPORT, "options": options},
             **JSON_TEXT,
         )
+        read_only = {**_TRANSPORT, "options": f"{options} -c default_transaction_read_only=on"}
         self.reading = sa.create_engine(
             parsed,
             pool_size=4,
@@ -63,11 +66,30 @@ class PostgresBackend:
             pool_timeout=10,
             pool_pre_ping=True,
             isolation_level="REPEATABLE READ",
-            connect_args={**_TRANSPORT, "options": f"{options} -c default_transaction_read_only=on"},
+            connect_args=read_only,
             **JSON_TEXT,
         )
+        _, where = self.reading.dialect.create_connect_args(parsed)
+        where = {**where, **read_only}
+        self._own = OwnConnections(lambda: psycopg.connect(**where, autocommit=True))
         sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
         sa.event.listen(self.writing, "begin", _take_write_lock)
+
+    def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        try:
+            return self._own.rows(peek.postgresql, {"name": name})
+        except psycopg.OperationalError:
+            self._own.drop()  # it may have been closed long ago: a look can be repeated
+        try:
+            return self._own.rows(peek.postgresql, {"name": name})
+        except psycopg.Error as error:
+            self._own.drop()
+            raise translate_postgres(error, str(error).strip(), committing=False) from error
+
+    def close(self) -> None:
+        self._own.close()
+        self.writing.dispose()
+        self.reading.dispose()
 
     def prepare(self) -> None:
         with self.writing.begin() as connection:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import Fenced, PenstockError
+from penstock.core.peek import Peek
 
 METADATA = sa.MetaData()
 
@@ -48,6 +49,12 @@ class Backend(Protocol):
     reading: sa.Engine  # a transaction of it sees one moment
     lock: AbstractContextManager[Any]  # held by this process around a write
     read_lock: AbstractContextManager[Any]
+
+    def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        """The rows of a single SELECT."""
+
+    def close(self) -> None:
+        """Close every connection."""
 
     def prepare(self) -> None:
         """Refuse what is not durable; then make the tables what this version needs."""
@@ -85,8 +92,7 @@ class Database:
 
     def close(self) -> None:
         with self._backend.lock:
-            self._backend.writing.dispose()
-            self._backend.reading.dispose()
+            self._backend.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -108,6 +114,11 @@ class Database:
             self._fault("begin")
             with self._backend.reading.begin() as connection:
                 yield connection
+
+    def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        """The rows of a single SELECT, as they were at one moment."""
+        self._fault("begin")
+        return self._backend.peek(peek, name)
 
     @contextmanager
     def _translated(self, progress: _Progress) -> Iterator[None]:
@@ -148,6 +159,11 @@ def _upsert(dialect: str, table: sa.Table, replace: tuple[str, ...]) -> Any:
     return insert.on_conflict_do_update(
         index_elements=key, set_={name: insert.excluded[name] for name in replace}
     )
+
+
+def values_of(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots, by name, as they are: `asdict` copies whatever is in them."""
+    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
+from penstock.core.peek import OwnConnections, Peek
 from penstock.core.sql_store import METADATA
 from penstock.core.sqlite_errors import translate_sqlite
 
@@ -22,6 +24,7 @@ READERS_MAX = 16
 # What an acknowledged write rests on; some builds of SQLite have other defaults, or ignore a setting.
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
 
+# Room for what a release touches: fewer pages are read and written twice.
 _ROOMY = {"cache_size": -65536, "wal_autocheckpoint": 8000}
 
 
@@ -29,7 +32,7 @@ class SqliteBackend:
     """A file, or memory."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path, self._own = path, OwnConnections(self._connect)
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.read_lock: AbstractContextManager[Any] = nullcontext()
         arguments = {"check_same_thread": False, "isolation_level": None, "timeout": BUSY_MS / 1000}
@@ -52,6 +55,29 @@ class SqliteBackend:
         sa.event.listen(
             self.writing, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE")
         )
+
+    def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        try:
+            if self._path is None:
+                with self.lock, self.writing.connect() as connection:
+                    return [tuple(row) for row in connection.exec_driver_sql(peek.sqlite, (name,))]
+            return self._own.rows(peek.sqlite, (name,))
+        except sqlite3.Error as error:
+            self._own.drop()
+            raise translate_sqlite(error, str(error)) from error
+
+    def close(self) -> None:
+        self._own.close()
+        self.writing.dispose()
+        self.reading.dispose()
+
+    def _connect(self) -> sqlite3.Connection:
+        assert self._path is not None
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        _make_read_only(connection, None)
+        return connection
 
     def prepare(self) -> None:
         if self._path is None:

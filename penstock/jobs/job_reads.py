@@ -39,8 +39,7 @@ class JobReads:
     def view(self, job: str, *, removed: bool = False) -> JobView:
         """One job; NotFound if there is none, or if it was removed and removed ones are not asked for."""
         _check_name(job)
-        with self._store.reading() as connection:
-            found = self._views.one(connection, job)
+        found = self._views.one(self._store.database, job)
         if found is None or (found.removed and not removed):
             raise job_store.no_job(job, was_removed=found is not None)
         return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
+from penstock.core.sql_store import values_of
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.layers import LayerRow, Provenance, merge_layers, provenance
@@ -84,10 +85,10 @@ class JobView:
             "layers": [row.to_json() for row in self.layers],
             "config": self.config,
             "problem": self.problem,
-            "provenance": {path: asdict(found) for path, found in self.provenance.items()},
-            "running": None if self.running is None else asdict(self.running),
-            "plan": None if self.plan is None else asdict(self.plan),
-            "quarantine": None if self.quarantine is None else asdict(self.quarantine),
+            "provenance": {path: values_of(found) for path, found in self.provenance.items()},
+            "running": None if self.running is None else values_of(self.running),
+            "plan": None if self.plan is None else values_of(self.plan),
+            "quarantine": None if self.quarantine is None else values_of(self.quarantine),
             "is_in_sync": self.is_in_sync,
             "state": self.state,
         }

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import VersionConflict
-from penstock.core.sql_store import next_value, next_values, upsert
+from penstock.core.sql_store import next_value, upsert, values_of
 from penstock.jobs.batch_store import generation_counter, new_plans, version_of
 from penstock.jobs.job_store import JOBS, JobRecord
 from penstock.jobs.leader_store import LeaderStore
@@ -220,7 +220,7 @@ def _retire(connection: sa.Connection, plan: PlanRow, configs: Sequence[Json]) -
         Retirement(id=number, job=plan.job, birth=plan.birth, config=dict(config))
         for number, config in zip(numbers, configs, strict=True)
     )
-    connection.execute(_INSERT_RETIREMENT, [_values(item) for item in items])
+    connection.execute(_INSERT_RETIREMENT, [values_of(item) for item in items])
     return items
 
 
@@ -231,21 +231,17 @@ def _if_expected(connection: sa.Connection, record: JobRecord) -> JobRecord | No
     return record if is_same else None
 
 
-def _values(row: RunningRow | PlanRow | Retirement) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__slots__}
-
-
 def _running(connection: sa.Connection, job: str) -> RunningRow | None:
     return read_running(connection, [job]).get(job)
 
 
 def _put_running(connection: sa.Connection, row: RunningRow) -> None:
-    values = _values(row) | {"mapping": list(row.mapping)}
+    values = values_of(row) | {"mapping": list(row.mapping)}
     upsert(connection, RUNNING, [values], replace=[name for name in values if name != "job"])
 
 
 def _put_plan(connection: sa.Connection, plan: PlanRow) -> None:
-    values = _values(plan) | {
+    values = values_of(plan) | {
         "mapping": list(plan.mapping),
         "abandoned": list(plan.abandoned),
         "step": str(plan.step),

@@ -10,7 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.core import json_text
+from penstock.core.bulk_store import ByName
+from penstock.core.peek import Peek
+from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING
 
@@ -25,32 +27,16 @@ _STAMP = sa.select(
     .outerjoin(PLANS, PLANS.c.job == JOBS.c.name)
     .outerjoin(QUARANTINE, QUARANTINE.c.job == JOBS.c.name)
 )
-# Made once: making a statement takes longer than running it.
-_ONE = _STAMP.where(JOBS.c.name == sa.bindparam("called"))
-_NAMES = sa.bindparam("names", type_=sa.Text)
-_MANY = {
-    "sqlite": _STAMP.where(
-        JOBS.c.name.in_(sa.select(sa.func.json_each(_NAMES).table_valued("value").c.value))
-    ),
-    "postgresql": _STAMP.where(
-        JOBS.c.name
-        == sa.any_(
-            sa.func.array(
-                sa.select(sa.func.json_array_elements_text(sa.cast(_NAMES, sa.JSON))).scalar_subquery(),
-                type_=sa.ARRAY(sa.Text),
-            )
-        )
-    ),
-}
+_ONE = Peek(_STAMP.where(JOBS.c.name == sa.bindparam("name", type_=JOBS.c.name.type)))
+_MANY = ByName(_STAMP, JOBS.c.name)
 
 
-def read_stamp(connection: sa.Connection, name: str) -> Stamp | None:
-    """The stamp of one job, removed or not; None if there is none."""
-    row = connection.execute(_ONE, {"called": name}).first()
-    return None if row is None else tuple(row)
+def peek_stamp(database: Database, name: str) -> Stamp | None:
+    """The stamp of one job, removed or not; None if there is none. Its own look, outside any transaction."""
+    rows = database.peek(_ONE, name)
+    return rows[0] if rows else None
 
 
 def read_stamps(connection: sa.Connection, names: Sequence[str]) -> dict[str, Stamp]:
     """The stamps of these jobs; unknown names are left out."""
-    rows = connection.execute(_MANY[connection.dialect.name], {"names": json_text.dumps(list(names))})
-    return {row[0]: tuple(row) for row in rows}
+    return {row[0]: tuple(row) for row in _MANY.rows(connection, names)}

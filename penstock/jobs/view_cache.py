@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.core.sql_store import Database
 from penstock.jobs import job_store
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.job_view import JobView, view_of
-from penstock.jobs.stamp_store import Stamp, read_stamp, read_stamps
+from penstock.jobs.stamp_store import Stamp, peek_stamp, read_stamps
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -26,15 +27,16 @@ class ViewCache:
     def __init__(self) -> None:
         self._made: dict[str, tuple[Stamp, JobView]] = {}
 
-    def one(self, connection: sa.Connection, name: str) -> JobView | None:
+    def one(self, database: Database, name: str) -> JobView | None:
         """The view of a job, removed or not; None if there is none."""
-        stamp = read_stamp(connection, name)
+        stamp, known = peek_stamp(database, name), self._made.get(name)
         if stamp is None:
             return None
-        known = self._made.get(name)
         if known is not None and known[0] == stamp:
             return known[1]
-        return self._make(connection, {name: stamp})[name]
+        with database.reading() as connection:
+            found = self.many(connection, [name])
+        return found[0] if found else None
 
     def many(self, connection: sa.Connection, names: Sequence[str]) -> list[JobView]:
         """The views of jobs that exist, in this order."""
