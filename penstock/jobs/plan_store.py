@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import VersionConflict
-from penstock.core.sql_store import next_value, upsert, values_of
+from penstock.core.sql_store import next_value, next_values, upsert, values_of
 from penstock.jobs.batch_store import generation_counter, new_plans, version_of
 from penstock.jobs.job_store import JOBS, JobRecord
 from penstock.jobs.leader_store import LeaderStore
