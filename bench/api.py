@@ -213,7 +213,8 @@ class Pool:
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
-        self._idle, self._waiting = list[Connection](), deque[Request]()
+        # In turn: a connection that nobody uses is closed by the server.
+        self._idle, self._waiting = deque[Connection](), deque[Request]()
         self.is_closing, self.under_way = False, 0
 
     async def open(self, count: int) -> None:
@@ -225,7 +226,7 @@ class Pool:
     def send(self, request: Request) -> None:
         self.under_way += 1
         if self._idle:
-            self._idle.pop().send(request)
+            self._idle.popleft().send(request)
         else:
             self._waiting.append(request)
 
