@@ -101,12 +101,47 @@ class RunningRow:
         return RunningView(config=self.config, generation=self.generation, mapping=self.mapping)
 
 
+class ListedRow:
+    """A running row among many: its JSON stays text until somebody asks for what is in it."""
+
+    __slots__ = (
+        "_config",
+        "birth",
+        "config_json",
+        "generation",
+        "hold_generation",
+        "job",
+        "mapping",
+        "restart_version",
+        "state",
+        "version",
+    )
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        self.job: str = row[0]
+        self.birth: str = row[1]
+        self.version: int = row[2]
+        self.restart_version: int = row[3]
+        self.config_json: str = row[5]
+        self.generation: int = row[6]
+        self.mapping: tuple[int, ...] = tuple(json_text.loads(row[7]))
+        self.hold_generation: int = row[8]
+        self.state: str = row[9]
+        self._config: Mapping[str, Any] | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        if self._config is None:
+            self._config = json_text.loads(self.config_json)
+        return self._config
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSnapshot:
     """Rows that changed since a version, and the version they were read at."""
 
     version: int
-    rows: tuple[RunningRow, ...]
+    rows: tuple[ListedRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +194,11 @@ _RUNNING_COLUMNS = tuple(
     for column in RUNNING.columns
 )
 _RUNNING = ByName(sa.select(*_RUNNING_COLUMNS), RUNNING.c.job)
+_LIST = (
+    sa.select(*_RUNNING_COLUMNS)
+    .where(RUNNING.c.version > sa.bindparam("since", type_=sa.BigInteger))
+    .order_by(RUNNING.c.version)
+)
 _PLANS = ByName(sa.select(PLANS), PLANS.c.job)
 _QUARANTINE = ByName(sa.select(QUARANTINE), QUARANTINE.c.job)
 _RETIREMENTS = ByName(sa.select(RETIREMENTS).order_by(RETIREMENTS.c.id), RETIREMENTS.c.job)
@@ -176,9 +216,14 @@ class RunningStore:
             version = current_value(connection, TASKS_COUNTER)
             if version == since:
                 return RunningSnapshot(version=version, rows=())
-            query = sa.select(*_RUNNING_COLUMNS).where(RUNNING.c.version > since).order_by(RUNNING.c.version)
-            rows = tuple(_running_row(row) for row in connection.execute(query))
-            return RunningSnapshot(version=version, rows=rows)
+            rows = connection.execute(_LIST, {"since": since}).all()
+        return RunningSnapshot(version=version, rows=tuple(map(ListedRow, rows)))
+
+    def changed_rows(self, since: int) -> tuple[int, tuple[RunningRow, ...]]:
+        """The version of the whole list, and whole rows with a version above `since`."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_LIST, {"since": since}).all()
+            return current_value(connection, TASKS_COUNTER), tuple(map(_running_row, rows))
 
     def row(self, job: str) -> RunningRow | None:
         """What runs of one job, None if it never started."""

@@ -190,9 +190,9 @@ class ConfigChecker:
             self._read_expected()
         if "running" in written:
             written.discard("running")
-            snapshot = self._store.running.snapshot(since=self._seen_version)
-            self._seen_version = snapshot.version
-            for row in snapshot.rows:
+            version, rows = self._store.running.changed_rows(self._seen_version)
+            self._seen_version = version
+            for row in rows:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
                 self.world.sim.demand("I3 a plan commits after the old tasks", self._left_over(row))
                 self._running[row.job] = row

@@ -55,6 +55,10 @@ class RunningJob(Protocol):
         """The whole running config."""
 
     @property
+    def config_json(self) -> str:
+        """The same, as JSON text."""
+
+    @property
     def state(self) -> str:
         """`running`, `stopped` or `removed`."""
 

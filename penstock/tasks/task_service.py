@@ -128,15 +128,15 @@ class _Kept:
 
     def encoded(self) -> bytes:
         if not self.text:
-            row, tasks = self.row, sorted(partitions_of(self.row).items())
-            body = {
-                "birth": row.birth,
-                "generation": row.generation,
-                "running_version": row.restart_version,
-                "config": row.config,
-                "tasks": tasks,
-            }
-            self.text = _encode(row.job) + b":" + _encode(body)
+            row = self.row
+            self.text = b'%s:{"birth":%s,"generation":%d,"running_version":%d,"config":%s,"tasks":%s}' % (
+                _encode(row.job),
+                _encode(row.birth),
+                row.generation,
+                row.restart_version,
+                row.config_json.encode(),
+                _encode(sorted(partitions_of(row).items())),
+            )
         return self.text
 
 

@@ -17,6 +17,7 @@ from penstock.jobs import layer_store
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RUNNING, RunningRow
 from penstock.jobs.sync_plan import PlanStep
+from penstock.tasks.specs import has_tasks
 from tests.builders import DEVELOPER, a_job, an_output
 from tests.jobs.world import World, producers_of
 
@@ -333,7 +334,7 @@ def test_a_removal_stops_retires_and_leaves_a_tombstone_in_the_list(world: World
     world.service.remove("demo.count", actor=DEVELOPER, reason="gone", idempotency_key=None, now_ms=0)
     world.settle()
     snapshot = world.store.running.snapshot(since=since)
-    assert [(row.job, row.state, row.is_served) for row in snapshot.rows] == [
+    assert [(row.job, row.state, has_tasks(row)) for row in snapshot.rows] == [
         ("demo.count", "removed", False)
     ]
     assert world.data.registered == set() and world.service.views().items == ()

@@ -6,6 +6,7 @@ test holds them back. After every step the invariants of ownership are checked.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,10 @@ class Running:
     generation: int = 1
     mapping: tuple[int, ...] = (0,)
     hold_generation: int = 0
+
+    @property
+    def config_json(self) -> str:
+        return json.dumps(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
