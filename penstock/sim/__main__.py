@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 from penstock.core.loop import SystemClock
-from penstock.sim.options import draw_options
+from penstock.sim.options import DRAWS
 from penstock.sim.scenario import run_seed
 from penstock.sim.simulation import InvariantBroken
 
@@ -19,15 +19,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
+    parser.add_argument(
+        "--profile",
+        choices=sorted(DRAWS),
+        default="jobs",
+        help="jobs: small worlds; tasks: 2 h of 30 containers",
+    )
     asked = parser.parse_args(arguments)
+    draw = DRAWS[asked.profile]
     clock, broken = SystemClock(), list[int]()
     begun_ms = clock.boot_ms()
     faults, evaluated, excused = Counter[str](), Counter[str](), Counter[str]()
     simulated_ms, overlap_ms = 0, 0
     for seed in range(asked.start, asked.start + asked.seeds):
-        print(draw_options(seed).describe(), flush=True)
+        print(draw(seed).describe(), flush=True)
         try:
-            report = run_seed(seed)
+            report = run_seed(seed, options=draw(seed))
         except InvariantBroken as error:
             broken.append(seed)
             print(f"seed {seed}: BROKEN\n{error}", flush=True)

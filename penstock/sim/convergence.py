@@ -39,7 +39,7 @@ def look(world: World) -> Rest:
     for shard in world.shard_store.shards():
         if shard.container is None or shard.state is ShardState.DROPPING:
             problems.append(f"I4 shard {shard.shard} is not settled")
-        elif world.container(shard.container).is_lost:
+        elif all(host.is_lost for host in world.hosts() if host.name == shard.container):
             problems.append(f"I4 shard {shard.shard} belongs to {shard.container}, which is lost")
     return Rest(problems=tuple(problems))
 
