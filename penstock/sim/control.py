@@ -20,7 +20,7 @@ from penstock.jobs.ports import DataPlane
 from penstock.jobs.state_syncer import StateSyncer, SyncReport
 from penstock.sim.simulation import Process, ProcessClock, ProcessCrashed, Simulation
 from penstock.tasks.messages import Heartbeat, Profile
-from penstock.tasks.shard_manager import ShardManager
+from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_service import TaskList, TaskService
 
@@ -71,6 +71,7 @@ class ControlPlane:
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
     sync_ms: Millis = SYNC_MS  # between rounds that find nothing to do
+    pace: Pace = field(default_factory=Pace)
     tick_ms: Millis = 0  # between rounds of the Shard Manager; 0: a quarter of a heartbeat
     down_until_ms: Millis = 0  # nobody starts it before
     syncer_down_until_ms: Millis = 0
@@ -186,6 +187,7 @@ class ControlPlane:
             list_version=tasks.version,
             reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
+            pace=self.pace,
             send_canary=lambda beat: self._send_canary(life, beat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )

@@ -19,6 +19,7 @@ from penstock.sim.runner import Pace, Population, SimRunner
 from penstock.sim.simulation import Process, ProcessClock, Simulation
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
+from penstock.tasks.shard_load import LoadPace
 from penstock.tasks.shard_store import Assignment, ShardStore
 from penstock.tasks.task_manager import Report, TaskManager, TaskManagerSettings
 from penstock.tasks.task_service import TaskList
@@ -42,6 +43,7 @@ class Surroundings:
     profile: Profile
     pace: Pace
     settings: TaskManagerSettings
+    load_pace: LoadPace
     shard_store: ShardStore  # as containers reach it, past the control plane
     lease: type[Lease] = Lease
     task_manager: type[TaskManager] = TaskManager
@@ -69,7 +71,7 @@ class Engine:
             population=around.population,
             pace=around.pace,
         )
-        self.manager = around.task_manager(runner, settings=around.settings)
+        self.manager = around.task_manager(runner, settings=around.settings, load_pace=around.load_pace)
         self._around, self._container = around, container
         self._asked_ms: Millis | None = None
         self.process.after(around.sim.rng.randrange(200, ENGINE_START_MS), "is up", self._begin)

@@ -98,7 +98,7 @@ def draw_fleet_options(seed: int) -> Options:
         seed=seed,
         profile="paper",
         containers=30,
-        shard_count=rng.choice((60, 120)),
+        shard_count=rng.choice((48, 60)),
         jobs=60,
         faults=tuple(kind for kind in kinds if rng.random() < share),
         fault_every_ms=rng.choice((45_000, 90_000, 180_000)),

@@ -24,6 +24,8 @@ from penstock.sim.simulation import Process, Simulation, draw_clock
 from penstock.sim.workload import Workload
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import PROFILES
+from penstock.tasks.shard_load import LoadPace
+from penstock.tasks.shard_manager import Pace as ShardPace
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
@@ -83,7 +85,7 @@ class World:
         self.profile = PROFILES[options.profile]
         if options.profile == "paper":
             # The engine's signs in the ratio of the fast profile: four times fewer events, the same races.
-            sign_ms = 5_000 if options.is_large else 2_000
+            sign_ms = 8_000 if options.is_large else 2_000
             self.profile = replace(self.profile, sign_of_life_ms=sign_ms, engine_stale_ms=4 * sign_ms)
         self.store_faults = StoreFaults(self.sim)
         self.database = QuickDatabase(fault=self.store_faults)
@@ -111,6 +113,7 @@ class World:
             parts=bugs.parts,
             tick_ms=self.profile.heartbeat_ms // 2 if options.is_large else 0,
             sync_ms=30_000 if options.is_large else SYNC_MS,
+            pace=ShardPace(balance_soon_ms=20_000) if options.is_large else ShardPace(),
         )
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
@@ -124,6 +127,7 @@ class World:
             population=self.population,
             profile=self.profile,
             pace=self.pace,
+            load_pace=LoadPace(sample_ms=60_000 if options.is_large else 10_000),
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,
