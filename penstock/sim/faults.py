@@ -278,13 +278,16 @@ def _cut(world: World, *links: tuple[str, str]) -> None:
 def _cut_links(world: World, _schedule: FaultSchedule) -> None:
     rng = world.sim.rng
     count = rng.choice((1, 1, 1, 2, len(world.containers)))
+    # At times the store is lost with it: then nothing is left to renew the lease in.
+    with_store = rng.random() < 0.5
     for container in rng.sample(world.containers, min(count, len(world.containers))):
-        _cut(world, (container.name, "control"), ("control", container.name))
+        store = ((container.host, "store"),) if with_store else ()
+        _cut(world, (container.host, "control"), ("control", container.host), *store)
 
 
 def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
-    name = world.sim.rng.choice(world.containers).name
-    _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
+    host = world.sim.rng.choice(world.containers).host
+    _cut(world, world.sim.rng.choice(((host, "control"), ("control", host))))
 
 
 def _slow_replies(world: World, schedule: FaultSchedule) -> None:
@@ -299,7 +302,7 @@ def _slow_replies(world: World, schedule: FaultSchedule) -> None:
 
     def cut() -> None:
         if not schedule.is_over:
-            _cut(world, (name, "control"))
+            _cut(world, (name, "control"), (name, "store"))
 
     if rng.random() < 0.5:
         world.sim.after(profile.deadline_ms, "link breaks", cut)
@@ -359,18 +362,25 @@ def _same_identity(world: World, _schedule: FaultSchedule) -> None:
     world.sim.after(_outage_ms(world), f"{twin.host} is stopped", lambda: twin.crash(restarts=False))
 
 
-def _stubborn_task(world: World, _schedule: FaultSchedule) -> None:
+def _stubborn_task(world: World, schedule: FaultSchedule) -> None:
     """A task does not end while somebody moves its shard again and again: each time costs a container."""
     tasks = sorted(world.population.by_task)
     if not tasks:
         return
-    rng, every_ms = world.sim.rng, 3 * world.profile.failover_ms
+    rng = world.sim.rng
+    # Long enough for the container's lease to be withheld, and to run out.
+    every_ms = world.control.pace.drop_timeout_ms + 3 * world.profile.failover_ms
     task_id, times = rng.choice(tasks), rng.randrange(1, 4)
     shard = shard_of(task_id, world.options.shard_count)
+
+    def move(target: str) -> None:
+        if not schedule.is_over:
+            world.move(shard, target)
+
     world.pace.stubborn.add(task_id)
     for number in range(times):
         target = rng.choice(world.containers).name
-        world.sim.after(number * every_ms, f"shard {shard} moves", partial(world.move, shard, target))
+        world.sim.after(number * every_ms, f"shard {shard} moves", partial(move, target))
     ends = partial(world.pace.stubborn.discard, task_id)
     world.sim.after(times * every_ms, f"{task_id} ends again", ends)
 

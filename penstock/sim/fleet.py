@@ -343,6 +343,8 @@ class Container:
         assert warden is not None
 
         def ask() -> None:
+            if self._around.network.is_cut(self.host, "store"):
+                return
             self._around.met["renewals in the store"] += 1
             try:
                 found = self._around.shard_store.renew(self.name, engine.incarnation)

@@ -41,6 +41,7 @@ class ShardChecker:
     _states: dict[tuple[str, str], ContainerRow] = field(default_factory=dict)
     _arrived_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)  # acknowledged, with its epoch
+    _moved_ms: dict[int, Millis] = field(default_factory=dict)  # the last change of each shard's record
     _gone_ms: dict[str, Millis] = field(default_factory=dict)  # fail-overs of silent ones
     failovers: int = 0
 
@@ -62,6 +63,11 @@ class ShardChecker:
         self.world.sim.demand(
             "I1 a dropped shard stays dropped", wrong if run.shard_epoch < dropped else None
         )
+
+    def moving(self) -> frozenset[int]:
+        """Shards whose record changed a short while ago: they are on their way, or their tasks begin."""
+        since_ms = self.world.sim.now_ms - max(6 * self.world.profile.heartbeat_ms, 10_000)
+        return frozenset(shard for shard, at_ms in self._moved_ms.items() if at_ms > since_ms)
 
     def check(self) -> None:
         """After every event."""
@@ -96,10 +102,13 @@ class ShardChecker:
                 old.target,
             ):
                 continue
+            self._moved_ms[row.shard] = self.world.sim.now_ms
             if row.epoch <= old.epoch:
                 return f"shard {row.shard} changed from {old} to {row}"
-            if old.container is None and row.container is not None and old.blame >= BLAME_MAX:
-                return f"shard {row.shard} cost {old.blame} containers, and goes to {row.container}"
+            was_barred = old.container is None and old.blame >= BLAME_MAX
+            wrong = f"shard {row.shard} cost {old.blame} containers, and goes to {row.container}"
+            is_given = was_barred and row.container is not None
+            self.world.sim.demand("I4 a costly shard goes nowhere", wrong if is_given else None)
         return None
 
     def _failover(self, now: ContainerRow, before: ContainerRow) -> str | None:
@@ -146,6 +155,7 @@ class ShardChecker:
         row = self._states.get((container.name, incarnation))
         is_excused = (
             world.was_store_bad(2 * profile.deadline_ms)
+            or world.network.was_cut(container.host, "store", 2 * profile.deadline_ms)
             or row is None
             or row.state is not ContainerState.LIVE
             or world.slept(container.warden, 2 * profile.deadline_ms)

@@ -266,7 +266,7 @@ def _come_to_rest(world: World) -> Millis:
         sim.run(sim.now_ms + 1_000)
         _lift_quarantines(world)
         _end_planned_work(world)
-        problems = look(world).problems
+        problems = look(world, may_balance=True).problems
         late = sim.now_ms - healed_ms >= bound_ms
         summary = f"{bound_ms} ms after the last fault: {'; '.join(problems[:5])} ({len(problems)} in all)"
         sim.demand("I4 I5 I11 I12 comes to rest", summary if problems and late else None)
@@ -312,11 +312,14 @@ def _stay_at_rest(world: World) -> None:
 
 def _settle(world: World) -> None:
     """Balancing may go on for a while after everything runs; it must end."""
-    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + 300_000
+    # A large fleet has more to move, a few shards at a time.
+    bound_ms = 900_000 if world.options.is_large else 300_000
+    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + bound_ms
     shards, started = world.shard_store.shards(), world.population.started
     # A move is told with one beat and acknowledged with another: three without news are calm.
     while sim.now_ms - calm_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
         sim.run(sim.now_ms + 1_000)
-        sim.demand("I12 balancing ends", "shards still move after 300 s" if sim.now_ms > limit_ms else None)
+        endless = f"shards still move after {bound_ms} ms" if sim.now_ms > limit_ms else None
+        sim.demand("I12 balancing ends", endless)
         if (world.shard_store.shards(), world.population.started) != (shards, started):
             shards, started, calm_since_ms = world.shard_store.shards(), world.population.started, sim.now_ms
