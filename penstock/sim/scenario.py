@@ -85,7 +85,7 @@ class World:
         self.profile = PROFILES[options.profile]
         if options.profile == "paper":
             # The engine's signs in the ratio of the fast profile: four times fewer events, the same races.
-            sign_ms = 8_000 if options.is_large else 2_000
+            sign_ms = 10_000 if options.is_large else 2_000
             self.profile = replace(self.profile, sign_of_life_ms=sign_ms, engine_stale_ms=4 * sign_ms)
         self.store_faults = StoreFaults(self.sim)
         self.database = QuickDatabase(fault=self.store_faults)
@@ -101,7 +101,7 @@ class World:
             checks_epochs=bugs.checks_epochs,
         )
         self.network, self.population = Network(self.sim), Population()
-        self.pace = Pace(commit_ms=60_000 if options.is_large else 2 * self.profile.sign_of_life_ms)
+        self.pace = Pace(commit_ms=120_000 if options.is_large else 2 * self.profile.sign_of_life_ms)
         host = draw_clock(self.sim)
         self.control = ControlPlane(
             sim=self.sim,
@@ -111,7 +111,7 @@ class World:
             shard_count=options.shard_count,
             clock=replace(host, wall_offset_ms=0),
             parts=bugs.parts,
-            tick_ms=self.profile.heartbeat_ms // 2 if options.is_large else 0,
+            tick_ms=self.profile.heartbeat_ms if options.is_large else 0,
             sync_ms=30_000 if options.is_large else SYNC_MS,
             pace=ShardPace(balance_soon_ms=20_000) if options.is_large else ShardPace(),
         )
