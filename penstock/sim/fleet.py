@@ -44,6 +44,7 @@ class Surroundings:
     pace: Pace
     settings: TaskManagerSettings
     load_pace: LoadPace
+    watch_ms: Millis  # between two looks of a warden
     shard_store: ShardStore  # as containers reach it, past the control plane
     lease: type[Lease] = Lease
     task_manager: type[TaskManager] = TaskManager
@@ -171,7 +172,7 @@ class Container:
         self._engine, self._watchdog, self._contact = None, None, Contact()
         warden = Process(sim=self._sim, name=f"{self.host}.warden", clock=self.clock)
         self._warden = warden
-        warden.every(self._around.profile.sign_of_life_ms // 2, "watch", self._watch)
+        warden.every(self._around.watch_ms, "watch", self._watch)
         warden.run("register", self._register)
 
     def crash(self, *, for_good: bool = False, restarts: bool = True) -> None:

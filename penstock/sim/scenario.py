@@ -127,6 +127,10 @@ class World:
             population=self.population,
             profile=self.profile,
             pace=self.pace,
+            # A third of a heartbeat, and a bit: a beat that waits for the next look would eat into the lease.
+            watch_ms=self.profile.heartbeat_ms // 3 + 2
+            if options.is_large
+            else self.profile.sign_of_life_ms // 2,
             load_pace=LoadPace(sample_ms=60_000 if options.is_large else 10_000),
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
