@@ -99,12 +99,12 @@ def _database(store: str) -> Iterator[Database]:
 
 def _measure(database: Database, options: argparse.Namespace) -> Results:
     names = [f"p{number % 100:02d}.job{number:06d}" for number in range(options.jobs)]
-    seeded_s = _seconds(lambda: _seed(database, names))
+    seeded_s = _seconds(lambda: seed_jobs(database, names))
     release, idle, sweep = [], [], []
     world = _World(database)
     world.syncer.sync_once(0)  # a syncer that has just started knows nothing yet
     for repeat in range(options.repeats):
-        _expect(database, names, f'"version":"r{repeat}"', f'"version":"r{repeat + 1}"')
+        expect_change(database, names, f'"version":"r{repeat}"', f'"version":"r{repeat + 1}"')
         release.append(_seconds(lambda: world.expect_simple(len(names))))
         idle.append(_seconds(world.expect_quiet))
         sweep.append(_seconds(lambda: world.expect_quiet(sweep=True)))
@@ -112,7 +112,7 @@ def _measure(database: Database, options: argparse.Namespace) -> Results:
     sample = names[:: max(1, len(names) // 500)]
     alone = _World(database, settings=SyncerSettings(batch_jobs=1, batch_jobs_max=1))
     alone.syncer.sync_once(0)
-    _expect(database, sample, '"version":"r', '"version":"alone')
+    expect_change(database, sample, '"version":"r', '"version":"alone')
     alone_s = _seconds(lambda: alone.expect_simple(len(sample))) / len(sample) * len(names)
     return {
         "seeded_s": seeded_s,
@@ -189,7 +189,7 @@ def _plans(database: Database, names: Sequence[str], *, poison: Sequence[str] = 
     world = _World(database, failing=failing, hanging=hanging)
     world.syncer.sync_once(CLOCK.now_ms())
     for tasks in (2, 1):  # the larger first, or those that have it already would get it twice
-        _expect(database, [*names, *poison], f'"task_count":{tasks}', f'"task_count":{tasks + 1}')
+        expect_change(database, [*names, *poison], f'"task_count":{tasks}', f'"task_count":{tasks + 1}')
     committed: set[str] = set()
     began = time.perf_counter()
     while committed < set(names) or _left(database, names) > 0:
@@ -207,7 +207,7 @@ def _plans(database: Database, names: Sequence[str], *, poison: Sequence[str] = 
 # --- jobs in bulk
 
 
-def _body(name: str, *, package: str, task_count: int) -> dict[str, Any]:
+def a_body(name: str, *, package: str, task_count: int) -> dict[str, Any]:
     columns = [["query", "string"], ["at", "bigint"], ["count", "bigint"]]
     output = {
         "stream": "out",
@@ -231,12 +231,12 @@ def _body(name: str, *, package: str, task_count: int) -> dict[str, Any]:
     }
 
 
-def _seed(database: Database, names: Sequence[str]) -> None:
+def seed_jobs(database: Database, names: Sequence[str], *, task_count: int = 1) -> None:
     """Jobs that run as expected."""
     mark = "p00.job000000"  # one job is validated; the others are its text under another name
-    body = _body(mark, package="r0", task_count=1)
+    body = a_body(mark, package="r0", task_count=task_count)
     config = json_text.dumps(validate_config(mark, body).to_json())
-    text, mapping = json_text.dumps(body), json_text.dumps(map_partitions(8, 1))
+    text, mapping = json_text.dumps(body), json_text.dumps(map_partitions(8, task_count))
     for start in range(0, len(names), 5_000):
         part = names[start : start + 5_000]
         jobs, layers, running, generations = [], [], [], []
@@ -263,7 +263,7 @@ def _renamed(text: str, mark: str, name: str) -> str:
     return text.replace(f'"{mark.split(".")[0]}"', f'"{name.split(".")[0]}"').replace(mark, name)
 
 
-def _expect(database: Database, names: Sequence[str], old: str, new: str) -> None:
+def expect_change(database: Database, names: Sequence[str], old: str, new: str) -> None:
     """Change the provisioner layer of these jobs, as their text."""
     with database.transaction() as connection:
         body: Any = sa.func.replace(sa.cast(LAYERS.c.body, sa.Text), old, new)

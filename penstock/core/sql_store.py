@@ -21,6 +21,9 @@ from penstock.core.peek import Peek
 
 METADATA = sa.MetaData()
 
+# Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
+MADE_ONCE = {"made_once": True}
+
 # Names compare by their bytes everywhere, so that a list is sorted alike on every store.
 NAME = sa.String().with_variant(sa.String(collation="C"), "postgresql")
 # SQLite numbers rows by itself only in a column of exactly this type.
@@ -186,16 +189,23 @@ def _count(insert: Any) -> Any:
         insert.values(name=sa.bindparam("counter"), value=step)
         .on_conflict_do_update(index_elements=["name"], set_={"value": COUNTERS.c.value + step})
         .returning(COUNTERS.c.value)
+        .execution_options(**MADE_ONCE)
     )
 
 
+_VALUE = (
+    sa.select(COUNTERS.c.value)
+    .where(COUNTERS.c.name == sa.bindparam("counter"))
+    .execution_options(**MADE_ONCE)
+)
+_TERM = sa.select(TERMS.c.term).where(TERMS.c.role == sa.bindparam("of_role")).execution_options(**MADE_ONCE)
 _COUNT = {"postgresql": _count(postgresql.insert(COUNTERS)), "sqlite": _count(sqlite.insert(COUNTERS))}
 
 
 def current_value(connection: sa.Connection, counter: str) -> int:
     """The last number given out, 0 if none."""
-    row = connection.execute(sa.select(COUNTERS.c.value).where(COUNTERS.c.name == counter)).first()
-    return 0 if row is None else int(row.value)
+    row = connection.execute(_VALUE, {"counter": counter}).first()
+    return 0 if row is None else int(row[0])
 
 
 def take_term(database: Database, role: str, holder: str) -> int:
@@ -208,15 +218,12 @@ def take_term(database: Database, role: str, holder: str) -> int:
         return term
 
 
-_TERM = sa.select(TERMS.c.term, TERMS.c.holder).where(TERMS.c.role == sa.bindparam("role"))
-
-
 def check_term(connection: sa.Connection, role: str, term: int) -> None:
     """Requires: inside the transaction that writes as this role."""
-    row = connection.execute(_TERM, {"role": role}).first()
-    if row is None or int(row.term) != term:
+    row = connection.execute(_TERM, {"of_role": role}).first()
+    if row is None or int(row[0]) != term:
         raise Fenced(
             f"this {role} is no longer the active one",
-            why=f"it holds term {term}, the store has {None if row is None else int(row.term)}",
+            why=f"it holds term {term}, the store has {None if row is None else int(row[0])}",
             fix="nothing: the active instance goes on",
         )

@@ -1,5 +1,5 @@
-"""`python -m penstock.sim --seeds N [--start S]`: run many seeds, a line each, then what was injected and
-checked.
+"""`python -m penstock.sim --seeds N [--start S] [--profile tasks]`: run seeds, a line each, then what was
+injected and checked. `--mutants`: which planted bugs are found, after how many seeds, and by what.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import sys
 from collections import Counter
 
 from penstock.core.loop import SystemClock
-from penstock.sim.options import draw_options
+from penstock.sim.mutants import MUTANTS, hunt_all
+from penstock.sim.options import DRAWS
 from penstock.sim.scenario import run_seed
 from penstock.sim.simulation import InvariantBroken
 
@@ -19,15 +20,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
+    parser.add_argument(
+        "--profile",
+        choices=sorted(DRAWS),
+        default="jobs",
+        help="jobs: small worlds; tasks: 2 h of 30 containers",
+    )
+    parser.add_argument("--mutants", action="store_true", help="hunt planted bugs instead, a line each")
     asked = parser.parse_args(arguments)
+    if asked.mutants:
+        return _hunt()
+    draw = DRAWS[asked.profile]
     clock, broken = SystemClock(), list[int]()
     begun_ms = clock.boot_ms()
     faults, evaluated, excused = Counter[str](), Counter[str](), Counter[str]()
     simulated_ms, overlap_ms = 0, 0
     for seed in range(asked.start, asked.start + asked.seeds):
-        print(draw_options(seed).describe(), flush=True)
+        print(draw(seed).describe(), flush=True)
         try:
-            report = run_seed(seed)
+            report = run_seed(seed, options=draw(seed))
         except InvariantBroken as error:
             broken.append(seed)
             print(f"seed {seed}: BROKEN\n{error}", flush=True)
@@ -46,6 +57,15 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{asked.seeds} seeds, {simulated_ms / 3_600_000:.1f} simulated hours in {wall_s:.0f} s")
     print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was broken")
     return 1 if broken else 0
+
+
+def _hunt() -> int:
+    finds = hunt_all(MUTANTS, lambda line: print(line, flush=True))
+    found = [find for find in finds if find.is_as_expected]
+    seeds = [find.seeds for find in found]
+    worst = f", the last of them after {max(seeds)} seeds" if seeds else ""
+    print(f"{len(found)} of {len(finds)} planted bugs found as expected{worst}")
+    return 0 if len(found) == len(finds) else 1
 
 
 def _summary(title: str, counts: Counter[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.core.clock import Millis
-from penstock.core.errors import Fenced, PenstockError
+from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database, take_term
 from penstock.jobs.job_service import JobService
@@ -20,9 +20,9 @@ from penstock.jobs.ports import DataPlane
 from penstock.jobs.state_syncer import StateSyncer, SyncReport
 from penstock.sim.simulation import Process, ProcessClock, ProcessCrashed, Simulation
 from penstock.tasks.messages import Heartbeat, Profile
-from penstock.tasks.shard_manager import ShardManager
+from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.task_service import TaskService
+from penstock.tasks.task_service import TaskList, TaskService
 
 Answer = TypeVar("Answer")
 
@@ -71,6 +71,11 @@ class ControlPlane:
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
     sync_ms: Millis = SYNC_MS  # between rounds that find nothing to do
+    pace: Pace = field(default_factory=Pace)
+    tick_ms: Millis = 0  # between rounds of the Shard Manager; 0: a quarter of a heartbeat
+    down_until_ms: Millis = 0  # nobody starts it before
+    syncer_down_until_ms: Millis = 0
+    task_service_down_until_ms: Millis = 0
     _is_starting: bool = False
 
     @property
@@ -86,6 +91,9 @@ class ControlPlane:
     def start(self) -> None:
         """Begin a new life, or try again soon when the store does not let it."""
         self._is_starting = False
+        if self.sim.now_ms < self.down_until_ms:
+            self._restart_later()
+            return
         if self.active is not None and self.active.process.is_alive:
             return
         self.lives += 1
@@ -135,6 +143,13 @@ class ControlPlane:
             return None
         return self.active
 
+    def task_list(self, life: Services, since: int | None) -> TaskList:
+        """What the Task Service of this life answers."""
+        if self.sim.now_ms < self.task_service_down_until_ms:
+            self.met["task service down"] += 1
+            raise StoreUnavailable("the simulated Task Service is down")
+        return life.task_service.snapshot(since)
+
     def poke(self) -> None:
         """Something was written: sync soon."""
         if self.active is not None:
@@ -154,7 +169,8 @@ class ControlPlane:
     def _restart_later(self) -> None:
         if not self._is_starting:
             self._is_starting = True
-            self.sim.after(self.sim.rng.randrange(200, RESTART_MS), "control plane starts", self.start)
+            soon_ms = max(0, self.down_until_ms - self.sim.now_ms) + self.sim.rng.randrange(200, RESTART_MS)
+            self.sim.after(soon_ms, "control plane starts", self.start)
 
     def _boot(self, process: Process) -> None:
         try:
@@ -171,6 +187,7 @@ class ControlPlane:
             list_version=tasks.version,
             reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
+            pace=self.pace,
             send_canary=lambda beat: self._send_canary(life, beat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )
@@ -183,7 +200,8 @@ class ControlPlane:
         )
         self.active = life
         process.on_death.append(lambda: self._on_death(life))
-        process.every(max(1_000, self.profile.heartbeat_ms // 4), "tick", lambda: self._tick(life))
+        tick_ms = self.tick_ms or max(1_000, self.profile.heartbeat_ms // 4)
+        process.every(tick_ms, "tick", lambda: self._tick(life))
         process.every(500, "sync", lambda: self._sync(life))
 
     def _on_death(self, life: Services) -> None:
@@ -204,7 +222,7 @@ class ControlPlane:
 
     def _sync(self, life: Services) -> None:
         now_ms = self.sim.now_ms
-        if now_ms < life.sync_due_ms or now_ms < life.hangs_until_ms:
+        if now_ms < max(life.sync_due_ms, life.hangs_until_ms, self.syncer_down_until_ms):
             return
         life.sync_due_ms = now_ms + SYNC_SOON_MS
         report = self.guarded(life, lambda: life.syncer.sync_once(life.process.clock.now_ms()))

@@ -10,6 +10,7 @@ from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.sim.invariants import canonical, fold
 from penstock.tasks.messages import ShardState
 from penstock.tasks.runner import RunState
+from penstock.tasks.sharding import shard_of
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World
@@ -22,8 +23,12 @@ class Rest:
     problems: tuple[str, ...]
 
 
-def look(world: World) -> Rest:
-    """Compare what people asked for with what lives."""
+def look(world: World, *, may_balance: bool = False) -> Rest:
+    """Compare what people asked for with what lives.
+
+    `may_balance`: the tasks of a shard that is on its way, or has just arrived, may be down. Balancing goes
+    on for a while after the last fault; that it ends is another claim.
+    """
     store = JobStore(world.database)
     names = [job.name for job in store.overview()]
     records = store.load(names)
@@ -32,14 +37,17 @@ def look(world: World) -> Rest:
     for name in sorted(records):
         record = records[name]
         problems += _plans(record, is_poison=name in world.data_plane_faults.poison)
-        problems += _tasks(world, record, wanted)
+        problems += _tasks(
+            world, record, wanted, world.shard_checker.moving() if may_balance else frozenset()
+        )
     for run in world.population.runs.values():
         if run.spec.task_id not in wanted:
             problems.append(f"I5 {run.id} runs, but nobody wants it")
     for shard in world.shard_store.shards():
-        if shard.container is None or shard.state is ShardState.DROPPING:
+        is_moving = shard.state is ShardState.DROPPING and not may_balance
+        if shard.container is None or is_moving:
             problems.append(f"I4 shard {shard.shard} is not settled")
-        elif world.container(shard.container).is_lost:
+        elif all(host.is_lost for host in world.hosts() if host.name == shard.container):
             problems.append(f"I4 shard {shard.shard} belongs to {shard.container}, which is lost")
     return Rest(problems=tuple(problems))
 
@@ -67,13 +75,15 @@ def _plans(record: JobRecord, *, is_poison: bool) -> list[str]:
     return problems
 
 
-def _tasks(world: World, record: JobRecord, wanted: set[str]) -> list[str]:
+def _tasks(world: World, record: JobRecord, wanted: set[str], moving: frozenset[int]) -> list[str]:
     row, problems = record.old, []
     if row is None or row.state != "running" or record.plan is not None:
         return []
     for index in range(row.config["task_count"]):
         task_id = f"{record.job.name}/{index}"
         wanted.add(task_id)
+        if shard_of(task_id, world.options.shard_count) in moving:
+            continue
         runs = world.population.of(task_id)
         if len(runs) != 1:
             problems.append(f"I4 {task_id} has {len(runs)} live instances")

@@ -35,6 +35,7 @@ class Effect:
     token: int
     run: str  # who did it
     at_ms: Millis
+    pair: tuple[int, int] = (0, 0)  # generation and shard epoch, of an acquire or a fence
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class ModelDataPlane:
     sim: Simulation
     fault: Callable[[str, str], None] = lambda call, job: None
     checks_tokens: bool = True
+    checks_epochs: bool = True
     rows: dict[tuple[str, int], Interval] = field(default_factory=dict)
     unseen: list[Effect] = field(default_factory=list)  # the ledger, until the invariants have read it
     acquires: int = 0
@@ -73,7 +75,7 @@ class ModelDataPlane:
             if row.generation >= generation:
                 continue
             row.generation, row.shard_epoch, row.token = generation, 0, row.token + 1
-            self._write("fence", (birth, partition), row.token, "syncer")
+            self._write("fence", (birth, partition), row.token, "syncer", (generation, 0))
         self.fault("fenced", job)
 
     def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
@@ -87,12 +89,12 @@ class ModelDataPlane:
         row = self.rows.get((birth, partition))
         if row is None or row.birth != born:
             raise IntervalMissing(f"interval {birth}/{partition} is missing, or of another birth")
-        if (generation, shard_epoch) < (row.generation, row.shard_epoch):
+        if self.checks_epochs and (generation, shard_epoch) < (row.generation, row.shard_epoch):
             self.refused += 1
             raise Fenced(f"interval {birth}/{partition} belongs to a newer owner")
         row.generation, row.shard_epoch, row.token = generation, shard_epoch, row.token + 1
         self.acquires += 1
-        self._write("acquire", (birth, partition), row.token, run)
+        self._write("acquire", (birth, partition), row.token, run, (generation, shard_epoch))
         return row.token
 
     def commit(self, birth: str, partition: int, *, token: int, run: str) -> None:
@@ -107,5 +109,9 @@ class ModelDataPlane:
         self.commits += 1
         self._write("commit", (birth, partition), token, run)
 
-    def _write(self, kind: str, interval: tuple[str, int], token: int, run: str) -> None:
-        self.unseen.append(Effect(kind=kind, interval=interval, token=token, run=run, at_ms=self.sim.now_ms))
+    def _write(
+        self, kind: str, interval: tuple[str, int], token: int, run: str, pair: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.unseen.append(
+            Effect(kind=kind, interval=interval, token=token, run=run, at_ms=self.sim.now_ms, pair=pair)
+        )

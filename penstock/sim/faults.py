@@ -15,6 +15,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
 from penstock.sim.network import Weather
 from penstock.sim.simulation import Process, ProcessCrashed, Simulation
+from penstock.tasks.sharding import shard_of
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World
@@ -33,6 +34,7 @@ class StoreFaults:
     crashed: float = 0.0
     down_until_ms: Millis = 0
     met: Counter[str] = field(default_factory=Counter)
+    struck_ms: Millis = -(10**12)  # when it last failed somebody
     commits: int = 0  # grows with every transaction that committed: tells checkers when to look again
     victim: Callable[[Process], bool] = lambda process: True
     at_next_begin: Callable[[Process], None] | None = None  # once, inside a round of the active control plane
@@ -49,12 +51,14 @@ class StoreFaults:
             strike(process)
         if point == "begin" and (self.sim.now_ms < self.down_until_ms or self._strikes(self.refused)):
             self.met["store refused"] += 1
+            self.struck_ms = self.sim.now_ms
             raise StoreUnavailable("the simulated store is down")
         if self.crashed and self.victim(process) and rng.random() < self.crashed:
             self.met[f"crash at {point}"] += 1
             raise ProcessCrashed
         if point == "committed" and self._strikes(self.timed_out):
             self.met["store timed out after writing"] += 1
+            self.struck_ms = self.sim.now_ms
             raise OutcomeUnknown("the simulated store wrote, but did not answer")
 
     def _strikes(self, share: float) -> bool:
@@ -136,8 +140,13 @@ class FaultSchedule:
         world.store_faults.heal()
         world.data_plane_faults.heal()
         world.pace.hang = 0.0
+        world.pace.stubborn.clear()
+        world.control.down_until_ms = world.control.syncer_down_until_ms = 0
+        world.control.task_service_down_until_ms = 0
         for process in world.processes():
             process.resume()
+        for twin in world.twins:
+            twin.crash(for_good=True)
         world.control.start()
         for container in world.containers:
             container.start()
@@ -269,13 +278,16 @@ def _cut(world: World, *links: tuple[str, str]) -> None:
 def _cut_links(world: World, _schedule: FaultSchedule) -> None:
     rng = world.sim.rng
     count = rng.choice((1, 1, 1, 2, len(world.containers)))
+    # At times the store is lost with it: then nothing is left to renew the lease in.
+    with_store = rng.random() < 0.5
     for container in rng.sample(world.containers, min(count, len(world.containers))):
-        _cut(world, (container.name, "control"), ("control", container.name))
+        store = ((container.host, "store"),) if with_store else ()
+        _cut(world, (container.host, "control"), ("control", container.host), *store)
 
 
 def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
-    name = world.sim.rng.choice(world.containers).name
-    _cut(world, world.sim.rng.choice(((name, "control"), ("control", name))))
+    host = world.sim.rng.choice(world.containers).host
+    _cut(world, world.sim.rng.choice(((host, "control"), ("control", host))))
 
 
 def _slow_replies(world: World, schedule: FaultSchedule) -> None:
@@ -290,7 +302,7 @@ def _slow_replies(world: World, schedule: FaultSchedule) -> None:
 
     def cut() -> None:
         if not schedule.is_over:
-            _cut(world, (name, "control"))
+            _cut(world, (name, "control"), (name, "store"))
 
     if rng.random() < 0.5:
         world.sim.after(profile.deadline_ms, "link breaks", cut)
@@ -325,6 +337,67 @@ def _crash_task(world: World, _schedule: FaultSchedule) -> None:
         world.population.runs[world.sim.rng.choice(runs)].crash()
 
 
+def _outage_ms(world: World) -> Millis:
+    """Longer than a lease, at times many of them."""
+    return world.sim.rng.randrange(world.profile.deadline_ms, 5 * world.profile.failover_ms)
+
+
+def _control_outage(world: World, _schedule: FaultSchedule) -> None:
+    world.control.down_until_ms = world.sim.now_ms + _outage_ms(world)
+    world.control.crash()
+
+
+def _syncer_down(world: World, _schedule: FaultSchedule) -> None:
+    world.control.syncer_down_until_ms = world.sim.now_ms + _outage_ms(world)
+
+
+def _task_service_down(world: World, _schedule: FaultSchedule) -> None:
+    world.control.task_service_down_until_ms = world.sim.now_ms + _outage_ms(world)
+
+
+def _same_identity(world: World, _schedule: FaultSchedule) -> None:
+    """Somebody starts a second container under a name that is taken."""
+    twin = world.sim.rng.choice(world.twins)
+    twin.start()
+    world.sim.after(_outage_ms(world), f"{twin.host} is stopped", lambda: twin.crash(restarts=False))
+
+
+def _stubborn_task(world: World, schedule: FaultSchedule) -> None:
+    """A task does not end while somebody moves its shard again and again: each time costs a container."""
+    tasks = sorted(world.population.by_task)
+    if not tasks:
+        return
+    rng = world.sim.rng
+    # Long enough for the container's lease to be withheld, and to run out.
+    every_ms = world.control.pace.drop_timeout_ms + 3 * world.profile.failover_ms
+    task_id, times = rng.choice(tasks), rng.randrange(1, 4)
+    shard = shard_of(task_id, world.options.shard_count)
+
+    def move(target: str) -> None:
+        if not schedule.is_over:
+            world.move(shard, target)
+
+    world.pace.stubborn.add(task_id)
+    for number in range(times):
+        target = rng.choice(world.containers).name
+        world.sim.after(number * every_ms, f"shard {shard} moves", partial(move, target))
+    ends = partial(world.pace.stubborn.discard, task_id)
+    world.sim.after(times * every_ms, f"{task_id} ends again", ends)
+
+
+def _planned_work(world: World, _schedule: FaultSchedule) -> None:
+    """Somebody drains or cordons a container and takes it back later, or moves a shard."""
+    rng = world.sim.rng
+    name, shard = rng.choice(world.containers).name, rng.randrange(world.options.shard_count)
+    work = rng.choice(("drain", "cordon", "move", "move"))
+    if work == "move":
+        world.move(shard, name)
+        return
+    world.order(lambda manager, now_ms: (manager.drain if work == "drain" else manager.cordon)(name, now_ms))
+    at_ms = rng.randrange(1, 10) * world.profile.failover_ms
+    world.sim.after(at_ms, f"work on {name} is over", partial(world.take_back, name))
+
+
 _STROKES: dict[str, Stroke] = {
     "control crash": _crash_control,
     "control crash in a transaction": _crash_in_a_transaction,
@@ -344,4 +417,10 @@ _STROKES: dict[str, Stroke] = {
     "bad weather": _bad_weather,
     "store down": _store_down,
     "task crash": _crash_task,
+    "control outage": _control_outage,
+    "syncer down": _syncer_down,
+    "task service down": _task_service_down,
+    "same identity": _same_identity,
+    "stubborn task": _stubborn_task,
+    "planned work": _planned_work,
 }

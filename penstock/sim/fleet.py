@@ -1,6 +1,6 @@
-"""Simulated containers: the real Task Manager and Lease in an engine and a warden that fail like processes.
+"""Simulated containers: the real Task Manager in an engine, the real `Watchdog` and `Lease` in a warden.
 
-The warden follows the rules of `tasks/warden.py`, event by event: register, spawn, beat, watch, kill, again.
+What `tasks/warden.py` does with threads and processes is done here with events; the decisions are the same.
 """
 
 from __future__ import annotations
@@ -8,21 +8,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
 from penstock.sim.control import ControlPlane, Services
 from penstock.sim.data_plane import ModelDataPlane
 from penstock.sim.network import Network
 from penstock.sim.runner import Pace, Population, SimRunner
 from penstock.sim.simulation import Process, ProcessClock, Simulation
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
+from penstock.tasks.shard_load import LoadPace
+from penstock.tasks.shard_store import Assignment, ShardStore
 from penstock.tasks.task_manager import Report, TaskManager, TaskManagerSettings
 from penstock.tasks.task_service import TaskList
+from penstock.tasks.watchdog import Contact, End, Renewal, Watchdog
 
 ENGINE_START_MS: Millis = 3_000  # until its first sign of life
-ENGINE_START_LIMIT_MS: Millis = 60_000
 KILL_MS: Millis = 500
+STORE_MS: Millis = 300  # until the store has a question, and as long until its answer is there
 RESTART_MS: Millis = 15_000
 
 
@@ -38,11 +43,16 @@ class Surroundings:
     profile: Profile
     pace: Pace
     settings: TaskManagerSettings
+    load_pace: LoadPace
+    watch_ms: Millis  # between two looks of a warden
+    shard_store: ShardStore  # as containers reach it, past the control plane
     lease: type[Lease] = Lease
     task_manager: type[TaskManager] = TaskManager
     on_arrival: Callable[[str, str], None] = lambda container, incarnation: None  # a beat reached the active
     # An engine of (container, incarnation) says what is so.
     on_report: Callable[[str, str, Report], None] = lambda container, incarnation, report: None
+    # A warden ends the engine of (container, incarnation), and why.
+    on_ending: Callable[[Container, str, str], None] = lambda container, incarnation, reason: None
     met: Counter[str] = field(default_factory=Counter)
 
 
@@ -52,17 +62,17 @@ class Engine:
     def __init__(self, around: Surroundings, container: Container, incarnation: str) -> None:
         self.incarnation = incarnation
         self.process = Process(
-            sim=around.sim, name=f"{container.name}.engine.{incarnation}", clock=container.clock
+            sim=around.sim, name=f"{container.host}.engine.{incarnation}", clock=container.clock
         )
         runner = SimRunner(
             self.process,
-            container=container.name,
+            container=container.host,
             incarnation=incarnation,
             data_plane=around.data_plane,
             population=around.population,
             pace=around.pace,
         )
-        self.manager = around.task_manager(runner, settings=around.settings)
+        self.manager = around.task_manager(runner, settings=around.settings, load_pace=around.load_pace)
         self._around, self._container = around, container
         self._asked_ms: Millis | None = None
         self.process.after(around.sim.rng.randrange(200, ENGINE_START_MS), "is up", self._begin)
@@ -83,8 +93,19 @@ class Engine:
         if self.manager.is_list_stale:
             self._ask_for_list(now_ms)
         report = self.manager.report()
-        self._around.on_report(self._container.name, self.incarnation, report)
-        self._container.on_sign(self.incarnation, now_ms, report)
+        self._around.on_report(self._container.host, self.incarnation, report)
+        said = Heartbeat(
+            container=self._container.name,
+            incarnation=self.incarnation,
+            sequence=0,
+            acked=report.acked,
+            assignment_version=report.assignment_version,
+            list_version=report.list_version,
+            tasks=report.tasks,
+            loads=report.loads,
+            engine_ready=True,
+        )
+        self._container.on_sign(self.incarnation, now_ms, said)
 
     def _ask_for_list(self, now_ms: Millis, *, whole: bool = False) -> None:
         if self._asked_ms is not None and now_ms - self._asked_ms < self._around.profile.heartbeat_ms:
@@ -93,7 +114,7 @@ class Engine:
         since = None if whole else self.manager.list_version
 
         def answer(life: Services) -> Callable[[], None] | None:
-            news = self._around.control.guarded(life, lambda: life.task_service.snapshot(since))
+            news = self._around.control.guarded(life, lambda: self._around.control.task_list(life, since))
             return None if news is None else lambda: self._take_list(news)
 
         self._container.ask(self.process, "task list", answer)
@@ -108,10 +129,13 @@ class Engine:
 
 
 class Container:
-    """A host with a warden on it, which keeps one engine after another alive."""
+    """A host with a warden on it, which keeps one engine after another alive.
 
-    def __init__(self, around: Surroundings, name: str, clock: ProcessClock) -> None:
-        self.name, self.clock = name, clock
+    `name` is what it is called; two hosts may be started with one name, by mistake.
+    """
+
+    def __init__(self, around: Surroundings, name: str, clock: ProcessClock, *, host: str = "") -> None:
+        self.name, self.clock, self.host = name, clock, host or name
         self.cached_list: TaskList | None = None  # on disk
         self.is_lost = False  # for good: nobody will start it again
         self._around, self._sim = around, around.sim
@@ -119,11 +143,8 @@ class Container:
         self._warden: Process | None = None
         self._engine: Engine | None = None
         self._registering = ""
-        self._lease: Lease | None = None
-        self._sequence = 0
-        self._sign_ms: Millis | None = None
-        self._spawned_ms: Millis = 0
-        self._report: Report | None = None
+        self._watchdog: Watchdog | None = None
+        self._contact = Contact()
 
     @property
     def warden(self) -> Process | None:
@@ -148,15 +169,13 @@ class Container:
             return
         if self.engine is not None:
             self.engine.kill()
-        self._engine, self._lease = None, None
-        warden = Process(sim=self._sim, name=f"{self.name}.warden", clock=self.clock)
+        self._engine, self._watchdog, self._contact = None, None, Contact()
+        warden = Process(sim=self._sim, name=f"{self.host}.warden", clock=self.clock)
         self._warden = warden
-        profile = self._around.profile
-        warden.every(profile.heartbeat_ms, "beat", self._beat)
-        warden.every(profile.sign_of_life_ms // 2, "watch", self._watch)
+        warden.every(self._around.watch_ms, "watch", self._watch)
         warden.run("register", self._register)
 
-    def crash(self, *, for_good: bool = False) -> None:
+    def crash(self, *, for_good: bool = False, restarts: bool = True) -> None:
         """Everything of it dies at once."""
         incarnation = self.incarnation
         self.is_lost = self.is_lost or for_good
@@ -167,7 +186,8 @@ class Container:
             self._sim.after(
                 self._sim.rng.randrange(1, 2_000), "exit seen", lambda: self._tell_exit(incarnation)
             )
-        self._restart_later()
+        if restarts:
+            self._restart_later()
 
     def crash_warden(self) -> None:
         """Only the warden dies; the engine notices that the pipe is closed."""
@@ -185,7 +205,7 @@ class Container:
             self.engine.kill()
 
     def _restart_later(self) -> None:
-        self._sim.after(self._sim.rng.randrange(500, RESTART_MS), f"{self.name} boots", self.start)
+        self._sim.after(self._sim.rng.randrange(500, RESTART_MS), f"{self.host} boots", self.start)
 
     def _tell_exit(self, incarnation: str) -> None:
         life = self._around.control.answering()
@@ -223,24 +243,24 @@ class Container:
             def serve() -> None:
                 answer = handle(life)
                 if answer is not None:
-                    back = f"{self.name} <- {label}"
-                    network.send("control", self.name, back, lambda: caller.run(back, answer))
+                    back = f"{self.host} <- {label}"
+                    network.send("control", self.host, back, lambda: caller.run(back, answer))
 
-            life.process.run(f"{label} of {self.name}", serve)
+            life.process.run(f"{label} of {self.host}", serve)
 
-        network.send(self.name, "control", f"control <- {label} of {self.name}", arrive)
+        network.send(self.host, "control", f"control <- {label} of {self.host}", arrive)
 
     def _register(self) -> None:
         warden = self._warden
         assert warden is not None
         self._incarnations += 1
-        incarnation = f"{self._incarnations}"
+        incarnation = f"{self.host}.{self._incarnations}"
         self._registering = incarnation
 
         def handle(life: Services) -> Callable[[], None] | None:
             def register() -> bool:
                 now_ms = life.process.clock.boot_ms()
-                life.shard_manager.register(self.name, incarnation, folder_id=self.name, now_ms=now_ms)
+                life.shard_manager.register(self.name, incarnation, folder_id=self.host, now_ms=now_ms)
                 return True
 
             done = self._around.control.guarded(life, register)
@@ -256,75 +276,100 @@ class Container:
     def _spawn(self, incarnation: str) -> None:
         if self._registering != incarnation:
             return  # the answer to an attempt that was given up
-        assert self.engine is None, f"{self.name} has an engine already"
+        assert self.engine is None, f"{self.host} has an engine already"
         self._registering = ""
         self._engine = Engine(self._around, self, incarnation)
-        self._lease = self._around.lease(deadline_ms=self._around.profile.deadline_ms)
-        self._sequence, self._sign_ms, self._report = 0, None, None
-        self._spawned_ms = self.clock.boot_ms()
+        self._watchdog = Watchdog(
+            container=self.name,
+            incarnation=incarnation,
+            profile=self._around.profile,
+            started_ms=self.clock.boot_ms(),
+            lease=self._around.lease(deadline_ms=self._around.profile.deadline_ms),
+        )
 
-    def on_sign(self, incarnation: str, at_ms: Millis, report: Report) -> None:
+    def on_sign(self, incarnation: str, at_ms: Millis, said: Heartbeat) -> None:
         """The engine wrote a sign of life into the pipe."""
 
         def take() -> None:
-            if self.incarnation == incarnation:
-                self._sign_ms, self._report = at_ms, report
+            if self.incarnation == incarnation and self._watchdog is not None:
+                self._watchdog.on_sign(at_ms, said)
 
         if self._warden is not None:
             self._warden.run("sign of life", take)
 
-    def _beat(self) -> None:
-        engine, lease, report = self._engine, self._lease, self._report
-        if engine is None or lease is None or report is None or not engine.process.is_alive:
+    def _watch(self) -> None:
+        engine, watchdog = self._engine, self._watchdog
+        if engine is None or watchdog is None:
             return
-        self._sequence += 1
-        beat = Heartbeat(
-            container=self.name,
-            incarnation=engine.incarnation,
-            sequence=self._sequence,
-            acked=report.acked,
-            assignment_version=report.assignment_version,
-            list_version=report.list_version,
-            tasks=report.tasks,
-            engine_ready=True,
-        )
-        lease.on_sent(beat.sequence, self.clock.boot_ms())
+        now_ms = self.clock.boot_ms()
+        if not engine.process.is_alive:
+            self._end(engine, "it ended by itself")
+            return
+        for action in watchdog.look(now_ms).actions:
+            if isinstance(action, End):
+                self._end(engine, action.reason)
+            else:
+                watchdog.on_sent(action.heartbeat, now_ms)
+                self._send(engine, action.heartbeat)
+
+    def _send(self, engine: Engine, beat: Heartbeat) -> None:
+        """One beat. Its answer may come late, twice or never; a late one is no sign of a Shard Manager."""
+        warden, state = self._warden, {"waits": True}
+        assert warden is not None
 
         def handle(life: Services) -> Callable[[], None] | None:
             now_ms = life.process.clock.boot_ms()
             reply = self._around.control.guarded(life, lambda: life.shard_manager.on_heartbeat(beat, now_ms))
-            return None if reply is None else lambda: self._on_reply(engine, reply)
+            return None if reply is None else lambda: take(reply)
 
-        assert self._warden is not None
-        self.ask(
-            self._warden,
-            "beat",
-            handle,
-            on_arrival=lambda: self._around.on_arrival(self.name, engine.incarnation),
-        )
+        def take(reply: HeartbeatReply) -> None:
+            if engine is not self._engine or self._watchdog is None:
+                return
+            if state.pop("waits", False):
+                self._contact.on_answer(reply)
+            if self._watchdog.on_reply(reply, self.clock.boot_ms()):
+                engine.on_reply(reply)
 
-    def _on_reply(self, engine: Engine, reply: HeartbeatReply) -> None:
-        if engine is not self._engine or self._lease is None:
-            return
-        self._lease.on_ack(reply, self.clock.boot_ms())
-        if reply.verdict is Verdict.OK:
-            engine.on_reply(reply)
+        def give_up() -> None:
+            if state.pop("waits", False) and engine is self._engine and self._contact.on_silence():
+                self._renew(engine, beat)
 
-    def _watch(self) -> None:
-        engine, lease = self._engine, self._lease
-        if engine is None or lease is None:
-            return
-        now_ms = self.clock.boot_ms()
-        profile = self._around.profile
-        limit_ms = profile.engine_stale_ms if self._sign_ms is not None else ENGINE_START_LIMIT_MS
-        is_stale = now_ms - (self._sign_ms or self._spawned_ms) > limit_ms
-        stops = lease.on_time(now_ms).actions
-        if engine.process.is_alive and not stops and not is_stale:
-            return
-        why = "it died" if not engine.process.is_alive else stops[0].reason if stops else "no sign of life"
-        self._around.met["engine ended: " + why.split(" in the last")[0]] += 1
-        self._sim.note(f"{self.name} ends its engine: {why}")
-        self._lease = None  # no more beats for this one
+        arrived = partial(self._around.on_arrival, self.name, engine.incarnation)
+        self.ask(warden, "beat", handle, on_arrival=arrived)
+        warden.after(self._around.profile.deadline_ms // 4, "beat timed out", give_up)
+
+    def _renew(self, engine: Engine, beat: Heartbeat) -> None:
+        """Past the control plane, in the store itself."""
+        sim, warden, begun_ms = self._sim, self._warden, self.clock.boot_ms()
+        assert warden is not None
+
+        def ask() -> None:
+            if self._around.network.is_cut(self.host, "store"):
+                return
+            self._around.met["renewals in the store"] += 1
+            try:
+                found = self._around.shard_store.renew(self.name, engine.incarnation)
+            except PenstockError:
+                return
+            warden.after(sim.rng.randrange(1, STORE_MS), "the store answers", partial(answer, found))
+
+        def answer(found: Assignment | None) -> None:
+            if engine is not self._engine or self._watchdog is None:
+                return
+            renewal = None
+            if found is not None:
+                renewal = Renewal(assignment_version=found.version, shards=found.shards)
+            reply = self._contact.read(beat, renewal)
+            if self._watchdog.on_renewed(reply, begun_ms, self.clock.boot_ms()):
+                engine.on_reply(reply)
+
+        warden.after(sim.rng.randrange(1, STORE_MS), "renewal", ask)
+
+    def _end(self, engine: Engine, reason: str) -> None:
+        self._around.met["engine ended: " + reason.split(" in the last")[0].split(" for ")[0]] += 1
+        self._sim.note(f"{self.host} ends its engine: {reason}")
+        self._around.on_ending(self, engine.incarnation, reason)
+        self._watchdog = None  # no more beats for this one
         assert self._warden is not None
         self._warden.after(self._sim.rng.randrange(1, KILL_MS), "engine killed", lambda: self._reaped(engine))
 

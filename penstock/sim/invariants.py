@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Millis
@@ -19,12 +19,14 @@ from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
 from penstock.sim.runner import Run
 from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.liveness import BRAKE_COUNT, BRAKE_FRACTION
 from penstock.tasks.messages import ShardState
-from penstock.tasks.shard_store import ShardRow
+from penstock.tasks.shard_store import BLAME_MAX, ShardRow
 from penstock.tasks.sharding import shard_of
 from penstock.tasks.task_manager import Report
 
 if TYPE_CHECKING:
+    from penstock.sim.fleet import Container
     from penstock.sim.scenario import World
 
 COMPLEX = tuple(name for name, sync in SYNC_OF.items() if sync is Sync.COMPLEX)
@@ -39,6 +41,8 @@ class ShardChecker:
     _states: dict[tuple[str, str], ContainerRow] = field(default_factory=dict)
     _arrived_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)  # acknowledged, with its epoch
+    _moved_ms: dict[int, Millis] = field(default_factory=dict)  # the last change of each shard's record
+    _gone_ms: dict[str, Millis] = field(default_factory=dict)  # fail-overs of silent ones
     failovers: int = 0
 
     def on_arrival(self, container: str, incarnation: str) -> None:
@@ -60,6 +64,11 @@ class ShardChecker:
             "I1 a dropped shard stays dropped", wrong if run.shard_epoch < dropped else None
         )
 
+    def moving(self) -> frozenset[int]:
+        """Shards whose record changed a short while ago: they are on their way, or their tasks begin."""
+        since_ms = self.world.sim.now_ms - max(6 * self.world.profile.heartbeat_ms, 10_000)
+        return frozenset(shard for shard, at_ms in self._moved_ms.items() if at_ms > since_ms)
+
     def check(self) -> None:
         """After every event."""
         if "shards" not in self.world.written:
@@ -74,6 +83,7 @@ class ShardChecker:
             if before is not None and was_there and container.state is ContainerState.GONE:
                 self.failovers += 1
                 self.world.sim.demand("I6 only the silent fail over", self._failover(container, before))
+                self.world.sim.demand("I6 the brake holds", self._brake(container, before))
 
     def _epochs(self, rows: tuple[ShardRow, ...]) -> str | None:
         epochs = Counter(row.epoch for row in rows)
@@ -83,15 +93,28 @@ class ShardChecker:
         for row in rows:
             old, self._shards[row.shard] = self._shards.get(row.shard), row
             # Blame is no part of who owns it.
-            if old is not None and replace(old, blame=row.blame) != row and row.epoch <= old.epoch:
+            if old is None:
+                continue
+            if (row.epoch, row.container, row.state, row.target) == (
+                old.epoch,
+                old.container,
+                old.state,
+                old.target,
+            ):
+                continue
+            self._moved_ms[row.shard] = self.world.sim.now_ms
+            if row.epoch <= old.epoch:
                 return f"shard {row.shard} changed from {old} to {row}"
+            was_barred = old.container is None and old.blame >= BLAME_MAX
+            wrong = f"shard {row.shard} cost {old.blame} containers, and goes to {row.container}"
+            is_given = was_barred and row.container is not None
+            self.world.sim.demand("I4 a costly shard goes nowhere", wrong if is_given else None)
         return None
 
     def _failover(self, now: ContainerRow, before: ContainerRow) -> str | None:
         world = self.world
         if now.known_dead:
-            container = world.container(now.name)
-            is_alive = container.incarnation == now.incarnation and container.engine is not None
+            is_alive = any(host.incarnation == now.incarnation for host in world.hosts())
             return f"{now.name} was declared dead and lives" if is_alive else None
         if before.state is ContainerState.WITHHELD:
             return None  # unanswered on purpose for a full interval
@@ -103,6 +126,66 @@ class ShardChecker:
             return f"{now.name} was failed over {silence_ms} ms after its last beat arrived"
         return None
 
+    def _brake(self, now: ContainerRow, before: ContainerRow) -> str | None:
+        """When many fall silent together, all of them get one interval more."""
+        world, profile = self.world, self.world.profile
+        if now.known_dead or before.state is ContainerState.WITHHELD:
+            return None
+        now_ms = world.sim.now_ms
+        lost = {name for name, at_ms in self._gone_ms.items() if now_ms - at_ms < 0.95 * profile.failover_ms}
+        self._gone_ms[now.name] = now_ms
+        arrived_ms = self._arrived_ms.get((now.name, now.incarnation))
+        # With trouble in the store those that the brake let go may not be gone yet.
+        if arrived_ms is None or world.was_store_bad(3 * profile.failover_ms):
+            return None
+        rows = [row for row in world.shard_store.containers() if row.may_run and row.state is not _WITHHELD]
+        heard = [self._arrived_ms.get((row.name, row.incarnation), now_ms) for row in rows]
+        silent = sum(now_ms - at_ms > 1.05 * profile.deadline_ms for at_ms in heard) + 1
+        count, total = silent + len(lost), len(rows) + 1 + len(lost)
+        silence_ms = now_ms - arrived_ms
+        if count < BRAKE_COUNT or count <= BRAKE_FRACTION * total or silence_ms > 1.5 * profile.failover_ms:
+            return None
+        return f"{now.name} was failed over after {silence_ms} ms, with {count} of {total} silent"
+
+    def on_ending(self, container: Container, incarnation: str, reason: str) -> None:
+        """A warden ends its engine: its lease runs out only if neither Shard Manager nor store was there."""
+        world, profile = self.world, self.world.profile
+        if not reason.startswith("no beat sent"):
+            return
+        row = self._states.get((container.name, incarnation))
+        is_excused = (
+            world.was_store_bad(2 * profile.deadline_ms)
+            or world.network.was_cut(container.host, "store", 2 * profile.deadline_ms)
+            or row is None
+            or row.state is not ContainerState.LIVE
+            or world.slept(container.warden, 2 * profile.deadline_ms)
+        )
+        wrong = f"{container.host} lost its lease though it could renew it in the store"
+        world.sim.demand("I19 what runs goes on", None if is_excused else wrong)
+
+    def on_stop(self, run: Run) -> None:
+        """A task is asked to end: not while its config is the newest and its shard is where it was."""
+        host, spec = self.world.container(run.container), run.spec
+        shard = self._shards.get(shard_of(spec.task_id, self.world.options.shard_count))
+        job = self.world.config_checker.running.get(spec.job)
+        is_mine = shard is not None and (shard.container, shard.epoch, shard.state) == (
+            host.name,
+            run.shard_epoch,
+            ShardState.OWNED,
+        )
+        is_current = (
+            job is not None
+            and (job.birth, job.generation, job.restart_version)
+            == (spec.birth, spec.generation, spec.running_version)
+            and job.state == "running"
+            and job.hold_generation < job.generation
+        )
+        wrong = f"{run.id} is stopped on {host.host}, though nothing of it changed"
+        self.world.sim.demand("I19 nobody stops what should run", wrong if is_mine and is_current else None)
+
+
+_WITHHELD = ContainerState.WITHHELD
+
 
 @dataclass(slots=True)
 class EffectChecker:
@@ -112,6 +195,7 @@ class EffectChecker:
     overlap_ms: Millis = 0  # of the excused ones, from the successor's acquire to the old instance's end
     excused: Counter[str] = field(default_factory=Counter)
     _tokens: dict[tuple[str, int], int] = field(default_factory=dict)
+    _pairs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # generation, shard epoch
     _fenced: dict[tuple[str, int], int] = field(default_factory=dict)  # the last token a fence gave
     _holders: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
     _overlap_since_ms: dict[str, Millis] = field(default_factory=dict)
@@ -136,6 +220,9 @@ class EffectChecker:
             grown = f"token {effect.token} of {effect.interval} follows {newest}"
             sim.demand("I2 tokens grow", grown if effect.token <= newest else None)
             self._tokens[effect.interval] = effect.token
+            before, self._pairs[effect.interval] = self._pairs.get(effect.interval, (0, 0)), effect.pair
+            older = f"{effect.run} took {effect.interval} under {effect.pair}, {before} had it"
+            sim.demand("I2 old epochs take nothing", older if effect.pair < before else None)
             if effect.kind == "fence":
                 self._fenced[effect.interval] = effect.token
             else:
@@ -162,11 +249,10 @@ class EffectChecker:
     def was_paused(self, other: Run) -> bool:
         """Whether its engine or its warden slept long enough to outlive a lease."""
         warden = self.world.container(other.container).warden
-        since_ms = self.world.sim.now_ms - 2 * self.world.profile.failover_ms
-        for process in (other.process, warden):
-            if process is not None and (process.is_paused or process.resumed_ms > since_ms):
-                return True
-        return False
+        return any(
+            self.world.slept(process, 2 * self.world.profile.failover_ms)
+            for process in (other.process, warden)
+        )
 
 
 @dataclass(slots=True)
@@ -177,7 +263,7 @@ class ConfigChecker:
     _store: JobStore
     _versions: dict[str, int] = field(default_factory=dict)
     _allowed: dict[str, set[str]] = field(default_factory=dict)  # job birth -> merged configs it ever had
-    _running: dict[str, RunningRow] = field(default_factory=dict)
+    running: dict[str, RunningRow] = field(default_factory=dict)
     # (job, restart version) -> configs: a live change gives another one without a restart.
     _served: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _seen_version: int = 0
@@ -195,7 +281,7 @@ class ConfigChecker:
             for row in rows:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
                 self.world.sim.demand("I3 a plan commits after the old tasks", self._left_over(row))
-                self._running[row.job] = row
+                self.running[row.job] = row
                 self._served.setdefault((row.job, row.restart_version), set()).add(canonical(row.config))
 
     def on_start(self, run: Run) -> None:
@@ -221,7 +307,7 @@ class ConfigChecker:
             self._allowed.setdefault(record.job.birth, set()).add(canonical(merged))
 
     def _left_over(self, row: RunningRow) -> str | None:
-        old = self._running.get(row.job)
+        old = self.running.get(row.job)
         if old is None or row.generation == old.generation:
             return None
         for run in self.world.population.runs.values():
@@ -240,7 +326,7 @@ class ConfigChecker:
         return None
 
     def _row(self, row: RunningRow) -> str | None:
-        old = self._running.get(row.job)
+        old = self.running.get(row.job)
         if row.state != "removed" and canonical(row.config) not in self._allowed.get(row.birth, ()):
             return f"{row.job} runs a config that no version of its layers ever gave"
         if row.state == "running" and len(row.mapping) != row.config["partitions"]:

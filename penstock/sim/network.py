@@ -29,6 +29,7 @@ class Network:
     met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
     last_due_ms: Millis = 0  # when the last message that is under way arrives
     _cut: set[tuple[str, str]] = field(default_factory=set)
+    _mended_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _slow_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
 
     def cut(self, source: str, target: str) -> None:
@@ -38,8 +39,19 @@ class Network:
 
     def mend(self, source: str, target: str) -> None:
         """Undo `cut`."""
+        if (source, target) in self._cut:
+            self._mended_ms[source, target] = self.sim.now_ms
         self._cut.discard((source, target))
         self.sim.note(f"link {source} -> {target} is mended")
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether what is sent now is lost."""
+        return (source, target) in self._cut
+
+    def was_cut(self, source: str, target: str, within_ms: Millis) -> bool:
+        """Whether it is, or was until a short while ago."""
+        mended_ms = self._mended_ms.get((source, target), -(10**12))
+        return self.is_cut(source, target) or mended_ms > self.sim.now_ms - within_ms
 
     def slow(self, source: str, target: str, delay_ms: Millis) -> None:
         """Everything sent from `source` to `target` takes this much longer, until it is set to 0 again."""
@@ -48,7 +60,8 @@ class Network:
 
     def heal(self) -> None:
         """A good day from now on. What is already under way still arrives late."""
-        self._cut.clear()
+        for link in sorted(self._cut):
+            self.mend(*link)
         self._slow_ms.clear()
         self.weather = Weather()
         self.sim.note("network heals")

@@ -32,6 +32,12 @@ FAULT_KINDS = (
     "data plane timeouts",
     "task crash",
     "slow stops",
+    "control outage",
+    "syncer down",
+    "task service down",
+    "same identity",
+    "stubborn task",
+    "planned work",
 )
 
 
@@ -49,6 +55,8 @@ class Options:
     write_every_ms: Millis
     poison_jobs: int
     safety_ms: Millis
+    task_counts: tuple[int, int] = (1, 5)  # of a job, from and to
+    is_large: bool = False  # fewer events per container, so that a large fleet can be run for hours
 
     def describe(self) -> str:
         """One line, printed before the run."""
@@ -79,3 +87,27 @@ def draw_options(seed: int) -> Options:
         poison_jobs=rng.choice((0, 0, 0, 1, 2)),
         safety_ms=900_000 if profile == "paper" else 180_000,
     )
+
+
+def draw_fleet_options(seed: int) -> Options:
+    """Two hours of 30 containers and about 300 tasks, in the paper's profile: what `--profile tasks` runs."""
+    rng = Random(f"fleet options {seed}")
+    share = rng.choice((0.15, 0.4, 0.6, 0.9))
+    kinds = [kind for kind in FAULT_KINDS if not kind.startswith("data plane")]
+    return Options(
+        seed=seed,
+        profile="paper",
+        containers=30,
+        shard_count=rng.choice((48, 60)),
+        jobs=60,
+        faults=tuple(kind for kind in kinds if rng.random() < share),
+        fault_every_ms=rng.choice((45_000, 90_000, 180_000)),
+        write_every_ms=rng.choice((60_000, 120_000, 240_000)),
+        poison_jobs=0,
+        safety_ms=7_200_000,
+        task_counts=(3, 7),
+        is_large=True,
+    )
+
+
+DRAWS = {"jobs": draw_options, "tasks": draw_fleet_options}

@@ -54,6 +54,7 @@ class Pace:
     kill_ms: Millis = 200
     commit_ms: Millis = 2_000
     hang: float = 0.0  # the share of stops that hang until the kill
+    stubborn: set[str] = field(default_factory=set)  # task ids that end only with their engine
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Population:
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     on_start: list[Callable[[Run], None]] = field(default_factory=list)
+    on_stop: list[Callable[[Run], None]] = field(default_factory=list)
     on_end: list[Callable[[Run], None]] = field(default_factory=list)
 
     def add(self, run: Run) -> None:
@@ -133,14 +135,18 @@ class SimRunner:
         run = self._runs.get(task_id)
         if run is None or not run.is_live or run.is_ending:
             return
+        for observer in self._population.on_stop:
+            observer(run)
         run.state, run.is_ending = RunState.STOPPING, True
+        if task_id in self._pace.stubborn:
+            return
         if self._process.sim.rng.random() >= self._pace.hang:
             self._later(self._pace.stop_ms, run, "stops", lambda run: self._end(run, RunState.STOPPED))
 
     def kill(self, task_id: str) -> None:
         """End a run that hangs."""
         run = self._runs.get(task_id)
-        if run is None or not run.is_live:
+        if run is None or not run.is_live or task_id in self._pace.stubborn:
             return
         run.state, run.is_ending = RunState.STOPPING, True
         self._later(self._pace.kill_ms, run, "is killed", lambda run: self._end(run, RunState.STOPPED))

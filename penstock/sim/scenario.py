@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis
 from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.state_syncer import SyncReport
-from penstock.sim.control import ControlPlane, Parts
+from penstock.sim.control import SYNC_MS, ControlPlane, Parts
 from penstock.sim.convergence import look
 from penstock.sim.data_plane import ModelDataPlane
 from penstock.sim.faults import DataPlaneFaults, FaultSchedule, StoreFaults
@@ -18,11 +18,15 @@ from penstock.sim.fleet import Container, Surroundings
 from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker
 from penstock.sim.network import Network
 from penstock.sim.options import Options, draw_options
+from penstock.sim.quick_store import QuickDatabase
 from penstock.sim.runner import Pace, Population
 from penstock.sim.simulation import Process, Simulation, draw_clock
 from penstock.sim.workload import Workload
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import PROFILES
+from penstock.tasks.shard_load import LoadPace
+from penstock.tasks.shard_manager import Pace as ShardPace
+from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
 
@@ -39,6 +43,8 @@ class Bugs:
     lease: type[Lease] = Lease
     task_manager: type[TaskManager] = TaskManager
     checks_tokens: bool = True
+    checks_epochs: bool = True
+    container: type[Container] = Container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +85,23 @@ class World:
         self.profile = PROFILES[options.profile]
         if options.profile == "paper":
             # The engine's signs in the ratio of the fast profile: four times fewer events, the same races.
-            self.profile = replace(self.profile, sign_of_life_ms=2_000, engine_stale_ms=8_000)
+            sign_ms = 10_000 if options.is_large else 2_000
+            self.profile = replace(self.profile, sign_of_life_ms=sign_ms, engine_stale_ms=4 * sign_ms)
         self.store_faults = StoreFaults(self.sim)
-        self.database = Database(None, fault=self.store_faults)
+        self.database = QuickDatabase(fault=self.store_faults)
         self.written: set[str] = set()
         # The one look behind the store's curtain: which tables are written, so that checkers know.
         self.database.on_statement(self._on_statement)
         self.shard_store = ShardStore(self.database, JournalStore(self.database))
         self.data_plane_faults = DataPlaneFaults(self.sim)
         self.data_plane = ModelDataPlane(
-            self.sim, fault=self.data_plane_faults, checks_tokens=bugs.checks_tokens
+            self.sim,
+            fault=self.data_plane_faults,
+            checks_tokens=bugs.checks_tokens,
+            checks_epochs=bugs.checks_epochs,
         )
         self.network, self.population = Network(self.sim), Population()
-        self.pace = Pace(commit_ms=2 * self.profile.sign_of_life_ms)
+        self.pace = Pace(commit_ms=120_000 if options.is_large else 2 * self.profile.sign_of_life_ms)
         host = draw_clock(self.sim)
         self.control = ControlPlane(
             sim=self.sim,
@@ -101,6 +111,9 @@ class World:
             shard_count=options.shard_count,
             clock=replace(host, wall_offset_ms=0),
             parts=bugs.parts,
+            tick_ms=self.profile.heartbeat_ms if options.is_large else 0,
+            sync_ms=30_000 if options.is_large else SYNC_MS,
+            pace=ShardPace(balance_soon_ms=20_000) if options.is_large else ShardPace(),
         )
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
@@ -114,32 +127,81 @@ class World:
             population=self.population,
             profile=self.profile,
             pace=self.pace,
+            # A third of a heartbeat, and a bit: a beat that waits for the next look would eat into the lease.
+            watch_ms=self.profile.heartbeat_ms // 3 + 2
+            if options.is_large
+            else self.profile.sign_of_life_ms // 2,
+            load_pace=LoadPace(sample_ms=60_000 if options.is_large else 10_000),
+            shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,
             task_manager=bugs.task_manager,
             on_arrival=self.shard_checker.on_arrival,
             on_report=self.shard_checker.on_report,
+            on_ending=self.shard_checker.on_ending,
         )
         self.around = around
         names = [f"c{number}" for number in range(options.containers)]
-        self.containers = [Container(around, name, draw_clock(self.sim)) for name in names]
-        self._by_name = {container.name: container for container in self.containers}
+        self.containers = [bugs.container(around, name, draw_clock(self.sim)) for name in names]
+        # Hosts that somebody may start under a name that is taken.
+        self.twins = [
+            bugs.container(around, name, draw_clock(self.sim), host=f"{name}.twin") for name in names[:2]
+        ]
+        self._by_host = {host.host: host for host in self.hosts()}
         self.faults, self.workload = FaultSchedule(self), Workload(self)
+        self.population.on_stop.append(self.shard_checker.on_stop)
         self.population.on_end.append(self.effect_checker.on_end)
         self.sim.watch(self.shard_checker.check)
         self.sim.watch(self.effect_checker.check)
         self.sim.watch(self.config_checker.check)
 
-    def container(self, name: str) -> Container:
-        """By name."""
-        return self._by_name[name]
+    def container(self, host: str) -> Container:
+        """By its host: two may have one name."""
+        return self._by_host[host]
+
+    def hosts(self) -> list[Container]:
+        """Every container, those started by mistake included."""
+        return [*self.containers, *self.twins]
 
     def processes(self) -> list[Process]:
         """Everything that is alive."""
         found = self.control.processes()
-        for container in self.containers:
+        for container in self.hosts():
             found += [process for process in (container.warden, container.engine) if process is not None]
         return found
+
+    def slept(self, process: Process | None, within_ms: Millis) -> bool:
+        """Whether a process is paused, or was until a short while ago."""
+        since_ms = self.sim.now_ms - within_ms
+        return process is not None and (process.is_paused or process.resumed_ms > since_ms)
+
+    def was_store_bad(self, within_ms: Millis) -> bool:
+        """Whether the store failed somebody a short while ago."""
+        return self.store_faults.struck_ms > self.sim.now_ms - within_ms
+
+    def order(self, work: Callable[[ShardManager, Millis], None]) -> None:
+        """Somebody asks the Shard Manager for something, if there is one."""
+        life = self.control.active
+        if life is None or life.process.is_paused:
+            return
+        manager, clock = life.shard_manager, life.process.clock
+
+        def ask() -> None:
+            self.control.guarded(life, lambda: work(manager, clock.boot_ms()))
+
+        life.process.run("an order", ask)
+
+    def move(self, shard: int, target: str) -> None:
+        """Somebody moves a shard."""
+        self.order(lambda manager, now_ms: manager.move(shard, target, now_ms))
+
+    def release(self, shard: int) -> None:
+        """Somebody looked at a shard that cost containers."""
+        self.order(lambda manager, now_ms: manager.release(shard, now_ms))
+
+    def take_back(self, name: str) -> None:
+        """Planned work on a container is over."""
+        self.order(lambda manager, now_ms: manager.uncordon(name, now_ms))
 
     def _on_statement(self, statement: str) -> None:
         if statement.startswith("SELECT"):
@@ -207,7 +269,8 @@ def _come_to_rest(world: World) -> Millis:
     while True:
         sim.run(sim.now_ms + 1_000)
         _lift_quarantines(world)
-        problems = look(world).problems
+        _end_planned_work(world)
+        problems = look(world, may_balance=True).problems
         late = sim.now_ms - healed_ms >= bound_ms
         summary = f"{bound_ms} ms after the last fault: {'; '.join(problems[:5])} ({len(problems)} in all)"
         sim.demand("I4 I5 I11 I12 comes to rest", summary if problems and late else None)
@@ -221,6 +284,16 @@ def _lift_quarantines(world: World) -> None:
     for name, record in JobStore(world.database).load(sorted(world.workload.names)).items():
         if record.quarantine is not None and name not in poison and not record.job.deleted:
             world.workload.touch(name)
+
+
+def _end_planned_work(world: World) -> None:
+    """Oncalls take back what was drained or cordoned, and let go of shards that cost containers."""
+    for row in world.shard_store.containers():
+        if row.cordoned:
+            world.take_back(row.name)
+    for shard in world.shard_store.shards():
+        if shard.is_quarantined:
+            world.release(shard.shard)
 
 
 def _stay_at_rest(world: World) -> None:
@@ -243,11 +316,14 @@ def _stay_at_rest(world: World) -> None:
 
 def _settle(world: World) -> None:
     """Balancing may go on for a while after everything runs; it must end."""
-    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + 300_000
+    # A large fleet has more to move, a few shards at a time.
+    bound_ms = 900_000 if world.options.is_large else 300_000
+    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + bound_ms
     shards, started = world.shard_store.shards(), world.population.started
     # A move is told with one beat and acknowledged with another: three without news are calm.
     while sim.now_ms - calm_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
         sim.run(sim.now_ms + 1_000)
-        sim.demand("I12 balancing ends", "shards still move after 300 s" if sim.now_ms > limit_ms else None)
+        endless = f"shards still move after {bound_ms} ms" if sim.now_ms > limit_ms else None
+        sim.demand("I12 balancing ends", endless)
         if (world.shard_store.shards(), world.population.started) != (shards, started):
             shards, started, calm_since_ms = world.shard_store.shards(), world.population.started, sim.now_ms

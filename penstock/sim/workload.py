@@ -40,7 +40,8 @@ class Workload:
         options, rng = self.world.options, self.world.sim.rng
         self.names = [f"p.j{number}" for number in range(options.jobs)]
         for name in self.names:
-            within_ms = rng.choice((1_000, 1_000, options.safety_ms // 2))
+            late_ms = 60_000 if options.is_large else options.safety_ms // 2
+            within_ms = rng.choice((1_000, 1_000, late_ms))
             self.world.sim.after(rng.randrange(within_ms), "create", partial(self._create, name))
         self._arm()
 
@@ -57,7 +58,9 @@ class Workload:
         if self.is_over:
             return
         rng = self.world.sim.rng
-        name, count = rng.choice(self.names), rng.randint(1, 5)
+        name, count = rng.choice(self.names), rng.randint(*self.world.options.task_counts)
+        if self.world.options.is_large and rng.random() < 0.05:
+            self._release_all()
         changes: tuple[Callable[[], None], ...] = (
             lambda: self._patch("rescale", name, "scaler", SCALER, {"task_count": count}),
             lambda: self._patch("rescale", name, "scaler", SCALER, {"task_count": count}),
@@ -85,9 +88,21 @@ class Workload:
         rng.choice(changes)()
         self._arm()
 
+    def _release_all(self) -> None:
+        """A new engine for everybody, within a few seconds."""
+        rng, version = self.world.sim.rng, str(self.world.sim.rng.randrange(10**6))
+        for name in self.names:
+            release = partial(
+                self._patch, "release of all", name, "provisioner", DEVELOPER, {"package.version": version}
+            )
+            self.world.sim.after(rng.randrange(5_000), "release of all", release)
+
     def _create(self, name: str) -> None:
         rng = self.world.sim.rng
-        birth, partitions, count = f"{rng.getrandbits(64):016x}", rng.randint(2, 6), rng.randint(1, 5)
+        low, high = self.world.options.task_counts
+        birth, partitions, count = f"{rng.getrandbits(64):016x}", rng.randint(2, 6), rng.randint(low, high)
+        if self.world.options.is_large:
+            partitions = rng.randint(high, high + 3)
         body: dict[str, Any] = {
             "pipeline": "p",
             "kind": "stateless",

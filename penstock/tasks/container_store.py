@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.sql_store import METADATA, NAME
+from penstock.core.sql_store import MADE_ONCE, METADATA, NAME
 from penstock.tasks.messages import TaskReport
 
 CONTAINERS = sa.Table(
@@ -91,22 +91,22 @@ class ContainerRow:
 
 def read_container(connection: sa.Connection, name: str) -> ContainerRow | None:
     """The row of that name."""
-    row = connection.execute(_READ, {"key": name}).mappings().first()
+    row = connection.execute(_READ, {"key": name}).first()
     return None if row is None else _container_row(row)
 
 
 def read_containers(connection: sa.Connection, *, with_tasks: bool = True) -> tuple[ContainerRow, ...]:
     """Every container ever heard of, by name."""
-    rows = connection.execute(_READ_ALL if with_tasks else _READ_LEASES).mappings()
+    rows = connection.execute(_READ_ALL if with_tasks else _READ_LEASES)
     return tuple(_container_row(row) for row in rows)
 
 
-def _container_row(row: sa.RowMapping) -> ContainerRow:
-    values = dict(row)
-    text = values.pop("tasks", "[]")
-    capacity = tuple(json.loads(values["capacity"]))
-    state = ContainerState(values["state"])
-    return ContainerRow(**{**values, "state": state, "tasks_text": text, "capacity": capacity})
+def _container_row(row: Sequence[Any]) -> ContainerRow:
+    values = dict(zip(_FIELDS, row, strict=False))
+    capacity = values["capacity"]
+    values["capacity"] = tuple(json.loads(capacity)) if capacity != "[]" else ()
+    values["state"] = ContainerState(values["state"])
+    return ContainerRow(**values)
 
 
 def tasks_to_text(tasks: Sequence[TaskReport]) -> str:
@@ -125,15 +125,19 @@ def _container_values(row: ContainerRow) -> dict[str, Any]:
 
 
 # Built once: every beat of every container executes these two.
-_READ_ALL = sa.select(CONTAINERS).order_by(CONTAINERS.c.name)
-_READ_LEASES = sa.select(*(column for column in CONTAINERS.c if column.name != "tasks")).order_by(
-    CONTAINERS.c.name
+_LEASE_COLUMNS = [column for column in CONTAINERS.c if column.name != "tasks"]
+_FIELDS = (*(column.name for column in _LEASE_COLUMNS), "tasks_text")
+_ALL_COLUMNS = (*_LEASE_COLUMNS, CONTAINERS.c.tasks)
+_READ_ALL = sa.select(*_ALL_COLUMNS).order_by(CONTAINERS.c.name).execution_options(**MADE_ONCE)
+_READ_LEASES = sa.select(*_LEASE_COLUMNS).order_by(CONTAINERS.c.name).execution_options(**MADE_ONCE)
+_READ = (
+    sa.select(*_ALL_COLUMNS).where(CONTAINERS.c.name == sa.bindparam("key")).execution_options(**MADE_ONCE)
 )
-_READ = sa.select(CONTAINERS).where(CONTAINERS.c.name == sa.bindparam("key"))
 _WRITE = (
     sa.update(CONTAINERS)
     .where(CONTAINERS.c.name == sa.bindparam("key"))
     .values({column.name: sa.bindparam(column.name) for column in CONTAINERS.c})
+    .execution_options(**MADE_ONCE)
 )
 
 

@@ -358,6 +358,9 @@ class ShardManager(FleetView):
     ) -> None:
         draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
+        if not is_draining and any(row.state is ShardState.DROPPING for row in shards):
+            # A shard on its way counts at both ends: balancing against that picture would go on for ever.
+            return
         basis = (tuple(sorted(self._loads.items())), self._accepting(containers, now_ms))
         is_soon = is_draining or basis != self._balanced_on
         wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms

@@ -27,6 +27,12 @@ def check_move(row: ShardRow | None, shard: int, target: str, accepting: tuple[s
             why=f"{row.container} drops it for {row.target or 'nobody'}",
             fix="wait until it has arrived",
         )
+    if row.is_quarantined:
+        raise Refused(
+            f"shard {shard} is quarantined",
+            why=f"it cost {row.blame} containers",
+            fix=f"look at its tasks, then `penstock shard release {shard}` and move it",
+        )
     if target not in accepting:
         raise Refused(
             f"{target} cannot take a shard now",

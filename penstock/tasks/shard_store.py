@@ -17,7 +17,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Refused, VersionConflict
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import METADATA, Database, check_term, current_value, next_value
+from penstock.core.sql_store import MADE_ONCE, METADATA, Database, check_term, current_value, next_value
 from penstock.tasks.container_store import (
     ContainerRow,
     ContainerState,
@@ -391,26 +391,46 @@ def _put(
 ) -> None:
     """The one place that changes a shard's record: compare-and-set on the epoch, and a new epoch."""
     epoch = next_value(connection, _EPOCHS)
-    changed = connection.execute(
-        sa.update(SHARDS)
-        .where(SHARDS.c.shard == row.shard, SHARDS.c.epoch == row.epoch)
-        .values(container=container, epoch=epoch, state=state, target=target)
-    )
+    values = {"container": container, "epoch": epoch, "state": str(state), "target": target}
+    changed = connection.execute(_PUT, {"of_shard": row.shard, "of_epoch": row.epoch, **values})
     if changed.rowcount != 1:
         raise VersionConflict(f"shard {row.shard}", expected=row.epoch, actual=epoch)
 
 
 def _shards(connection: sa.Connection) -> tuple[ShardRow, ...]:
-    rows = connection.execute(sa.select(SHARDS).order_by(SHARDS.c.shard)).mappings()
-    return tuple(ShardRow(**{**row, "state": ShardState(row["state"])}) for row in rows)
+    return tuple(
+        ShardRow(
+            shard=shard, container=container, epoch=epoch, state=_STATES[state], target=target, blame=blame
+        )
+        for shard, container, epoch, state, target, blame in connection.execute(_ALL)
+    )
 
 
-_OF_CONTAINER = sa.select(SHARDS).where(SHARDS.c.container == sa.bindparam("key")).order_by(SHARDS.c.shard)
+_STATES = {str(state): state for state in ShardState}
+_ALL = (
+    sa.select(
+        SHARDS.c.shard, SHARDS.c.container, SHARDS.c.epoch, SHARDS.c.state, SHARDS.c.target, SHARDS.c.blame
+    )
+    .order_by(SHARDS.c.shard)
+    .execution_options(**MADE_ONCE)
+)
+_OF_CONTAINER = (
+    sa.select(SHARDS.c.shard, SHARDS.c.epoch, SHARDS.c.state)
+    .where(SHARDS.c.container == sa.bindparam("key"))
+    .order_by(SHARDS.c.shard)
+    .execution_options(**MADE_ONCE)
+)
+_PUT = (
+    sa.update(SHARDS)
+    .where(SHARDS.c.shard == sa.bindparam("of_shard"), SHARDS.c.epoch == sa.bindparam("of_epoch"))
+    .values({name: sa.bindparam(name) for name in ("container", "epoch", "state", "target")})
+    .execution_options(**MADE_ONCE)
+)
 
 
 def _assignment(connection: sa.Connection, name: str) -> Assignment:
     entries = tuple(
-        ShardEntry(shard=row.shard, epoch=row.epoch, state=ShardState(row.state))
-        for row in connection.execute(_OF_CONTAINER, {"key": name})
+        ShardEntry(shard=shard, epoch=epoch, state=_STATES[state])
+        for shard, epoch, state in connection.execute(_OF_CONTAINER, {"key": name})
     )
     return Assignment(version=current_value(connection, _EPOCHS), shards=entries)

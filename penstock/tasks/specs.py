@@ -111,6 +111,8 @@ def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
 
 def needs_restart(old: TaskSpec, new: TaskSpec) -> bool:
     """Whether a run of `old` must end before `new` is what runs."""
+    if old is new:
+        return False
     if (old.task_id, old.birth, old.generation, old.partitions) != (
         new.task_id,
         new.birth,

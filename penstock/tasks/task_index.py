@@ -31,7 +31,8 @@ class TaskIndex:
         if merged is self._list:
             return True
         had = self._list.jobs if self._list is not None else {}
-        changed: Iterable[str] = {*had, *merged.jobs} if news.full else (*news.jobs, *news.removed)
+        # In an order that is the same in every process: tasks are started in the order they come in here.
+        changed: Iterable[str] = {**had, **merged.jobs} if news.full else (*news.jobs, *news.removed)
         self._list = merged
         for job in changed:
             self._replace(had.get(job, ()), merged.jobs.get(job, ()))
@@ -46,6 +47,14 @@ class TaskIndex:
         for shard in shards:
             for spec in self._by_shard.get(shard, {}).values():
                 yield shard, spec
+
+    def spec(self, job: str, task_id: str) -> TaskSpec | None:
+        """The task of that id, as the list has it."""
+        shard = self._shard_of.get(task_id)
+        if shard is not None:
+            return self._by_shard[shard][task_id]
+        jobs = self._list.jobs if self._list is not None else {}
+        return next((spec for spec in jobs.get(job, ()) if spec.task_id == task_id), None)
 
     def tasks(self, shard: int) -> Mapping[str, TaskSpec]:
         """The tasks of one shard, by id."""

@@ -277,7 +277,7 @@ class TaskManager:
             for _, entry in sorted(self._shards.items())
             if entry.state is ShardState.OWNED or entry.shard not in busy
         )
-        if self._list is not None and self._is_list_fresh and not self._has_unlisted_runs(self._list):
+        if self._list is not None and self._is_list_fresh and not self._has_unlisted_runs():
             self._list_version_reaped = self._list.version
         tasks = [self._running_report(task_id, run) for task_id, run in self._runs.items()]
         tasks += [
@@ -293,12 +293,10 @@ class TaskManager:
             loads=self._book.report,
         )
 
-    def _has_unlisted_runs(self, task_list: TaskList) -> bool:
-        for run in self._runs.values():
-            specs = [
-                spec for spec in task_list.jobs.get(run.spec.job, ()) if spec.task_id == run.spec.task_id
-            ]
-            if not specs or needs_restart(run.spec, specs[0]):
+    def _has_unlisted_runs(self) -> bool:
+        for task_id, run in self._runs.items():
+            spec = self._index.spec(run.spec.job, task_id)
+            if spec is None or needs_restart(run.spec, spec):
                 return True
         return False
 

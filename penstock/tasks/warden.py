@@ -12,7 +12,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,15 +21,15 @@ import structlog
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, Verdict
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
 from penstock.tasks.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
+from penstock.tasks.watchdog import MISSED_BEATS, Contact, End, Renewal, Watchdog
+
+__all__ = ["Renewal", "ShardManagerLink", "Warden"]
 
 log = structlog.get_logger(__name__)
 
-# A fresh interpreter needs this long for its first sign of life on a loaded machine.
-ENGINE_START_MS: Millis = 60_000
 STOP_MS: Millis = 8_000
-MISSED_BEATS = 2  # in a row: then the store is asked
 
 
 class ShardManagerLink(Protocol):
@@ -45,25 +45,13 @@ class ShardManagerLink(Protocol):
         """Renew the lease row in the store itself, and read the assignment; None: this life is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
-    """What the store says when a container renews its row there."""
-
-    assignment_version: int
-    shards: tuple[ShardEntry, ...]
-
-
 @dataclass(slots=True)
 class _Engine:
-    """One life of the engine process and what it last said."""
+    """One life of the engine process, and the rules it is under."""
 
     process: subprocess.Popen[bytes]
     incarnation: str
-    started_ms: Millis
-    lease: Lease
-    sequence: int = 0
-    last_sign_ms: Millis | None = None
-    report: dict[str, Any] = field(default_factory=dict)
+    watchdog: Watchdog
 
 
 class Warden:
@@ -85,10 +73,10 @@ class Warden:
         self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
         self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
         self._stop = threading.Event()
-        self._signs: queue.Queue[tuple[str, Millis, dict[str, Any]]] = queue.Queue()
+        self._signs: queue.Queue[tuple[str, Millis, Heartbeat]] = queue.Queue()
         # (incarnation, answer, when the renewal that stands for an answer was begun)
         self._replies: queue.Queue[tuple[str, HeartbeatReply, Millis | None]] = queue.Queue()
-        self._known: HeartbeatReply | None = None  # the last answer of a Shard Manager
+        self._contact = Contact()
         self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
 
     def stop(self) -> None:
@@ -135,80 +123,61 @@ class Warden:
                 stderr=output,
                 start_new_session=True,
             )
-        engine = _Engine(
-            process=process,
+        watchdog = Watchdog(
+            container=self._container,
             incarnation=incarnation,
+            profile=self._profile,
             started_ms=self._clock.boot_ms(),
             lease=Lease(deadline_ms=self._profile.deadline_ms),
+            pid=process.pid,
         )
+        engine = _Engine(process=process, incarnation=incarnation, watchdog=watchdog)
         threading.Thread(target=self._read_signs, args=(engine,), name="signs", daemon=True).start()
         log.info("engine started", container=self._container, incarnation=incarnation, pid=process.pid)
         return engine
 
     def _watch(self, engine: _Engine) -> str:
         """Returns why this engine must end."""
-        next_beat_ms = 0
         while not self._stop.is_set():
             self._take_signs(engine)  # what lies in the pipe comes before any look at the time
             self._take_replies(engine)
-            now_ms = self._clock.boot_ms()
             if engine.process.poll() is not None:
                 return f"the engine ended by itself with code {engine.process.returncode}"
-            lost = engine.lease.on_time(now_ms).actions
-            if lost:
-                return lost[0].reason
-            age_ms = now_ms - (engine.last_sign_ms or engine.started_ms)
-            limit_ms = self._profile.engine_stale_ms if engine.last_sign_ms is not None else ENGINE_START_MS
-            if age_ms > limit_ms:
-                return f"no sign of life from the engine for {age_ms} ms"
-            if now_ms >= next_beat_ms and engine.last_sign_ms is not None:
-                next_beat_ms = now_ms + self._profile.heartbeat_ms
-                self._queue_beat(engine, now_ms)
+            now_ms = self._clock.boot_ms()
+            for action in engine.watchdog.look(now_ms).actions:
+                if isinstance(action, End):
+                    return action.reason
+                self._queue_beat(engine, action.heartbeat, now_ms)
             self._stop.wait(0.1)
         return "asked to stop"
 
-    def _queue_beat(self, engine: _Engine, now_ms: Millis) -> None:
-        engine.sequence += 1
-        beat = Heartbeat.from_json(
-            {
-                "container": self._container,
-                "incarnation": engine.incarnation,
-                "sequence": engine.sequence,
-                "pid": engine.process.pid,
-                **engine.report,
-            }
-        )
-        try:
+    def _queue_beat(self, engine: _Engine, beat: Heartbeat, now_ms: Millis) -> None:
+        engine.watchdog.on_sent(beat, now_ms)  # first: the answer may be there before this goes on
+        # If the last one is still on its way this one stays; the lease goes on counting.
+        with contextlib.suppress(queue.Full):
             self._beats.put_nowait(beat)
-            engine.lease.on_sent(engine.sequence, now_ms)
-        except queue.Full:
-            pass  # the last one is still on its way; the lease goes on counting
 
     def _send_beats(self) -> None:
-        missed = 0
+        contact = self._contact
         while True:
             beat = self._beats.get()
             try:
                 reply = self._link.beat(beat)
                 self._replies.put((beat.incarnation, reply, None))
-                self._known = reply
-                if missed:
+                if contact.missed:
                     log.info("heartbeats are acknowledged again", container=self._container)
-                missed = 0
+                contact.on_answer(reply)
             except PenstockError as error:
-                if not missed:
+                if not contact.missed:
                     log.warning(
                         "heartbeats are not acknowledged", container=self._container, error=error.what
                     )
-                missed += 1
-                if missed >= MISSED_BEATS:
-                    self._renew_in_store(beat, is_first=missed == MISSED_BEATS)
+                if contact.on_silence():
+                    self._renew_in_store(beat)
 
-    def _renew_in_store(self, beat: Heartbeat, *, is_first: bool) -> None:
+    def _renew_in_store(self, beat: Heartbeat) -> None:
         """No Shard Manager answers: the lease lives on in its row, and the assignment is read from there."""
-        known = self._known
-        if known is None:
-            return  # nothing of this life was ever acknowledged: nothing runs
+        is_first = self._contact.missed == MISSED_BEATS
         begun_ms = self._clock.boot_ms()
         try:
             renewal = self._link.renew(self._container, beat.incarnation)
@@ -218,43 +187,35 @@ class Warden:
             return
         if is_first:
             log.warning("renewing the lease in the store", container=self._container)
-        verdict = Verdict.REBOOT if renewal is None else Verdict.OK
-        reply = HeartbeatReply(
-            verdict=verdict,
-            term=known.term,
-            sequence=beat.sequence,
-            assignment_version=0 if renewal is None else renewal.assignment_version,
-            shards=() if renewal is None else renewal.shards,
-            shard_count=known.shard_count,
-            list_version=0,
-            reason="its lease is over in the store" if renewal is None else "",
-        )
-        self._replies.put((beat.incarnation, reply, begun_ms))
+        self._replies.put((beat.incarnation, self._contact.read(beat, renewal), begun_ms))
 
     def _take_replies(self, engine: _Engine) -> None:
         while not self._replies.empty():
             incarnation, reply, renewed_ms = self._replies.get()
             if incarnation != engine.incarnation:
                 continue
-            if renewed_ms is not None and reply.verdict is Verdict.OK:
-                engine.lease.on_renewed(renewed_ms, self._clock.boot_ms())
+            now_ms = self._clock.boot_ms()
+            if renewed_ms is None:
+                is_news = engine.watchdog.on_reply(reply, now_ms)
             else:
-                engine.lease.on_ack(reply, self._clock.boot_ms())
-            if reply.verdict is Verdict.OK:
+                is_news = engine.watchdog.on_renewed(reply, renewed_ms, now_ms)
+            if is_news:
                 self._tell(engine, {"reply": reply.to_json()})
 
     def _take_signs(self, engine: _Engine) -> None:
         while not self._signs.empty():
-            incarnation, at_ms, report = self._signs.get()
+            incarnation, at_ms, said = self._signs.get()
             if incarnation == engine.incarnation:
-                engine.last_sign_ms, engine.report = at_ms, report
+                engine.watchdog.on_sign(at_ms, said)
 
     def _read_signs(self, engine: _Engine) -> None:
         assert engine.process.stdout is not None
         for line in engine.process.stdout:
             try:
                 sign = json.loads(line)
-                self._signs.put((engine.incarnation, int(sign["at_ms"]), dict(sign["report"])))
+                name = {"container": self._container, "incarnation": engine.incarnation, "sequence": 0}
+                said = Heartbeat.from_json({**sign["report"], **name})
+                self._signs.put((engine.incarnation, int(sign["at_ms"]), said))
             except (ValueError, KeyError, TypeError):
                 log.warning("the engine said something unreadable", line=line[:200])
 

@@ -61,6 +61,8 @@ def test_a_shard_that_cost_two_containers_goes_to_no_third():
     world.run(20_000)
     assert next(row for row in world.store.shards() if row.shard == culprit).container is None
     assert any("release" in entry.reason for entry in world.journal.entries("shards"))
+    with pytest.raises(Refused, match="quarantined"):
+        world.manager.move(culprit, "c3", world.now_ms)
     world.manager.release(culprit, world.now_ms, reason="its task was mended")
     world.run(5_000)
     assert next(row for row in world.store.shards() if row.shard == culprit).container is not None

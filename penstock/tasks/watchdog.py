@@ -1,0 +1,130 @@
+"""What a warden does next: beat, ask the store, or end its engine (Turbine IV-C). Passive machines.
+
+`Watchdog` follows one life of an engine, `Contact` whether a Shard Manager answers. The warden's threads and
+the simulator call them; neither sees a clock, a process or a wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.core.clock import Millis
+from penstock.core.machine import Step
+from penstock.tasks.lease import Lease
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, Verdict
+
+# A fresh interpreter needs this long for its first sign of life on a loaded machine.
+ENGINE_START_MS: Millis = 60_000
+MISSED_BEATS = 2  # in a row: then the store is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What the store says when a container renews its row there."""
+
+    assignment_version: int
+    shards: tuple[ShardEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Send this; then tell `on_sent`, or nothing if it could not leave."""
+
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Kill the engine and all it started, then register anew. Repeated until that is done."""
+
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Watchdog:
+    """The rules for one life of an engine: signs and replies come in, beats and the end come out."""
+
+    container: str
+    incarnation: str
+    profile: Profile
+    started_ms: Millis
+    lease: Lease
+    pid: int = 0
+    _sequence: int = 0
+    _signed_ms: Millis | None = None
+    _said: Heartbeat | None = None  # without a number yet
+    _beat_due_ms: Millis = 0
+
+    def on_sign(self, at_ms: Millis, said: Heartbeat) -> None:
+        """The engine said at `at_ms` that it lives, and what is so."""
+        self._signed_ms, self._said = at_ms, said
+
+    def on_sent(self, beat: Heartbeat, now_ms: Millis) -> None:
+        """Requires: `now_ms` is not after the sending."""
+        self.lease.on_sent(beat.sequence, now_ms)
+
+    def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
+        """An answer arrived. Whether the engine is to be told of it."""
+        self.lease.on_ack(reply, now_ms)
+        return reply.verdict is Verdict.OK
+
+    def on_renewed(self, reply: HeartbeatReply, sent_ms: Millis, now_ms: Millis) -> bool:
+        """The store answered in place of a Shard Manager, to a renewal begun at `sent_ms`."""
+        if reply.verdict is not Verdict.OK:
+            return self.on_reply(reply, now_ms)
+        self.lease.on_renewed(sent_ms, now_ms)
+        return True
+
+    def look(self, now_ms: Millis) -> Step[Beat | End]:
+        """Requires: what lay in the pipe and on the wire is in."""
+        lost = self.lease.on_time(now_ms).actions
+        if lost:
+            return Step(actions=(End(reason=lost[0].reason),))
+        age_ms = now_ms - (self.started_ms if self._signed_ms is None else self._signed_ms)
+        limit_ms = ENGINE_START_MS if self._signed_ms is None else self.profile.engine_stale_ms
+        if age_ms > limit_ms:
+            return Step(actions=(End(reason=f"no sign of life from the engine for {age_ms} ms"),))
+        if self._said is None or now_ms < self._beat_due_ms:
+            return Step()
+        self._beat_due_ms = now_ms + self.profile.heartbeat_ms
+        self._sequence += 1
+        beat = replace(
+            self._said,
+            container=self.container,
+            incarnation=self.incarnation,
+            sequence=self._sequence,
+            pid=self.pid,
+        )
+        return Step(actions=(Beat(heartbeat=beat),))
+
+
+@dataclass(slots=True)
+class Contact:
+    """Whether a Shard Manager answers, and what stands for its answer while it does not."""
+
+    missed: int = 0
+    _known: HeartbeatReply | None = None  # the last answer
+
+    def on_answer(self, reply: HeartbeatReply) -> None:
+        """A beat was answered."""
+        self.missed, self._known = 0, reply
+
+    def on_silence(self) -> bool:
+        """A beat was not answered. Whether to renew the lease row in the store."""
+        self.missed += 1
+        # Nothing was ever acknowledged: nothing runs, and nobody said how many shards there are.
+        return self.missed >= MISSED_BEATS and self._known is not None
+
+    def read(self, beat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
+        """What the store said, as an answer. Requires: `on_silence` said to ask."""
+        assert self._known is not None, "the store is asked only after an answer"
+        return HeartbeatReply(
+            verdict=Verdict.REBOOT if renewal is None else Verdict.OK,
+            term=self._known.term,
+            sequence=beat.sequence,
+            assignment_version=0 if renewal is None else renewal.assignment_version,
+            shards=() if renewal is None else renewal.shards,
+            shard_count=self._known.shard_count,
+            list_version=0,
+            reason="its lease is over in the store" if renewal is None else "",
+        )

@@ -1,0 +1,104 @@
+"""What a warden does next: the rules without processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.tasks.lease import Lease
+from penstock.tasks.messages import FAST, Heartbeat, HeartbeatReply, Verdict
+from penstock.tasks.watchdog import ENGINE_START_MS, Beat, Contact, End, Renewal, Watchdog
+from tests.tasks.harness import owned
+
+
+def a_watchdog() -> Watchdog:
+    lease = Lease(deadline_ms=FAST.deadline_ms)
+    return Watchdog(container="c1", incarnation="i1", profile=FAST, started_ms=0, lease=lease, pid=7)
+
+
+def said() -> Heartbeat:
+    return Heartbeat(container="c1", incarnation="i1", sequence=0, list_version=5)
+
+
+def a_reply(sequence: int, verdict: Verdict = Verdict.OK) -> HeartbeatReply:
+    return HeartbeatReply(
+        verdict=verdict, term=3, sequence=sequence, assignment_version=9, shard_count=64, list_version=5
+    )
+
+
+def beats(watchdog: Watchdog, now_ms: int) -> list[Heartbeat]:
+    return [action.heartbeat for action in watchdog.look(now_ms).actions if isinstance(action, Beat)]
+
+
+def end(watchdog: Watchdog, now_ms: int) -> str:
+    return "".join(action.reason for action in watchdog.look(now_ms).actions if isinstance(action, End))
+
+
+def test_beats_carry_what_the_engine_said_and_grow_in_number():
+    watchdog = a_watchdog()
+    assert watchdog.look(10).actions == ()  # it has said nothing yet
+    watchdog.on_sign(500, said())
+    (first,) = beats(watchdog, 600)
+    assert (first.sequence, first.pid, first.list_version) == (1, 7, 5)
+    assert watchdog.look(700).actions == ()
+    watchdog.on_sign(1_600, said())
+    (second,) = beats(watchdog, 1_700)
+    assert second.sequence == 2
+
+
+def test_an_engine_that_gives_no_sign_is_ended():
+    watchdog = a_watchdog()
+    assert end(watchdog, ENGINE_START_MS) == ""
+    assert "no sign of life" in end(watchdog, ENGINE_START_MS + 1)
+    watchdog = a_watchdog()
+    watchdog.on_sign(100, said())
+    assert end(watchdog, 100 + FAST.engine_stale_ms) == ""
+    assert "no sign of life" in end(watchdog, 101 + FAST.engine_stale_ms)
+
+
+def test_the_lease_counts_from_the_sending_of_what_was_acknowledged():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, said())
+    (beat,) = beats(watchdog, 1)
+    watchdog.on_sent(beat, 1)
+    assert watchdog.on_reply(a_reply(1), 1_500)
+    watchdog.on_sign(8_000, said())
+    assert end(watchdog, 8_000) == ""
+    assert "acknowledged" in end(watchdog, 8_001)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.WITHHELD, Verdict.REBOOT])
+def test_the_engine_hears_nothing_of_an_answer_that_extends_nothing(verdict: Verdict):
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, said())
+    (beat,) = beats(watchdog, 1)
+    watchdog.on_sent(beat, 1)
+    assert not watchdog.on_reply(a_reply(1, verdict), 2)
+    assert bool(end(watchdog, 3)) == (verdict is Verdict.REBOOT)
+
+
+def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
+    contact, beat = Contact(), said()
+    assert not contact.on_silence() and not contact.on_silence()  # nothing was ever acknowledged
+    contact.on_answer(a_reply(1))
+    assert not contact.on_silence()
+    assert contact.on_silence()
+    reply = contact.read(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
+    assert (reply.verdict, reply.term, reply.shard_count) == (Verdict.OK, 3, 64)
+    assert reply.shards == (owned(3, 4),) and reply.list_version == 0
+    assert contact.read(beat, None).verdict is Verdict.REBOOT
+    contact.on_answer(a_reply(2))
+    assert not contact.on_silence()
+
+
+def test_a_renewal_counts_from_its_beginning_and_its_end_ends_the_life():
+    watchdog, contact = a_watchdog(), Contact()
+    contact.on_answer(a_reply(1))
+    watchdog.on_sign(0, said())
+    (beat,) = beats(watchdog, 1)
+    watchdog.on_sent(beat, 1)
+    watchdog.on_reply(a_reply(1), 2)
+    renewal = Renewal(assignment_version=1, shards=())
+    assert watchdog.on_renewed(contact.read(beat, renewal), 5_000, 7_000)
+    watchdog.on_sign(12_900, said())
+    assert end(watchdog, 12_999) == "" and end(watchdog, 13_000)
+    assert not watchdog.on_renewed(contact.read(beat, None), 13_000, 13_001)
