@@ -316,8 +316,8 @@ class ControlPlane:
             except NotFound:
                 continue  # removed while its tasks still end
             running = view.running
-            if running is None or running.state != "running":
-                continue
+            if running is None or running.state != "running" or running.config["kind"] == "process":
+                continue  # of a process nobody knows a lag
             oncall = next((row.body for row in view.layers if row.layer == "oncall"), {})
             found.append(
                 ScalableJob(

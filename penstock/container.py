@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# `spark` runs processes too; `process` needs no JVM and runs nothing else.
+ENGINES = ("spark", "process")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSettings:

@@ -66,6 +66,9 @@ def up(
         str,
         typer.Option(envvar="PENSTOCK_DATABASE", help="URL of a PostgreSQL database; none: a SQLite file."),
     ] = "",
+    engine: Annotated[
+        str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
+    ] = "spark",
     cores: Annotated[int, typer.Option(help="Spark threads per container.", min=1)] = 2,
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
@@ -85,6 +88,7 @@ def up(
             names=names,
             ca=tls_ca,
             database=database,
+            engine=engine,
             cores=cores,
             profile=profile,
         )

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from penstock.app import ControlPlane, Settings
 from penstock.cli.connection import endpoint_file, token_file
-from penstock.container import ContainerSettings, folder_lock
+from penstock.container import ENGINES, ContainerSettings, folder_lock
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.core.loop import Loop
@@ -46,6 +46,7 @@ class UpSettings:
     containers: int
     cores: int
     profile: str
+    engine: str = "spark"
     listening: Listening = field(default_factory=Listening)
     names: tuple[str, ...] = ()  # what callers may call this machine, besides loopback
     ca: Path | None = None  # what this machine's own callers verify the certificate with
@@ -56,8 +57,11 @@ class UpSettings:
         if self.profile not in PROFILES:
             known = ", ".join(PROFILES)
             raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
+        if self.engine not in ENGINES:
+            known = ", ".join(ENGINES)
+            raise ConfigError(f"no such engine: {self.engine!r}", why=f"known: {known}", fix="use one")
         self.listening.check()
-        if self.containers:
+        if self.containers and self.engine == "spark":
             require_java()
 
     @property
@@ -97,7 +101,8 @@ def run_up(settings: UpSettings) -> None:
         host = ContainerHost(settings, folder, server.url, plane)
         with _running(plane, server, host):
             write_endpoint(folder, server.url, settings.verify_with)
-            out.print(f"[green]penstock is up[/] at {server.url}, {settings.containers} containers")
+            said = f"{settings.containers} containers ({settings.engine})"
+            out.print(f"[green]penstock is up[/] at {server.url}, {said}")
             out.print(f"folder {folder}", markup=False)
             out.print("stop it with Ctrl-C")
             while not stop.wait(1):
@@ -165,6 +170,7 @@ class ContainerHost:
                     rows=self.plane.settings.rows,
                     store=self.plane.settings.store,
                     profile=self.settings.profile,
+                    engine=self.settings.engine,
                     cores=self.settings.cores,
                 )
             )
