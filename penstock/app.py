@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,6 +248,10 @@ class ControlPlane:
         """Something else is expected of a job: do not wait for the next round."""
         self._loops[0].poke()
 
+    def wake_shard_manager(self) -> None:
+        """Something else is wanted of shards: do not wait for the next round."""
+        self._loops[1].poke()
+
     def loop_counts(self) -> dict[str, dict[str, int]]:
         """How often each loop went round, and how often that failed."""
         return {loop.name: {"rounds": loop.rounds, "failures": loop.failures} for loop in self._loops}
@@ -411,11 +416,12 @@ class ControlPlane:
         for row in self.fleet.containers():
             if row.name == name:
                 self.shard_manager.on_container_dead(name, row.incarnation, self.clock.boot_ms())
-                self._loops[1].poke()
+                self.wake_shard_manager()
 
-    def task_list(self, since: int | None) -> dict[str, Any]:
-        """The task list, or what changed in it."""
-        return self.task_service.snapshot(since).to_json()
+    def installation(self) -> dict[str, str]:
+        """What a container must know to join."""
+        told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "rows", "store")}
+        return {**told, "host": socket.gethostname()}
 
     def container_log(self, name: str, *, lines: int) -> str:
         """The end of a container's log, if it runs on this host."""

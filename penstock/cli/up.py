@@ -16,9 +16,9 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import DATABASE_VARIABLE, ControlPlane, Settings
 from penstock.cli.connection import endpoint_file, token_file
-from penstock.container import ENGINES, ContainerSettings, folder_lock
+from penstock.container import ENGINES, RUN_COMMAND, SECRET_VARIABLES, ContainerSettings, folder_lock
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.core.loop import Loop
@@ -34,7 +34,6 @@ out = Console(highlight=False, soft_wrap=True)
 # Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
 RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
-SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
 LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 
 
@@ -215,7 +214,7 @@ class ContainerHost:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "warden.log").open("ab") as output:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.main", "container", *child.settings.arguments()],
+                [*RUN_COMMAND, *child.settings.arguments()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -227,10 +226,12 @@ class ContainerHost:
         write_pid_file(folder / "warden.session", child.process.pid)
 
     def _environment(self) -> dict[str, str]:
-        # User code runs in containers: what opens the control plane's doors is not for it.
         kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-        ca = self.settings.verify_with
-        return kept if ca is None else {**kept, "PENSTOCK_CA": str(ca)}
+        if self.settings.verify_with is not None:
+            kept["PENSTOCK_CA"] = str(self.settings.verify_with)
+        if self.settings.database:  # for the warden, which keeps it from its engine and so from user code
+            kept[DATABASE_VARIABLE] = self.settings.database
+        return kept
 
     def _bury(self, child: _Child, now_ms: Millis) -> None:
         """The warden is dead: end what it left, and only then say that the container is."""

@@ -221,7 +221,7 @@ class JobConfig(_Part):
     def to_json(self) -> dict[str, Any]:
         """The plain form that is stored, compared and sent to containers."""
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
-        return self.model_dump(mode="json", exclude=None if self.kind == "process" else PROCESS_FIELDS)
+        return self.model_dump(mode="json", exclude=None if self.kind == "process" else {*PROCESS_FIELDS})
 
 
 def _stream_problems(config: JobConfig) -> Iterator[str]:

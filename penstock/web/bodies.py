@@ -64,6 +64,15 @@ IfNew = Annotated[
     str | None,
     Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if there is none yet."),
 ]
+IfOther = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match",
+        max_length=200,
+        pattern=VERSION_PATTERN,
+        description="The ETag of what is known: only if it is another now.",
+    ),
+]
 
 # Parameters.
 Since = Annotated[int, Query(ge=0, le=INT_MAX)]
@@ -123,6 +132,13 @@ class SetState(_Body):
 class Because(_Body):
     """Why."""
 
+    why: Reason = ""
+
+
+class MoveShard(_Body):
+    """Where a shard should go."""
+
+    container: NameText
     why: Reason = ""
 
 
