@@ -411,12 +411,14 @@ class ControlPlane:
         reply = self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
         return reply
 
-    def on_container_dead(self, name: str) -> None:
-        """The host saw the container end, and made sure that nothing of it is left."""
+    def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
+        """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""
         for row in self.fleet.containers():
-            if row.name == name:
-                self.shard_manager.on_container_dead(name, row.incarnation, self.clock.boot_ms())
+            if row.name == name and folder_id in (None, row.folder_id):
                 self.wake_shard_manager()
+                now_ms = self.clock.boot_ms()
+                return self.shard_manager.on_container_dead(name, row.incarnation, now_ms)
+        return False
 
     def installation(self) -> dict[str, str]:
         """What a container must know to join."""

@@ -328,12 +328,11 @@ class Client:
         """Download code."""
         return self._link.request("GET", f"/packages/{_part(hash_)}").content
 
-    # Containers: they have a time of their own, and ask again by themselves.
-
+    # Containers: they ask again by themselves.
     def register(self, container: str, incarnation: str, folder_id: str) -> None:
         """Announce a new incarnation of a container."""
-        body = {"incarnation": incarnation, "folder_id": folder_id}
-        self._link.json("POST", f"/containers/{_part(container)}/register", body=body)
+        path = f"/containers/{_part(container)}/register"
+        self._link.json("POST", path, body={"incarnation": incarnation, "folder_id": folder_id})
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """One heartbeat."""
@@ -341,6 +340,11 @@ class Client:
         # An error text that is no text must not cost the container its lease.
         body = encoded(heartbeat.to_json(), errors="replace")
         return HeartbeatReply.from_json(self._link.json("POST", path, body=body))
+
+    def container_dead(self, container: str, folder_id: str) -> bool:
+        """Its host saw it end, and nothing of it is left; False: it was over already."""
+        path = f"/containers/{_part(container)}/dead"
+        return bool(self._link.json("POST", path, body={"folder_id": folder_id}, repeat=True)["is_news"])
 
     def installation(self) -> Json:
         """What a container must know to join."""

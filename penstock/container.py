@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +34,7 @@ from penstock.tasks.kind_runner import KindRunner
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.process_runner import ProcessRunner
 from penstock.tasks.runner import Runner, RunState, RunStatus
+from penstock.tasks.sessions import kill_own_session
 from penstock.tasks.shard_load import KINDS, LoadPace
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.specs import TaskSpec
@@ -132,11 +133,7 @@ def join_settings(
     """What a container needs to know, as the control plane that it joins tells it."""
     with Client(url, token_file.read_text().strip()) as client:
         told = client.installation()
-    store = str(told["store"])
-    if store.startswith("env:"):
-        is_reachable = bool(os.environ.get(store.removeprefix("env:")))
-    else:  # a file: the same path on another machine is another file
-        is_reachable = told["host"] == socket.gethostname() and Path(store).is_file()
+    is_here = told["host"] == socket.gethostname()
     settings = ContainerSettings(
         name=name,
         folder=folder,
@@ -144,7 +141,7 @@ def join_settings(
         token_file=token_file,
         bus=str(told["bus"]),
         rows=str(told["rows"]),
-        store=store if is_reachable else "",
+        store=reachable_store(str(told["store"]), is_here=is_here, variables=os.environ),
         profile=str(told["profile"]),
         engine=engine,
         capacity=capacity,
@@ -152,6 +149,13 @@ def join_settings(
     )
     settings.check()
     return settings
+
+
+def reachable_store(store: str, *, is_here: bool, variables: Mapping[str, str]) -> str:
+    """The store, if this machine can reach it, else ""; the path of a file means nothing elsewhere."""
+    if store.startswith("env:"):
+        return store if variables.get(store.removeprefix("env:")) else ""
+    return store if is_here and Path(store).is_file() else ""
 
 
 @contextlib.contextmanager
@@ -430,4 +434,6 @@ class Engine:
 
     def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)
+        # Nobody may be there to clear up after it: what it started goes first.
+        kill_own_session()
         os._exit(70)

@@ -54,7 +54,8 @@ def join(
             fix="penstock container --join https://host:7337 --token TOKEN; "
             "`penstock token new NAME --role container --why …` issues one",
         )
-    from penstock.container import join_settings, run_warden
+    from penstock.cli.up import run_joined
+    from penstock.container import join_settings
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:200]
     if re.fullmatch(NAME_PATTERN, name) is None:
@@ -73,8 +74,8 @@ def join(
         capacity=capacity,
         region=region,
     )
-    out.print(f"[green]joining[/] {url} as {name} ({engine}); stop it with Ctrl-C")
-    run_warden(settings)
+    out.print(f"[green]joining[/] {url} as {name} ({engine}); logs in {folder}; stop it with Ctrl-C")
+    run_joined(settings)
     out.print("stopped")
 
 

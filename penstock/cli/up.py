@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +18,18 @@ from rich.console import Console
 
 from penstock.app import DATABASE_VARIABLE, ControlPlane, Settings
 from penstock.cli.connection import endpoint_file, token_file
-from penstock.container import ENGINES, RUN_COMMAND, SECRET_VARIABLES, ContainerSettings, folder_lock
-from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
-from penstock.core.loop import Loop
+from penstock.client import Client
+from penstock.container import (
+    ENGINES,
+    RUN_COMMAND,
+    SECRET_VARIABLES,
+    ContainerSettings,
+    folder_id,
+    folder_lock,
+)
+from penstock.core.clock import Clock, Millis
+from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
+from penstock.core.loop import Loop, SystemClock
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
@@ -92,12 +100,15 @@ def run_up(settings: UpSettings) -> None:
     folder = settings.folder.absolute()
     _make_folder(folder)
     with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
-        stop = _stop_on_signals()
+        stop = stop_on_signals()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
         api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)
         server = ApiServer(api, listener, settings.listening)
-        host = ContainerHost(settings, folder, server.url, plane)
+        for left in sorted((folder / "containers").glob("*/")):
+            reap_container(left)
+        containers = _containers(settings, plane, server.url)
+        host = ContainerHost(containers, environment_of(settings), plane.clock, plane.on_container_dead)
         with _running(plane, server, host):
             write_endpoint(folder, server.url, settings.verify_with)
             said = f"{settings.containers} containers ({settings.engine})"
@@ -113,11 +124,38 @@ def run_up(settings: UpSettings) -> None:
         out.print("stopped")
 
 
-def _stop_on_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
+    """What SIGTERM and SIGINT set from now on."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def run_joined(settings: ContainerSettings) -> None:
+    """Host one container of a control plane elsewhere, until SIGTERM or SIGINT; leaves nothing running."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    hidden = SECRET_VARIABLES - {DATABASE_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    with (
+        folder_lock(settings.folder / "host", f"container {settings.name}"),
+        Client(settings.url, settings.token_file.read_text().strip(), retries=0) as client,
+    ):
+
+        def tell(name: str) -> None:
+            try:
+                client.container_dead(name, folder_id(settings.folder))
+            except PenstockError as error:  # its lease runs out by itself
+                log.warning("the control plane was not told", container=name, error=error.what)
+
+        stop = stop_on_signals()
+        host = ContainerHost((settings,), environment, SystemClock(), tell)
+        host.start()
+        try:
+            stop.wait()
+        finally:
+            host.stop()
+            tell(settings.name)
 
 
 @contextlib.contextmanager
@@ -130,7 +168,7 @@ def _running(plane: ControlPlane, server: ApiServer, host: ContainerHost) -> Ite
         server.start()
         parts.callback(host.stop)
         host.start()
-        parts.callback(endpoint_file(host.folder).unlink, missing_ok=True)
+        parts.callback(endpoint_file(plane.settings.folder).unlink, missing_ok=True)
         yield
 
 
@@ -147,38 +185,19 @@ class _Child:
 class ContainerHost:
     """What Tupperware is to Turbine: starts containers, sees them die, clears up, starts them again."""
 
-    settings: UpSettings
-    folder: Path
-    url: str
-    plane: ControlPlane
+    containers: tuple[ContainerSettings, ...]
+    environment: Mapping[str, str]  # of the wardens, which keep secrets from their engines
+    clock: Clock
+    on_dead: Callable[[str], object] = lambda name: None  # once nothing of that container is left
     _children: list[_Child] = field(default_factory=list)
     _loop: Loop | None = None
     _is_stopping: bool = False
 
     def start(self) -> None:
-        """Start all containers and watch them."""
-        for number in range(1, self.settings.containers + 1):
-            name = f"c{number}"
-            child = _Child(
-                ContainerSettings(
-                    name=name,
-                    folder=self.folder / "containers" / name,
-                    url=self.url,
-                    token_file=token_file(self.folder, "container"),
-                    bus=self.plane.settings.bus,
-                    rows=self.plane.settings.rows,
-                    store=self.plane.settings.store,
-                    profile=self.settings.profile,
-                    engine=self.settings.engine,
-                    cores=self.settings.cores,
-                )
-            )
-            self._children.append(child)
-        for left in sorted((self.folder / "containers").glob("*/")):
-            # A killed host leaves its containers. The warden goes first, or it starts another engine.
-            reaped = reap_leftovers(left / "warden.session") + reap_leftovers(left / "engine.pid")
-            if reaped:
-                log.info("reaped a previous life", container=left.name, processes=reaped)
+        """End what is left of a previous life, then start all containers and watch them."""
+        self._children = [_Child(settings) for settings in self.containers]
+        for child in self._children:
+            reap_container(child.settings.folder)
         self._loop = Loop("containers", self._look, every_ms=200).start()
 
     def stop(self) -> None:
@@ -196,12 +215,11 @@ class ContainerHost:
                 process.kill()
                 process.wait()
         for child in self._children:
-            reap_leftovers(child.settings.folder / "warden.session")
-            reap_leftovers(child.settings.folder / "engine.pid")
+            reap_container(child.settings.folder)
             child.settings.clear_checkpoints()
 
     def _look(self) -> None:
-        now_ms = self.plane.clock.boot_ms()
+        now_ms = self.clock.boot_ms()
         for child in self._children:
             if child.process is None:
                 if now_ms >= child.restart_at_ms and not self._is_stopping:
@@ -219,19 +237,11 @@ class ContainerHost:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=self._environment(),
+                env=self.environment,
             )
         child.started_ms = now_ms
         (folder / "warden.pid").write_text(str(child.process.pid))
         write_pid_file(folder / "warden.session", child.process.pid)
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-        if self.settings.verify_with is not None:
-            kept["PENSTOCK_CA"] = str(self.settings.verify_with)
-        if self.settings.database:  # for the warden, which keeps it from its engine and so from user code
-            kept[DATABASE_VARIABLE] = self.settings.database
-        return kept
 
     def _bury(self, child: _Child, now_ms: Millis) -> None:
         """The warden is dead: end what it left, and only then say that the container is."""
@@ -239,9 +249,45 @@ class ContainerHost:
         log.warning("container died", container=child.settings.name, code=child.process.returncode)
         child.process = None
         reap_leftovers(child.settings.folder / "engine.pid")
-        self.plane.on_container_dead(child.settings.name)
+        self.on_dead(child.settings.name)
         child.failures = 1 if now_ms - child.started_ms > RESTART_MAX_MS else child.failures + 1
         child.restart_at_ms = now_ms + min(RESTART_MS * 2 ** (child.failures - 1), RESTART_MAX_MS)
+
+
+def reap_container(folder: Path) -> None:
+    """End what a killed host left of a container. The warden goes first, or it starts another engine."""
+    reaped = reap_leftovers(folder / "warden.session") + reap_leftovers(folder / "engine.pid")
+    if reaped:
+        log.info("reaped a previous life", container=folder.name, processes=reaped)
+
+
+def _containers(settings: UpSettings, plane: ControlPlane, url: str) -> tuple[ContainerSettings, ...]:
+    folder = plane.settings.folder
+    return tuple(
+        ContainerSettings(
+            name=name,
+            folder=folder / "containers" / name,
+            url=url,
+            token_file=token_file(folder, "container"),
+            bus=plane.settings.bus,
+            rows=plane.settings.rows,
+            store=plane.settings.store,
+            profile=settings.profile,
+            engine=settings.engine,
+            cores=settings.cores,
+        )
+        for name in (f"c{number}" for number in range(1, settings.containers + 1))
+    )
+
+
+def environment_of(settings: UpSettings) -> dict[str, str]:
+    """What wardens are started with: the way to the store too, but nothing else that opens doors."""
+    kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    if settings.verify_with is not None:
+        kept["PENSTOCK_CA"] = str(settings.verify_with)
+    if settings.database:
+        kept[DATABASE_VARIABLE] = settings.database
+    return kept
 
 
 def _make_folder(folder: Path) -> None:

@@ -201,6 +201,12 @@ class Register(_Body):
     folder_id: Word
 
 
+class Dead(_Body):
+    """The folder of a container that ended: only its host knows the id."""
+
+    folder_id: Word
+
+
 def read_heartbeat(data: dict[str, Any]) -> Heartbeat:
     """A heartbeat, exactly as its class declares it: anything else is a damaged or foreign message."""
     try:

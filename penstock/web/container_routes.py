@@ -62,6 +62,14 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
             )
         return answer(plane.on_heartbeat(heartbeat).to_json())
 
+    @router.post("/containers/{name}/dead", response_model=fleet_replies.Buried, responses=problems(507))
+    @BEATS
+    def container_dead(
+        name: Name, body: bodies.Dead, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """Its host saw it end and has cleared up: its shards move at once."""
+        return answer({"is_news": plane.on_container_dead(name, body.folder_id)})
+
     @router.get("/installation", response_model=fleet_replies.Installation, responses=problems())
     @BEATS
     def installation(caller: Caller = guard.allow("container.beat")) -> Response:

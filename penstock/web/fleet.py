@@ -22,7 +22,7 @@ from penstock.tasks.task_logs import log_file, read_on, read_tail
 
 HISTORY_MAX = 20
 # What `after` may be: the container, the file's number, how far into it.
-PLACE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}:[0-9]{1,20}:[0-9]{1,18}$"
+PLACE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}:[0-9]{1,30}:[0-9]{1,18}$"
 
 
 class Fleet:

@@ -111,6 +111,12 @@ class Restarting(_Reply):
     container: str
 
 
+class Buried(_Reply):
+    """Whether a container was taken for alive until now."""
+
+    is_news: bool
+
+
 class Installation(_Reply):
     """What a container must know to join."""
 

@@ -59,6 +59,7 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("POST", "/containers/{name}/beat", "container.beat", BEAT),
     ("GET", "/tasks", "task.read", None),
     ("GET", "/installation", "container.beat", None),
+    ("POST", "/containers/{name}/dead", "container.beat", {"folder_id": "nobody's"}),
     ("GET", "/containers/{name}/log", "log.read", None),
     ("GET", "/containers", "container.read", None),
     ("POST", "/containers/{name}/drain", "container.write", {"why": "x"}),
