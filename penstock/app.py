@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,6 +252,10 @@ class ControlPlane:
         """Something else is expected of a job: do not wait for the next round."""
         self._loops[0].poke()
 
+    def wake_shard_manager(self) -> None:
+        """Something else is wanted of shards: do not wait for the next round."""
+        self._loops[1].poke()
+
     def loop_counts(self) -> dict[str, dict[str, int]]:
         """How often each loop went round, and how often that failed."""
         return {loop.name: {"rounds": loop.rounds, "failures": loop.failures} for loop in self._loops}
@@ -320,8 +325,8 @@ class ControlPlane:
             except NotFound:
                 continue  # removed while its tasks still end
             running = view.running
-            if running is None or running.state != "running":
-                continue
+            if running is None or running.state != "running" or running.config["kind"] == "process":
+                continue  # of a process nobody knows a lag
             oncall = next((row.body for row in view.layers if row.layer == "oncall"), {})
             found.append(
                 ScalableJob(
@@ -410,16 +415,19 @@ class ControlPlane:
         reply = self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
         return reply
 
-    def on_container_dead(self, name: str) -> None:
-        """The host saw the container end, and made sure that nothing of it is left."""
+    def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
+        """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""
         for row in self.fleet.containers():
-            if row.name == name:
-                self.shard_manager.on_container_dead(name, row.incarnation, self.clock.boot_ms())
-                self._loops[1].poke()
+            if row.name == name and folder_id in (None, row.folder_id):
+                self.wake_shard_manager()
+                now_ms = self.clock.boot_ms()
+                return self.shard_manager.on_container_dead(name, row.incarnation, now_ms)
+        return False
 
-    def task_list(self, since: int | None) -> dict[str, Any]:
-        """The task list, or what changed in it."""
-        return self.task_service.snapshot(since).to_json()
+    def installation(self) -> dict[str, str]:
+        """What a container must know to join."""
+        told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "rows", "store")}
+        return {**told, "host": socket.gethostname()}
 
     def container_log(self, name: str, *, lines: int) -> str:
         """The end of a container's log, if it runs on this host."""

@@ -328,12 +328,11 @@ class Client:
         """Download code."""
         return self._link.request("GET", f"/packages/{_part(hash_)}").content
 
-    # Containers: they have a time of their own, and ask again by themselves.
-
+    # Containers: they ask again by themselves.
     def register(self, container: str, incarnation: str, folder_id: str) -> None:
         """Announce a new incarnation of a container."""
-        body = {"incarnation": incarnation, "folder_id": folder_id}
-        self._link.json("POST", f"/containers/{_part(container)}/register", body=body)
+        path = f"/containers/{_part(container)}/register"
+        self._link.json("POST", path, body={"incarnation": incarnation, "folder_id": folder_id})
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """One heartbeat."""
@@ -342,18 +341,78 @@ class Client:
         body = encoded(heartbeat.to_json(), errors="replace")
         return HeartbeatReply.from_json(self._link.json("POST", path, body=body))
 
-    def task_list(self, since: int | None) -> Json:
-        """The task list: all of it, or what changed since a version."""
-        return self._link.json("GET", "/tasks", params=_given({"since": since}))
+    def container_dead(self, container: str, folder_id: str) -> bool:
+        """Its host saw it end, and nothing of it is left; False: it was over already."""
+        path = f"/containers/{_part(container)}/dead"
+        return bool(self._link.json("POST", path, body={"folder_id": folder_id}, repeat=True)["is_news"])
+
+    def installation(self) -> Json:
+        """What a container must know to join."""
+        return self._ask("/installation")
+
+    def task_list(self, since: int | None) -> Json | None:
+        """The task list: all of it, or what changed since a version; None: nothing did."""
+        headers = {} if since is None else {"If-None-Match": f'"{since}"'}
+        return self._link.json_if_changed("/tasks", params=_given({"since": since}), headers=headers)
 
     def container_log(self, container: str, *, lines: int) -> str:
         """The end of a container's log."""
         return str(self._ask(f"/containers/{_part(container)}/log", lines=lines)["text"])
 
+    # Where things run.
+
+    def containers(self) -> list[Json]:
+        """Every container ever heard of."""
+        return _rows(self._ask("/containers"), "containers")
+
+    def drain(self, container: str, *, why: str) -> Json:
+        """Move everything away from a container, and give it nothing new."""
+        return self._order(f"/containers/{_part(container)}/drain", why)
+
+    def cordon(self, container: str, *, why: str) -> Json:
+        """Give a container nothing new."""
+        return self._order(f"/containers/{_part(container)}/cordon", why)
+
+    def uncordon(self, container: str, *, why: str) -> Json:
+        """Take a container back."""
+        return self._order(f"/containers/{_part(container)}/uncordon", why)
+
+    def shards(self, *, container: str | None = None) -> list[Json]:
+        """Every shard, or those that one container has or gets."""
+        return _rows(self._ask("/shards", container=container), "shards")
+
+    def shard(self, number: int) -> Json:
+        """One shard, and why it is where it is."""
+        return self._ask(f"/shards/{number}")
+
+    def move_shard(self, number: int, container: str, *, why: str) -> Json:
+        """Begin to move a shard to a container."""
+        return self._order(f"/shards/{number}/move", why, container=container)
+
+    def release_shard(self, number: int, *, why: str) -> Json:
+        """Let a quarantined shard be placed again."""
+        return self._order(f"/shards/{number}/release", why)
+
+    def tasks(self, *, job: str | None = None, container: str | None = None) -> list[Json]:
+        """Tasks as their containers see them, and those of which nobody says anything."""
+        return _rows(self._ask("/tasks/reports", job=job, container=container), "tasks")
+
+    def restart_task(self, job: str, index: int, *, why: str) -> Json:
+        """Ask for one task to be ended and started again: {task_id, container}."""
+        return self._order(f"/jobs/{_part(job)}/tasks/{index}/restart", why)
+
+    def task_log(self, job: str, index: int, *, lines: int = 100, after: str | None = None) -> Json:
+        """What a task printed: its last lines, or what came after the `place` of an earlier answer."""
+        return self._ask(f"/jobs/{_part(job)}/tasks/{index}/log", lines=lines, after=after)
+
     # How it is asked.
 
     def _ask(self, path: str, **params: Any) -> Json:
         return self._link.json("GET", path, params=_given(params), repeat=True)
+
+    def _order(self, path: str, why: str, **body: Any) -> Json:
+        # Orders say what should be so: giving one twice is giving it once.
+        return self._link.json("POST", path, body={**body, "why": why}, repeat=True)
 
     def _tell(self, method: str, path: str, body: Any, headers: dict[str, str], **params: Any) -> Json:
         # The key is what makes a repeat harmless.

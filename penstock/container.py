@@ -13,9 +13,10 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,16 +24,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from penstock.client import Client
-from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop, SystemClock, sleep_ms
 from penstock.core.sql_store import Database
+from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.tasks.kind_runner import KindRunner
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.process_runner import ProcessRunner
 from penstock.tasks.runner import Runner, RunState, RunStatus
-from penstock.tasks.shard_load import LoadPace
+from penstock.tasks.sessions import kill_own_session
+from penstock.tasks.shard_load import KINDS, LoadPace
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.specs import TaskSpec
 from penstock.tasks.task_manager import TaskManager
@@ -43,6 +46,12 @@ if TYPE_CHECKING:
     from penstock.streams.engine.spark_tasks import SparkTasks
 
 log = structlog.get_logger(__name__)
+
+# `spark` runs processes too; `process` needs no JVM and runs nothing else.
+ENGINES = ("spark", "process")
+# What opens the control plane's doors: not for engines, where user code runs.
+SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
+RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,25 @@ class ContainerSettings:
     capacity: str = ""  # cpu,memory_mb,disk_mb,network_mbps; "": not limited
     region: str = ""
 
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is started."""
+        if self.engine not in ENGINES:
+            known = ", ".join(ENGINES)
+            raise ConfigError(f"no such engine: {self.engine!r}", why=f"known: {known}", fix="use one")
+        if self.profile not in PROFILES:
+            known = ", ".join(PROFILES)
+            raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
+        read_capacity(self.capacity)
+        if self.engine == "spark":
+            require_java()
+            path = self.bus.partition(":")[2]
+            if not Path(path).is_dir():
+                raise EnvironmentProblem(
+                    "Spark tasks cannot run here",
+                    why=f"{path}, where the control plane keeps its streams, is not on this machine",
+                    fix="join from that machine, or with --engine process",
+                )
+
     @property
     def checkpoints(self) -> Path:
         """Where Spark's scratch checkpoints go: memory where there is some, since nobody reads them again."""
@@ -80,6 +108,54 @@ class ContainerSettings:
         for key, value in asdict(self).items():
             found += [f"--{key.replace('_', '-')}", str(value)]
         return found
+
+
+def read_capacity(text: str) -> tuple[float, ...]:
+    """cpu,memory_mb,disk_mb,network_mbps as numbers; empty: not limited."""
+    if not text:
+        return ()
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) != len(KINDS) or not all(0 <= part < 1e12 for part in found):
+        raise ConfigError(
+            f"not a capacity: {text[:100]!r}",
+            why=f"it is {len(KINDS)} numbers: {','.join(KINDS)}",
+            fix="e.g. --capacity 4,8192,0,0; 0: of that it has none to give",
+        )
+    return found
+
+
+def join_settings(
+    name: str, *, url: str, token_file: Path, folder: Path, engine: str, capacity: str, region: str
+) -> ContainerSettings:
+    """What a container needs to know, as the control plane that it joins tells it."""
+    with Client(url, token_file.read_text().strip()) as client:
+        told = client.installation()
+    is_here = told["host"] == socket.gethostname()
+    settings = ContainerSettings(
+        name=name,
+        folder=folder,
+        url=url,
+        token_file=token_file,
+        bus=str(told["bus"]),
+        rows=str(told["rows"]),
+        store=reachable_store(str(told["store"]), is_here=is_here, variables=os.environ),
+        profile=str(told["profile"]),
+        engine=engine,
+        capacity=capacity,
+        region=region,
+    )
+    settings.check()
+    return settings
+
+
+def reachable_store(store: str, *, is_here: bool, variables: Mapping[str, str]) -> str:
+    """The store, if this machine can reach it, else ""; the path of a file means nothing elsewhere."""
+    if store.startswith("env:"):
+        return store if variables.get(store.removeprefix("env:")) else ""
+    return store if is_here and Path(store).is_file() else ""
 
 
 @contextlib.contextmanager
@@ -131,12 +207,12 @@ class _Link:
 
 def open_store(store: str) -> Database:
     """The control plane's database: a file that is there, or the URL in the variable named after `env:`."""
-    if store.startswith("env:"):
-        return Database(os.environ.get(store.removeprefix("env:"), ""))
+    if store.startswith("env:") and (url := os.environ.get(store.removeprefix("env:"))):
+        return Database(url)
     if not store or not Path(store).is_file():
         raise EnvironmentProblem(
             "this container cannot reach the control plane's store",
-            why=f"there is no file {store!r}",
+            why=f"there is no {store}" if store else "it was given none",
             fix="start it with the store of its control plane, or make that control plane answer",
         )
     return Database(Path(store))
@@ -152,7 +228,8 @@ def run_warden(settings: ContainerSettings) -> None:
         warden = Warden(
             container=settings.name,
             folder=settings.folder,
-            engine_command=[sys.executable, "-m", "penstock.cli.main", "container", *settings.arguments()],
+            engine_command=[*RUN_COMMAND, *settings.arguments()],
+            environment={key: value for key, value in os.environ.items() if key not in SECRET_VARIABLES},
             link=_Link(client, folder_id(settings.folder), settings.store),
             profile=profile,
             clock=SystemClock(),
@@ -267,8 +344,9 @@ class Engine:
     def _say(self) -> None:
         report: dict[str, Any] = {
             "engine_ready": self._manager is not None,
-            "capacity": [float(part) for part in self._settings.capacity.split(",") if part],
+            "capacity": read_capacity(self._settings.capacity),
             "region": self._settings.region,
+            "host": socket.gethostname(),
         }
         if self._manager is not None:
             said = self._manager.report()
@@ -278,6 +356,7 @@ class Engine:
                 "list_version": said.list_version,
                 "tasks": [asdict(task) for task in said.tasks],
                 "loads": [asdict(load) for load in said.loads],
+                "order": said.order,
             }
         try:
             self._wire.write(json.dumps({"at_ms": self._clock.boot_ms(), "report": report}) + "\n")
@@ -327,7 +406,10 @@ class Engine:
     def _fetch_list(self) -> None:
         since = self._list_version
         try:
-            news = TaskList.from_json(self._client.task_list(since))
+            found = self._client.task_list(since)
+            if found is None:
+                return  # it is the newest
+            news = TaskList.from_json(found)
         except PenstockError as error:
             log.warning("no task list", error=error.what)
             if not self._has_list:
@@ -352,4 +434,6 @@ class Engine:
 
     def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)
+        # Nobody may be there to clear up after it: what it started goes first.
+        kill_own_session()
         os._exit(70)

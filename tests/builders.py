@@ -28,6 +28,12 @@ def a_body(name: str = "demo.count", **changes: Any) -> dict[str, Any]:
     }
 
 
+def a_process(name: str = "demo.tick", **changes: Any) -> dict[str, Any]:
+    """The provisioner layer of a plain process."""
+    command = ["sh", "-c", "echo {task}; sleep 600"]
+    return {"name": name, "pipeline": name.split(".")[0], "kind": "process", "command": command, **changes}
+
+
 def an_output(**changes: Any) -> dict[str, Any]:
     """One data output."""
     columns = [["query", "string"]]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import admin, change_tables, jobs, overrides, tables
+from penstock.cli import admin, change_tables, fleet, jobs, joining, overrides, tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
@@ -25,8 +25,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for group in (jobs.app, overrides.oncall, overrides.config, admin.layer, admin.token):
+fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(joining.join)
+fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(joining.run)
+groups = (jobs.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
+for group in (*groups, admin.layer, admin.token):
     app.add_typer(group)
+app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
@@ -66,6 +70,9 @@ def up(
         str,
         typer.Option(envvar="PENSTOCK_DATABASE", help="URL of a PostgreSQL database; none: a SQLite file."),
     ] = "",
+    engine: Annotated[
+        str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
+    ] = "spark",
     cores: Annotated[int, typer.Option(help="Spark threads per container.", min=1)] = 2,
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
@@ -85,6 +92,7 @@ def up(
             names=names,
             ca=tls_ca,
             database=database,
+            engine=engine,
             cores=cores,
             profile=profile,
         )
@@ -204,44 +212,6 @@ def category(
         with connect(folder, role="reader") as client:
             found = [client.category(name)] if name else client.categories()
     show(found[0] if name else found, output, lambda: tables.categories_table(found))
-
-
-@app.command(hidden=True, epilog=EXIT_CODES)
-def container(
-    name: Annotated[str, typer.Option()],
-    folder: Annotated[Path, typer.Option()],
-    url: Annotated[str, typer.Option()],
-    token_file: Annotated[Path, typer.Option()],
-    bus: Annotated[str, typer.Option()],
-    rows: Annotated[str, typer.Option()],
-    store: Annotated[str, typer.Option()] = "",
-    profile: Annotated[str, typer.Option()] = "fast",
-    cores: Annotated[int, typer.Option()] = 2,
-    engine: Annotated[str, typer.Option()] = "spark",
-    capacity: Annotated[str, typer.Option()] = "",
-    region: Annotated[str, typer.Option()] = "",
-    incarnation: Annotated[str, typer.Option(help="Be the engine of this life, not the warden.")] = "",
-) -> None:
-    """A container: its warden, started by `penstock up`, or with --incarnation the warden's engine."""
-    from penstock.container import ContainerSettings, Engine, run_warden
-
-    settings = ContainerSettings(
-        name=name,
-        folder=folder,
-        url=url,
-        token_file=token_file,
-        bus=bus,
-        rows=rows,
-        store=store,
-        engine=engine,
-        capacity=capacity,
-        region=region,
-        profile=profile,
-        cores=cores,
-    )
-    if incarnation:
-        raise SystemExit(Engine(settings).run())
-    run_warden(settings)
 
 
 def _columns(text: str) -> list[tuple[str, str]]:

@@ -9,19 +9,27 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 from rich.console import Console
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import DATABASE_VARIABLE, ControlPlane, Settings
 from penstock.cli.connection import endpoint_file, token_file
-from penstock.container import ContainerSettings, folder_lock
-from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
-from penstock.core.loop import Loop
+from penstock.client import Client
+from penstock.container import (
+    ENGINES,
+    RUN_COMMAND,
+    SECRET_VARIABLES,
+    ContainerSettings,
+    folder_id,
+    folder_lock,
+)
+from penstock.core.clock import Clock, Millis
+from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
+from penstock.core.loop import Loop, SystemClock
 from penstock.core.tuning import tune_process
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
@@ -35,7 +43,6 @@ out = Console(highlight=False, soft_wrap=True)
 # Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
 RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
-SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
 LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 
 
@@ -47,6 +54,7 @@ class UpSettings:
     containers: int
     cores: int
     profile: str
+    engine: str = "spark"
     listening: Listening = field(default_factory=Listening)
     names: tuple[str, ...] = ()  # what callers may call this machine, besides loopback
     ca: Path | None = None  # what this machine's own callers verify the certificate with
@@ -57,8 +65,11 @@ class UpSettings:
         if self.profile not in PROFILES:
             known = ", ".join(PROFILES)
             raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
+        if self.engine not in ENGINES:
+            known = ", ".join(ENGINES)
+            raise ConfigError(f"no such engine: {self.engine!r}", why=f"known: {known}", fix="use one")
         self.listening.check()
-        if self.containers:
+        if self.containers and self.engine == "spark":
             require_java()
 
     @property
@@ -90,16 +101,20 @@ def run_up(settings: UpSettings) -> None:
     folder = settings.folder.absolute()
     _make_folder(folder)
     with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
-        stop = _stop_on_signals()
+        stop = stop_on_signals()
         tune_process()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
         api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)
         server = ApiServer(api, listener, settings.listening)
-        host = ContainerHost(settings, folder, server.url, plane)
+        for left in sorted((folder / "containers").glob("*/")):
+            reap_container(left)
+        containers = _containers(settings, plane, server.url)
+        host = ContainerHost(containers, environment_of(settings), plane.clock, plane.on_container_dead)
         with _running(plane, server, host):
             write_endpoint(folder, server.url, settings.verify_with)
-            out.print(f"[green]penstock is up[/] at {server.url}, {settings.containers} containers")
+            said = f"{settings.containers} containers ({settings.engine})"
+            out.print(f"[green]penstock is up[/] at {server.url}, {said}")
             out.print(f"folder {folder}", markup=False)
             out.print("stop it with Ctrl-C")
             while not stop.wait(1):
@@ -111,11 +126,38 @@ def run_up(settings: UpSettings) -> None:
         out.print("stopped")
 
 
-def _stop_on_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
+    """What SIGTERM and SIGINT set from now on."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def run_joined(settings: ContainerSettings) -> None:
+    """Host one container of a control plane elsewhere, until SIGTERM or SIGINT; leaves nothing running."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    hidden = SECRET_VARIABLES - {DATABASE_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    with (
+        folder_lock(settings.folder / "host", f"container {settings.name}"),
+        Client(settings.url, settings.token_file.read_text().strip(), retries=0) as client,
+    ):
+
+        def tell(name: str) -> None:
+            try:
+                client.container_dead(name, folder_id(settings.folder))
+            except PenstockError as error:  # its lease runs out by itself
+                log.warning("the control plane was not told", container=name, error=error.what)
+
+        stop = stop_on_signals()
+        host = ContainerHost((settings,), environment, SystemClock(), tell)
+        host.start()
+        try:
+            stop.wait()
+        finally:
+            host.stop()
+            tell(settings.name)
 
 
 @contextlib.contextmanager
@@ -128,7 +170,7 @@ def _running(plane: ControlPlane, server: ApiServer, host: ContainerHost) -> Ite
         server.start()
         parts.callback(host.stop)
         host.start()
-        parts.callback(endpoint_file(host.folder).unlink, missing_ok=True)
+        parts.callback(endpoint_file(plane.settings.folder).unlink, missing_ok=True)
         yield
 
 
@@ -145,37 +187,19 @@ class _Child:
 class ContainerHost:
     """What Tupperware is to Turbine: starts containers, sees them die, clears up, starts them again."""
 
-    settings: UpSettings
-    folder: Path
-    url: str
-    plane: ControlPlane
+    containers: tuple[ContainerSettings, ...]
+    environment: Mapping[str, str]  # of the wardens, which keep secrets from their engines
+    clock: Clock
+    on_dead: Callable[[str], object] = lambda name: None  # once nothing of that container is left
     _children: list[_Child] = field(default_factory=list)
     _loop: Loop | None = None
     _is_stopping: bool = False
 
     def start(self) -> None:
-        """Start all containers and watch them."""
-        for number in range(1, self.settings.containers + 1):
-            name = f"c{number}"
-            child = _Child(
-                ContainerSettings(
-                    name=name,
-                    folder=self.folder / "containers" / name,
-                    url=self.url,
-                    token_file=token_file(self.folder, "container"),
-                    bus=self.plane.settings.bus,
-                    rows=self.plane.settings.rows,
-                    store=self.plane.settings.store,
-                    profile=self.settings.profile,
-                    cores=self.settings.cores,
-                )
-            )
-            self._children.append(child)
-        for left in sorted((self.folder / "containers").glob("*/")):
-            # A killed host leaves its containers. The warden goes first, or it starts another engine.
-            reaped = reap_leftovers(left / "warden.session") + reap_leftovers(left / "engine.pid")
-            if reaped:
-                log.info("reaped a previous life", container=left.name, processes=reaped)
+        """End what is left of a previous life, then start all containers and watch them."""
+        self._children = [_Child(settings) for settings in self.containers]
+        for child in self._children:
+            reap_container(child.settings.folder)
         self._loop = Loop("containers", self._look, every_ms=200).start()
 
     def stop(self) -> None:
@@ -193,12 +217,11 @@ class ContainerHost:
                 process.kill()
                 process.wait()
         for child in self._children:
-            reap_leftovers(child.settings.folder / "warden.session")
-            reap_leftovers(child.settings.folder / "engine.pid")
+            reap_container(child.settings.folder)
             child.settings.clear_checkpoints()
 
     def _look(self) -> None:
-        now_ms = self.plane.clock.boot_ms()
+        now_ms = self.clock.boot_ms()
         for child in self._children:
             if child.process is None:
                 if now_ms >= child.restart_at_ms and not self._is_stopping:
@@ -211,22 +234,16 @@ class ContainerHost:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "warden.log").open("ab") as output:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.main", "container", *child.settings.arguments()],
+                [*RUN_COMMAND, *child.settings.arguments()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=self._environment(),
+                env=self.environment,
             )
         child.started_ms = now_ms
         (folder / "warden.pid").write_text(str(child.process.pid))
         write_pid_file(folder / "warden.session", child.process.pid)
-
-    def _environment(self) -> dict[str, str]:
-        # User code runs in containers: what opens the control plane's doors is not for it.
-        kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-        ca = self.settings.verify_with
-        return kept if ca is None else {**kept, "PENSTOCK_CA": str(ca)}
 
     def _bury(self, child: _Child, now_ms: Millis) -> None:
         """The warden is dead: end what it left, and only then say that the container is."""
@@ -234,9 +251,45 @@ class ContainerHost:
         log.warning("container died", container=child.settings.name, code=child.process.returncode)
         child.process = None
         reap_leftovers(child.settings.folder / "engine.pid")
-        self.plane.on_container_dead(child.settings.name)
+        self.on_dead(child.settings.name)
         child.failures = 1 if now_ms - child.started_ms > RESTART_MAX_MS else child.failures + 1
         child.restart_at_ms = now_ms + min(RESTART_MS * 2 ** (child.failures - 1), RESTART_MAX_MS)
+
+
+def reap_container(folder: Path) -> None:
+    """End what a killed host left of a container. The warden goes first, or it starts another engine."""
+    reaped = reap_leftovers(folder / "warden.session") + reap_leftovers(folder / "engine.pid")
+    if reaped:
+        log.info("reaped a previous life", container=folder.name, processes=reaped)
+
+
+def _containers(settings: UpSettings, plane: ControlPlane, url: str) -> tuple[ContainerSettings, ...]:
+    folder = plane.settings.folder
+    return tuple(
+        ContainerSettings(
+            name=name,
+            folder=folder / "containers" / name,
+            url=url,
+            token_file=token_file(folder, "container"),
+            bus=plane.settings.bus,
+            rows=plane.settings.rows,
+            store=plane.settings.store,
+            profile=settings.profile,
+            engine=settings.engine,
+            cores=settings.cores,
+        )
+        for name in (f"c{number}" for number in range(1, settings.containers + 1))
+    )
+
+
+def environment_of(settings: UpSettings) -> dict[str, str]:
+    """What wardens are started with: the way to the store too, but nothing else that opens doors."""
+    kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    if settings.verify_with is not None:
+        kept["PENSTOCK_CA"] = str(settings.verify_with)
+    if settings.database:
+        kept[DATABASE_VARIABLE] = settings.database
+    return kept
 
 
 def _make_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ Each field says what a change of it costs: see `Sync`. Pure: no clock, no I/O.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from math import isfinite
@@ -30,6 +31,7 @@ PATH_SHOWN_MAX = 200
 # Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
 TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
+PARTITIONS_MAX = 4096
 YEAR_S = 365 * 24 * 3600
 
 
@@ -63,6 +65,9 @@ LabelKey = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Line = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=200)]
 Argument = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=10_000)]
 Code = Annotated[str, StringConstraints(max_length=100_000)]
+# What a process finds in its environment; PENSTOCK_ is for what it is told of its place.
+ENVIRONMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,199}$"
+EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_PATTERN)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]
 # Strict about values: "3" is not 3 and true is not 1. Lists come as lists, whatever they become here.
 Column = Annotated[tuple[Line, Argument], Strict(False)]
@@ -94,7 +99,7 @@ class Output(_Part):
 
     stream: Name
     category: Name
-    partitions: int = Field(ge=1, le=4096)
+    partitions: int = Field(ge=1, le=PARTITIONS_MAX)
     columns: tuple[Column, ...] = Field(max_length=1000, strict=False)
     internal: bool
     format: Literal["typed"] = "typed"
@@ -149,6 +154,14 @@ class ScalerSettings(_Part):
     task_count_min: int = Field(default=1, ge=1, le=TASKS_MAX)
 
 
+# What a command may name in braces; `arguments.<name>` too. A task's container fills them in.
+COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "partitions"})
+COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
+# Fields that only a process has, and those that only work on streams has.
+PROCESS_FIELDS = frozenset({"command", "environment"})
+STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
+
+
 class JobConfig(_Part):
     """What one job should run."""
 
@@ -156,9 +169,11 @@ class JobConfig(_Part):
     pipeline: Annotated[Name, Sync.RESTART]
     owner: Annotated[Line, Sync.LIVE] = ""
     labels: Annotated[dict[LabelKey, Line], Sync.LIVE] = Field(default_factory=dict, max_length=64)
-    kind: Annotated[Literal["stateless", "stateful"], Sync.COMPLEX]
+    kind: Annotated[Literal["stateless", "stateful", "process"], Sync.COMPLEX] = Field(
+        description="`process`: any command as a task; it reads and writes no categories."
+    )
     state: Annotated[Literal["running", "paused", "stopped"], Sync.COMPLEX] = "running"
-    package: Annotated[PackageRef, Sync.RESTART]
+    package: Annotated[PackageRef | None, Sync.RESTART] = None
     arguments: Annotated[dict[Line, Argument], Sync.RESTART] = Field(default_factory=dict, max_length=256)
     task_count: Annotated[int, Sync.COMPLEX] = Field(default=1, ge=1, le=TASKS_MAX)
     task_count_max: Annotated[int, Sync.LIVE] = Field(
@@ -167,10 +182,18 @@ class JobConfig(_Part):
         le=TASKS_MAX,
         description=f"Above {TASKS_UNPRIVILEGED_MAX} it counts for privileged jobs only.",
     )
-    partitions: Annotated[int, Sync.COMPLEX] = Field(ge=1, le=4096)
-    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(min_length=1, max_length=1, strict=False)
-    outputs: Annotated[tuple[Output, ...], Sync.COMPLEX] = Field(max_length=256, strict=False)
-    plan: Annotated[WorkPlan, Sync.RESTART]
+    partitions: Annotated[int, Sync.COMPLEX] = Field(
+        default=1, ge=1, le=PARTITIONS_MAX, description="A process that names none has one per task."
+    )
+    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(default=(), max_length=1, strict=False)
+    outputs: Annotated[tuple[Output, ...], Sync.COMPLEX] = Field(default=(), max_length=256, strict=False)
+    plan: Annotated[WorkPlan, Sync.RESTART] = Field(default_factory=WorkPlan)
+    command: Annotated[tuple[Code, ...], Sync.RESTART] = Field(
+        default=(), max_length=256, strict=False, description="Of a process: program and arguments."
+    )
+    environment: Annotated[dict[EnvironmentName, Argument], Sync.RESTART] = Field(
+        default_factory=dict, max_length=256, description="Of a process, besides what every task is told."
+    )
     lineage: Annotated[int, Sync.COMPLEX] = Field(
         default=0, ge=0, le=2**31 - 1, description="A larger one starts from empty state."
     )
@@ -190,22 +213,56 @@ class JobConfig(_Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:
-        has_computation = self.plan.computation is not None
-        if self.kind == "stateful" and (
-            self.plan.computation is None or not self.plan.computation.get("class")
-        ):
-            raise ValueError("a stateful job needs plan.computation with a class")
-        if self.kind == "stateless" and has_computation:
-            raise ValueError("a stateless job may not have a plan.computation")
-        for what in ("stream", "category"):
-            names = [getattr(output, what) for output in self.outputs]
-            if len(set(names)) < len(names):
-                raise ValueError(f"two outputs have the same {what}")
+        problems = [*(_process_problems(self) if self.kind == "process" else _stream_problems(self))]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     def to_json(self) -> dict[str, Any]:
         """The plain form that is stored, compared and sent to containers."""
-        return self.model_dump(mode="json")
+        # Left out where they mean nothing: a job of an earlier version then runs on as it is.
+        return self.model_dump(mode="json", exclude=None if self.kind == "process" else {*PROCESS_FIELDS})
+
+
+def _stream_problems(config: JobConfig) -> Iterator[str]:
+    for name in STREAM_FIELDS:
+        if name not in config.model_fields_set or (name == "package" and config.package is None):
+            yield f"{name}: Field required"
+    if not config.inputs and "inputs" in config.model_fields_set:
+        yield f"inputs: a {config.kind} job reads one category"
+    for name in sorted(PROCESS_FIELDS):
+        if getattr(config, name):
+            yield f"{name}: only a job of kind `process` has one"
+    computation = config.plan.computation
+    if config.kind == "stateful" and (computation is None or not computation.get("class")):
+        yield "a stateful job needs plan.computation with a class"
+    if config.kind == "stateless" and computation is not None:
+        yield "a stateless job may not have a plan.computation"
+    for what in ("stream", "category"):
+        names = [getattr(output, what) for output in config.outputs]
+        if len(set(names)) < len(names):
+            yield f"two outputs have the same {what}"
+
+
+def _process_problems(config: JobConfig) -> Iterator[str]:
+    if not config.command or not config.command[0]:
+        yield "command: a process needs a program to run"
+    for name in STREAM_FIELDS:
+        value = getattr(config, name)
+        if name != "partitions" and value and value != WorkPlan():
+            yield f"{name}: a process has none, it is told its place by its command and environment"
+    known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
+    for number, part in enumerate(config.command):
+        if "\x00" in part:
+            yield f"command[{number}]: no program can be given a NUL"
+        for field in COMMAND_FIELD.findall(part):
+            if field not in known:
+                near = difflib.get_close_matches(field, known, n=1)
+                hint = f", did you mean {{{near[0]}}}?" if near else ""
+                yield f"command[{number}]: {{{field}}} is not one of {', '.join(sorted(known))}{hint}"
+    for name in sorted(config.environment):
+        if name.startswith("PENSTOCK_"):
+            yield f"environment.{name}: names with PENSTOCK_ are for what the container tells the task"
 
 
 def _declared(field: str) -> Sync:
@@ -232,15 +289,20 @@ def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
     task_count_max = config.task_count_max
     if not config.privileged:
         task_count_max = min(task_count_max, TASKS_UNPRIVILEGED_MAX)
-    task_count = min(config.task_count, task_count_max, config.partitions)
-    if (task_count, task_count_max) == (config.task_count, config.task_count_max):
+    partitions = config.partitions
+    if config.kind == "process" and "partitions" not in config.model_fields_set:
+        partitions = min(config.task_count, task_count_max, PARTITIONS_MAX)
+    task_count = min(config.task_count, task_count_max, partitions)
+    found = {"task_count": task_count, "task_count_max": task_count_max, "partitions": partitions}
+    if found == {name: getattr(config, name) for name in found}:
         return config
-    return config.model_copy(update={"task_count": task_count, "task_count_max": task_count_max})
+    return config.model_copy(update=found)
 
 
 # A pattern tells people nothing; these do.
 _PATTERNS = {
     LINE_PATTERN: "it has control characters or marks that change the direction of text",
+    ENVIRONMENT_PATTERN: "a variable is named by letters, digits and '_', and does not begin with a digit",
     LABEL_PATTERN: "a label is named by up to 100 letters, digits, '_', '-', '.' or '/'",
 }
 

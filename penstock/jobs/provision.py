@@ -74,7 +74,9 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
     """What happens to a job when `expected` becomes its expected config."""
     sync = plan_sync(expected, running)
     target, tasks_after = expected.to_json(), expected.task_count if expected.state == "running" else 0
-    kept = running is None or all(running.config.get(name) == target[name] for name in STATE_FIELDS)
+    before = target if running is None else running.config
+    has_state = not before.get("kind") == target["kind"] == "process"
+    kept = not has_state or all(before.get(name) == target[name] for name in STATE_FIELDS)
     changed: tuple[Change, ...] = ()
     restarts: tuple[str, ...] = ()
     if running is None:

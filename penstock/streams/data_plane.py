@@ -1,5 +1,5 @@
 """What a plan creates before tasks may open it: categories, intervals, producers; and how a plan fences old
-tasks.
+tasks. A plain process has none of these, so nothing is made for it and nothing can fence it.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
+from penstock.core.errors import ConfigError, NotFound, StoreUnavailable, TaskActionFailed
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.rows.row_store import IntervalRef, RowStore
@@ -21,6 +21,8 @@ class StreamDataPlane:
 
     def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
         """Create outputs, intervals with initial offsets (resolved once), and producer registrations."""
+        if _is_process(config):
+            return
         for output in config["outputs"]:
             self._log.create(
                 CategorySpec(
@@ -39,6 +41,13 @@ class StreamDataPlane:
 
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
         """Take every interval away from whoever still holds it, and refuse its publishes on all outputs."""
+        if _is_process(config):
+            raise TaskActionFailed(
+                f"the tasks of {job} cannot be fenced",
+                why="it is a plain process: what it writes does not go through Penstock",
+                fix="wait until its containers confirm that it stopped or their leases are over; "
+                "`penstock task ls` shows where it runs",
+            )
         source = self._input(job, config)
         for ref in _intervals(job, birth, config):
             token = self._rows.fence(ref, generation=generation)
@@ -48,10 +57,13 @@ class StreamDataPlane:
 
     def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
         """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
-        before = set(self._producers(birth, old, self._input(job, old)))
-        after = set() if new is None else set(self._producers(birth, new, self._input(job, new)))
+        before = self._registered(job, birth, old)
+        after = set() if new is None else self._registered(job, birth, new)
         for category, producer in sorted(before - after):
             self._log.unregister_producer(category, producer)
+
+    def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
+        return set() if _is_process(config) else set(self._producers(birth, config, self._input(job, config)))
 
     def _input(self, job: str, config: Mapping[str, Any]) -> Category:
         name = config["inputs"][0]["category"]
@@ -83,6 +95,10 @@ class StreamDataPlane:
                 continue  # dead letters have no watermark
             for partition in range(config["partitions"]):
                 yield output["category"], _producer(birth, config, source, partition)
+
+
+def _is_process(config: Mapping[str, Any]) -> bool:
+    return bool(config["kind"] == "process")
 
 
 def _intervals(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[IntervalRef]:

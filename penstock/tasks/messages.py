@@ -45,6 +45,14 @@ class TaskReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOrder:
+    """Somebody wants this task ended and started again. Only larger numbers are obeyed."""
+
+    task_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLoad:
     """What the tasks of one shard use, in the kinds of `shard_load.KINDS`."""
 
@@ -67,6 +75,7 @@ class Heartbeat:
     loads: tuple[ShardLoad, ...] = ()  # as last averaged
     capacity: tuple[float, ...] = ()  # in the same kinds; empty: not limited
     region: str = ""
+    order: int = 0  # the newest restart order obeyed
     engine_ready: bool = False
     host: str = ""
     pid: int = 0
@@ -118,6 +127,7 @@ class HeartbeatReply:
     shards: tuple[ShardEntry, ...] = ()
     shard_count: int = 0
     list_version: int = 0  # the newest task list there is: fetch it if yours is older
+    restarts: tuple[RestartOrder, ...] = ()  # all that this container has not said to have obeyed
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +136,9 @@ class HeartbeatReply:
     @staticmethod
     def from_json(data: dict[str, Any]) -> HeartbeatReply:
         entries = tuple(_entry(item) for item in data.get("shards", ()))
-        return HeartbeatReply(**{**data, "verdict": Verdict(data["verdict"]), "shards": entries})
+        restarts = tuple(RestartOrder(**item) for item in data.get("restarts", ()))
+        verdict = Verdict(data["verdict"])
+        return HeartbeatReply(**{**data, "verdict": verdict, "shards": entries, "restarts": restarts})
 
 
 def _entry(item: dict[str, Any]) -> ShardEntry:

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 
 from penstock.core.clock import Clock, Millis
+from penstock.jobs.config import COMMAND_FIELD
 from penstock.tasks.process_logs import LogPump, RotatedFile
 from penstock.tasks.runner import RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
 
 MEASURE_MS: Millis = 1_000
-_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # What a task is given of our own environment. Nothing that opens doors: no tokens, no database.
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME", "PYTHONPATH")
 
@@ -54,7 +54,7 @@ def command_of(spec: TaskSpec) -> list[str]:
             raise UnknownField(f"{{{match.group(1)}}} is not one of {', '.join(sorted(known))}")
         return known[match.group(1)]
 
-    return [_FIELD.sub(fill, part) for part in spec.config.get("command", ())]
+    return [COMMAND_FIELD.sub(fill, part) for part in spec.config.get("command", ())]
 
 
 @dataclass(slots=True)

@@ -25,6 +25,16 @@ def kill_session(session_id: int) -> int:
     return killed
 
 
+def kill_own_session() -> None:
+    """SIGKILL everything this process started in its session. Nothing, unless it leads one."""
+    if os.getsid(0) != os.getpid():
+        return
+    for process in _members(os.getpid()):
+        if process != os.getpid():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+
+
 def is_session_alive(session_id: int) -> bool:
     """Whether any process of the session still runs (a zombie does not)."""
     return bool(_members(session_id))

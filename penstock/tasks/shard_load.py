@@ -28,7 +28,7 @@ def reserved_load(config: Mapping[str, Any]) -> Vector:
 
 def is_enforced(config: Mapping[str, Any]) -> bool:
     """Whether a task cannot use more than it reserved."""
-    return config.get("isolation") == "process"
+    return config.get("kind") == "process"
 
 
 def seen_load(config: Mapping[str, Any], metrics: Mapping[str, float]) -> Vector:

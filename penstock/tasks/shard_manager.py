@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from penstock.core.clock import Millis
-from penstock.core.errors import NotFound, StoreUnavailable
+from penstock.core.errors import StoreUnavailable
 from penstock.tasks.container_store import ContainerRow, ContainerState
 from penstock.tasks.fleet_view import FleetView
-from penstock.tasks.liveness import Alert, FailOver, Liveness
+from penstock.tasks.liveness import FailOver, Liveness
 from penstock.tasks.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -27,34 +27,16 @@ from penstock.tasks.messages import (
     Verdict,
 )
 from penstock.tasks.placement import Mode, Move, Placement, Refusal, place_shards
+from penstock.tasks.restart_orders import RestartOrders, container_of
 from penstock.tasks.shard_load import Vector, combine
-from penstock.tasks.shard_orders import check_move, fleet_of, no_shard
-from penstock.tasks.shard_store import BLAME_MAX, FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard
+from penstock.tasks.shard_pace import Pace, TickReport
+from penstock.tasks.shard_store import BLAME_MAX, ROLE, FailedOver, Plan, Renewed, ShardRow, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 
+__all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
+
 CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How patient and how busy a Shard Manager is."""
-
-    balance_ms: Millis = 30 * 60_000
-    balance_soon_ms: Millis = (
-        5_000  # after the task list or the set of containers changed, or with moves left to do
-    )
-    moves_max: int = 8  # under way at once
-    add_timeout_ms: Millis = 15_000  # told, heard from, and yet not recorded: the shard is taken back
-    drop_timeout_ms: Millis = 60_000  # told, heard from, and yet not reaped: the container's lease runs out
-
-
-@dataclass(slots=True)
-class TickReport:
-    """What one round did."""
-
-    failed_over: list[str] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
-    alerts: list[Alert] = field(default_factory=list)
 
 
 class ShardManager(FleetView):
@@ -88,6 +70,7 @@ class ShardManager(FleetView):
         self._balanced_on: tuple[object, ...] = ()
         self._loads: Mapping[int, Vector] = {}
         self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
+        self._restarts = RestartOrders(term)
         self._refused = ""
         self._short: tuple[str, ...] = ()
         self._is_begun = False
@@ -144,6 +127,7 @@ class ShardManager(FleetView):
                 shards=outcome.assignment.shards,
                 shard_count=self._shard_count,
                 list_version=self._list_version(),
+                restarts=self._restarts.on_beat(beat),
                 reason=outcome.reason,
             )
 
@@ -160,55 +144,82 @@ class ShardManager(FleetView):
             self._fail_over(action, now_ms, TickReport())
             return True
 
-    def cordon(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+    # -- what people ask for ----------------------------------------------------------------------------
+
+    def cordon(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
         """Give a container no new shards; it keeps what it has."""
-        self._mark(container, now_ms, cordoned=True, draining=False, reason=reason)
+        self._mark(container, True, False, now_ms, reason, actor)
 
-    def drain(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+    def drain(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
         """Move everything away from a container, a few shards at a time, and give it nothing new."""
-        self._mark(container, now_ms, cordoned=True, draining=True, reason=reason)
+        self._mark(container, True, True, now_ms, reason, actor)
 
-    def uncordon(self, container: str, now_ms: Millis, *, reason: str = "asked to") -> None:
+    def uncordon(
+        self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
+    ) -> None:
         """Take a container back."""
-        self._mark(container, now_ms, cordoned=False, draining=False, reason=reason)
+        self._mark(container, False, False, now_ms, reason, actor)
 
-    def _mark(self, container: str, now_ms: Millis, *, cordoned: bool, draining: bool, reason: str) -> None:
+    def _mark(
+        self, container: str, cordoned: bool, draining: bool, now_ms: Millis, reason: str, actor: str
+    ) -> None:
         with self._lock:
             if not self._store.cordon(
                 container,
                 cordoned=cordoned,
                 draining=draining,
                 reason=reason,
+                actor=actor,
                 term=self.term,
                 at_ms=self._wall_of(now_ms),
             ):
-                raise NotFound(
-                    f"there is no container {container!r}",
-                    why="no container of that name ever registered",
-                    fix="`penstock container ls` lists them",
-                )
+                raise no_container(container, self._store.containers())
 
-    def move(self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to") -> None:
-        """Begin to move one shard, because somebody wants it there."""
+    def move(
+        self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
+    ) -> None:
+        """Begin to move one shard, because somebody wants it there; nothing if it is, or on its way."""
         with self._lock:
             self._begin(now_ms)
 
             def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
                 row = next((row for row in shards if row.shard == shard), None)
-                check_move(row, shard, target, self._accepting(containers, now_ms))
-                assert row is not None
-                if row.container == target:
+                if not check_move(row, shard, target, containers, self._accepting(containers, now_ms)):
                     return Placement()
+                assert row is not None
                 move = Move(shard=shard, source=row.container, target=target, reason=reason)
                 return Placement(moves=(move,))
 
-            self._rearrange(plan, now_ms, TickReport())
+            self._rearrange(plan, now_ms, TickReport(), actor)
 
-    def release(self, shard: int, now_ms: Millis, *, reason: str = "asked to") -> None:
+    def release(self, shard: int, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
         """Let a quarantined shard be placed again."""
         with self._lock:
-            if not self._store.forgive(shard, term=self.term, at_ms=self._wall_of(now_ms), reason=reason):
+            at_ms = self._wall_of(now_ms)
+            if not self._store.forgive(shard, term=self.term, at_ms=at_ms, reason=reason, actor=actor):
                 raise no_shard(shard)
+
+    def restart(self, task_id: str, now_ms: Millis, *, reason: str, actor: str = ROLE) -> str:
+        """Ask for one task to be ended and started again where it is; returns where that is."""
+        with self._lock:
+            row = container_of(task_id, self._store.containers())
+            self._restarts.ask(task_id, row.name, row.incarnation)
+            at_ms, decision = self._wall_of(now_ms), f"restart on {row.name}"
+            self._store.note("task", task_id, decision, reason, at_ms=at_ms, actor=actor)
+            return row.name
+
+    def outlook(self, shard: int, now_ms: Millis) -> tuple[Vector, Move | Refusal | None]:
+        """What a shard counts as, and what the next look at placement would do with it; changes nothing."""
+        with self._lock:
+            self._begin(now_ms)
+            shards, containers = self._store.read()
+            row = next((row for row in shards if row.shard == shard), None)
+            if row is None:
+                raise no_shard(shard)
+            mode = Mode.EMERGENCY if row.container is None else Mode.PERIODIC
+            placement = self._plan(mode, now_ms)(shards, containers)
+            found: tuple[Move | Refusal, ...] = (*placement.moves, *placement.refusals)
+            return self._loads.get(shard, ()), next((item for item in found if item.shard == shard), None)
 
     # -- one round --------------------------------------------------------------------------------------
 
@@ -336,8 +347,8 @@ class ShardManager(FleetView):
 
         return plan
 
-    def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport) -> Placement:
-        placement = self._store.rearrange(plan, term=self.term, at_ms=self._wall_of(now_ms))
+    def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport, actor: str = ROLE) -> Placement:
+        placement = self._store.rearrange(plan, term=self.term, at_ms=self._wall_of(now_ms), actor=actor)
         report.moves.extend(placement.moves)
         stuck = placement.refusals
         refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""

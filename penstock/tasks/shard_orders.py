@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.core.errors import NotFound, Refused
+from penstock.core.near_names import did_you_mean, some_of
 from penstock.tasks.container_store import ContainerRow
 from penstock.tasks.messages import ShardState
 from penstock.tasks.placement import Fleet
@@ -17,10 +20,30 @@ def no_shard(shard: int) -> NotFound:
     )
 
 
-def check_move(row: ShardRow | None, shard: int, target: str, accepting: tuple[str, ...]) -> None:
-    """Refuse to move a shard that is unknown, on its way, or asked to go where it cannot."""
+def no_container(name: str, containers: Iterable[ContainerRow]) -> NotFound:
+    """The error for a name that no container ever had."""
+    known = [row.name for row in containers]
+    return NotFound(
+        f"there is no container {name!r}",
+        why=f"those that ever registered: {some_of(known)}",
+        fix=did_you_mean(name, known, otherwise="`penstock container ls` lists them"),
+    )
+
+
+def check_move(
+    row: ShardRow | None,
+    shard: int,
+    target: str,
+    containers: tuple[ContainerRow, ...],
+    accepting: tuple[str, ...],
+) -> bool:
+    """False: it is there or on its way there. Refuses what is unknown, on its way elsewhere, or unable."""
     if row is None:
         raise no_shard(shard)
+    if target not in {known.name for known in containers}:
+        raise no_container(target, containers)
+    if (row.target if row.state is ShardState.DROPPING else row.container) == target:
+        return False
     if row.state is ShardState.DROPPING:
         raise Refused(
             f"shard {shard} is on its way already",
@@ -36,9 +59,10 @@ def check_move(row: ShardRow | None, shard: int, target: str, accepting: tuple[s
     if target not in accepting:
         raise Refused(
             f"{target} cannot take a shard now",
-            why=f"those that can: {', '.join(accepting) or 'none'}",
+            why=f"those that can: {some_of(accepting)}",
             fix="choose one of them, or uncordon it",
         )
+    return True
 
 
 def fleet_of(containers: tuple[ContainerRow, ...]) -> Fleet:

@@ -272,15 +272,16 @@ class ShardStore:
             )
             return FailedOver(placement=placement)
 
-    def rearrange(self, plan: Plan, *, term: int, at_ms: Millis) -> Placement:
+    def rearrange(self, plan: Plan, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
         """Decide on what the store holds now, and begin those moves: one transaction."""
         with self._writing(term) as connection:
             placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             for reason in sorted({move.reason for move in placement.moves}):
                 moves = {m.shard: [m.source, m.target] for m in placement.moves if m.reason == reason}
+                decision = f"move {len(moves)}"
                 self._note(
-                    connection, at_ms, "placement", "shards", f"move {len(moves)}", reason, moves=moves
+                    connection, at_ms, "placement", "shards", decision, reason, actor=actor, moves=moves
                 )
             return placement
 
@@ -311,7 +312,15 @@ class ShardStore:
             return True
 
     def cordon(
-        self, name: str, *, cordoned: bool, draining: bool, term: int, at_ms: Millis, reason: str
+        self,
+        name: str,
+        *,
+        cordoned: bool,
+        draining: bool,
+        term: int,
+        at_ms: Millis,
+        reason: str,
+        actor: str = ROLE,
     ) -> bool:
         """Give a container no new shards, let it lose those it has too, or take it back. False: unknown."""
         with self._writing(term) as connection:
@@ -319,21 +328,24 @@ class ShardStore:
                 return False
             update_container(connection, name, cordoned=cordoned, draining=draining)
             decision = "draining" if draining else "cordoned" if cordoned else "uncordoned"
-            self._note(connection, at_ms, "container", name, decision, reason)
+            self._note(connection, at_ms, "container", name, decision, reason, actor=actor)
             return True
 
-    def forgive(self, shard: int, *, term: int, at_ms: Millis, reason: str) -> bool:
+    def forgive(self, shard: int, *, term: int, at_ms: Millis, reason: str, actor: str = ROLE) -> bool:
         """Let a quarantined shard be placed again. False: no such shard."""
         with self._writing(term) as connection:
             done = connection.execute(sa.update(SHARDS).where(SHARDS.c.shard == shard).values(blame=0))
             if done.rowcount:
-                self._note(connection, at_ms, "placement", f"shard {shard}", "released", reason)
+                subject = f"shard {shard}"
+                self._note(connection, at_ms, "placement", subject, "released", reason, actor=actor)
             return bool(done.rowcount)
 
-    def note(self, kind: str, subject: str, decision: str, reason: str, *, at_ms: Millis) -> None:
+    def note(
+        self, kind: str, subject: str, decision: str, reason: str, *, at_ms: Millis, actor: str = ROLE
+    ) -> None:
         """Journal a decision that changes no row."""
         with self._database.transaction() as connection:
-            self._note(connection, at_ms, kind, subject, decision, reason)
+            self._note(connection, at_ms, kind, subject, decision, reason, actor=actor)
 
     @contextmanager
     def _writing(self, term: int) -> Iterator[sa.Connection]:
@@ -361,10 +373,11 @@ class ShardStore:
         subject: str,
         decision: str,
         reason: str,
+        actor: str = ROLE,
         **data: Any,
     ) -> None:
         entry = Entry(
-            at_ms=at_ms, actor=ROLE, kind=kind, subject=subject, decision=decision, reason=reason, data=data
+            at_ms=at_ms, actor=actor, kind=kind, subject=subject, decision=decision, reason=reason, data=data
         )
         self._journal.append(connection, entry)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from penstock.core.clock import Millis
 from penstock.tasks.messages import (
     HeartbeatReply,
+    RestartOrder,
     ShardEntry,
     ShardLoad,
     ShardState,
@@ -45,6 +46,7 @@ class Report:
     list_version: int
     tasks: tuple[TaskReport, ...]
     loads: tuple[ShardLoad, ...] = ()
+    order: int = 0
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class TaskManager:
         self._list_late_since_ms: Millis | None = None
         self._term = 0
         self._assignment_version = 0
+        self._order = 0  # the newest restart order obeyed
         self._shards: dict[int, ShardEntry] = {}
         self._shard_count = 0
         self._runs: dict[str, _Run] = {}
@@ -111,6 +114,7 @@ class TaskManager:
         if reply.verdict is not Verdict.OK:
             return
         self._list_version_told = max(self._list_version_told, reply.list_version)
+        self._obey(reply.restarts, now_ms)
         if reply.assignment_version < self._assignment_version:
             return  # a late reply would undo a DROP
         known = self._shards
@@ -120,6 +124,17 @@ class TaskManager:
         }
         self._assignment_version, self._shard_count = reply.assignment_version, reply.shard_count
         self._wanted = None
+
+    def _obey(self, orders: tuple[RestartOrder, ...], now_ms: Millis) -> None:
+        for order in orders:
+            run, trouble = self._runs.get(order.task_id), self._troubles.get(order.task_id)
+            if order.number <= self._order:
+                continue  # done: the answer to it is on its way
+            if trouble is not None:  # whoever asks knows better than the backoff
+                trouble.is_fenced, trouble.streak, trouble.retry_at_ms, trouble.error = False, 0, 0, ""
+            if run is not None and run.ended_by_us_ms is None:
+                self._end(order.task_id, run, now_ms)
+        self._order = max((self._order, *(order.number for order in orders)))
 
     def on_task_list(self, news: TaskList, now_ms: Millis, *, cached: bool = False) -> bool:
         """Take a list or a delta in. False: it does not fit, ask for the whole list.
@@ -291,6 +306,7 @@ class TaskManager:
             list_version=self._list_version_reaped,
             tasks=tuple(sorted(tasks, key=lambda task: task.task_id)),
             loads=self._book.report,
+            order=self._order,
         )
 
     def _has_unlisted_runs(self) -> bool:

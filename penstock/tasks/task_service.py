@@ -167,13 +167,17 @@ class TaskService:
 
     def encoded(self, since: int | None = None) -> bytes:
         """The same as JSON, put together from what was encoded before."""
+        return self.encoded_at(since)[1]
+
+    def encoded_at(self, since: int | None = None) -> tuple[int, bytes]:
+        """The same with the version it has."""
         with self._lock:
             self._refresh()
             is_full, kept = self._since(since)
             parts = [item.encoded() for item in kept.values() if item.has_tasks]
             removed = [] if is_full else _without_tasks(kept)
             head = {"version": self._version, "full": is_full, "removed": removed, "since": since or 0}
-            return _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
+            return self._version, _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
 
     def version(self) -> int:
         """Of the newest list there is."""

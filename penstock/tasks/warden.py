@@ -11,7 +11,7 @@ import json
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,10 +68,12 @@ class Warden:
         clock: Clock,
         new_incarnation: Callable[[], str],
         after_engine: Callable[[], None] = lambda: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._container, self._folder, self._command = container, folder, tuple(engine_command)
         self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
         self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
+        self._environment = environment  # of the engine; None: this process's own
         self._stop = threading.Event()
         self._signs: queue.Queue[tuple[str, Millis, Heartbeat]] = queue.Queue()
         # (incarnation, answer, when the renewal that stands for an answer was begun)
@@ -122,6 +124,7 @@ class Warden:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
+                env=self._environment,
             )
         watchdog = Watchdog(
             container=self._container,

@@ -16,6 +16,8 @@ from penstock.web.answers import answer_problems
 from penstock.web.container_routes import add_container_routes
 from penstock.web.events import EventHub
 from penstock.web.fast_lane import FastLane
+from penstock.web.fleet import Fleet
+from penstock.web.fleet_routes import add_fleet_orders, add_fleet_reads
 from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
@@ -63,6 +65,9 @@ def build_api(
     add_pipeline_routes(router, plane, guard)
     add_stream_routes(router, plane, guard, PREFIX)
     add_container_routes(router, plane, guard)
+    fleet = Fleet(plane)
+    add_fleet_reads(router, fleet, guard)
+    add_fleet_orders(router, plane, fleet, guard)
     add_layer_kind_routes(router, plane, guard)
     add_token_routes(router, plane, guard)
     for route in router.routes:

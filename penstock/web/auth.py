@@ -30,7 +30,12 @@ VERBS: dict[str, frozenset[str]] = {
     "package.write": frozenset({"developer", "admin"}),
     "log.read": frozenset({"developer", "oncall", "admin"}),
     "task.read": EVERYBODY | {"container"},
+    "task.restart": frozenset({"developer", "oncall", "admin"}),
     "container.beat": frozenset({"container", "admin"}),
+    "container.read": EVERYBODY,
+    "container.write": frozenset({"oncall", "admin"}),
+    "shard.read": EVERYBODY,
+    "shard.write": frozenset({"oncall", "admin"}),
     "token.read": frozenset({"admin"}),
     "token.write": frozenset({"admin"}),
 }

@@ -64,6 +64,15 @@ IfNew = Annotated[
     str | None,
     Header(alias="If-None-Match", max_length=10, pattern=r"^\*$", description="Only if there is none yet."),
 ]
+IfOther = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match",
+        max_length=200,
+        pattern=VERSION_PATTERN,
+        description="The ETag of what is known: only if it is another now.",
+    ),
+]
 
 # Parameters.
 Since = Annotated[int, Query(ge=0, le=INT_MAX)]
@@ -126,6 +135,13 @@ class Because(_Body):
     why: Reason = ""
 
 
+class MoveShard(_Body):
+    """Where a shard should go."""
+
+    container: NameText
+    why: Reason = ""
+
+
 class PutLayer(_Body):
     """One layer, whole."""
 
@@ -182,6 +198,12 @@ class Register(_Body):
     """A container's new life."""
 
     incarnation: Word
+    folder_id: Word
+
+
+class Dead(_Body):
+    """The folder of a container that ended: only its host knows the id."""
+
     folder_id: Word
 
 

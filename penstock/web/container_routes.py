@@ -10,12 +10,14 @@ from pydantic import WithJsonSchema
 from penstock.app import ControlPlane
 from penstock.core.errors import ConfigError
 from penstock.core.token_store import Caller
-from penstock.web import bodies, replies
+from penstock.web import bodies, fleet_replies, replies
 from penstock.web.answers import answer
-from penstock.web.bodies import HEARTBEAT, Name, Version, read_heartbeat
+from penstock.web.bodies import HEARTBEAT, IfOther, Name, Version, read_heartbeat
 from penstock.web.guard import Guard
 from penstock.web.pools import BEATS, LONG
 from penstock.web.replies import problems
+
+UNCHANGED: replies.Responses = {304: {"description": "The list has the version that was named"}}
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
@@ -60,11 +62,30 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
             )
         return answer(plane.on_heartbeat(heartbeat).to_json())
 
-    @router.get("/tasks", response_model=replies.TaskList, responses=problems())
+    @router.post("/containers/{name}/dead", response_model=fleet_replies.Buried, responses=problems(507))
     @BEATS
-    def task_list(caller: Caller = guard.allow("task.read"), since: Version = None) -> Response:
-        """The task list, or what changed in it."""
-        return answer(plane.task_list(since))
+    def container_dead(
+        name: Name, body: bodies.Dead, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """Its host saw it end and has cleared up: its shards move at once."""
+        return answer({"is_news": plane.on_container_dead(name, body.folder_id)})
+
+    @router.get("/installation", response_model=fleet_replies.Installation, responses=problems())
+    @BEATS
+    def installation(caller: Caller = guard.allow("container.beat")) -> Response:
+        """What a container must know to join: heartbeat times, and where streams, state and store are."""
+        return answer(plane.installation())
+
+    @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
+    @BEATS
+    def task_list(
+        caller: Caller = guard.allow("task.read"), since: Version = None, if_none_match: IfOther = None
+    ) -> Response:
+        """The task list, or what changed in it since a version; its version is its ETag."""
+        if if_none_match is not None and if_none_match.strip('"') == str(plane.task_service.version()):
+            return Response(status_code=304, headers={"ETag": if_none_match})
+        version, found = plane.task_service.encoded_at(since)
+        return answer(found, version=version)
 
     @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))
     @LONG

@@ -74,7 +74,14 @@ class Link:
         if body is not None:
             headers = {"Content-Type": "application/json", **kwargs.pop("headers", {})}
             kwargs |= {"content": body if isinstance(body, bytes) else encoded(body), "headers": headers}
-        response = self.request(method, path, **kwargs)
+        return self._map(self.request(method, path, **kwargs))
+
+    def json_if_changed(self, path: str, **kwargs: Any) -> Json | None:
+        """Ask for a map under a condition; None: the server has nothing else than what was named."""
+        response = self.request("GET", path, **kwargs)
+        return None if response.status_code == 304 else self._map(response)
+
+    def _map(self, response: httpx.Response) -> Json:
         try:
             answer = response.json()
         except ValueError as error:
@@ -109,7 +116,7 @@ class Link:
 
     def _once(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         response = self._send(method, path, **kwargs)
-        if response.is_success:
+        if response.is_success or response.status_code == 304:
             return response
         error = self._problem(response)
         if response.status_code in (429, 503) and not isinstance(error, OutcomeUnknown):

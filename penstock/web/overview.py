@@ -155,7 +155,7 @@ def _line_start(view: JobView) -> dict[str, Any]:
         "generation": running.generation if running else 0,
         "task_count": config.get("task_count", 0),
         "running_task_count": running.config["task_count"] if running else 0,
-        "package": running.config["package"] if running else config.get("package", {}),
+        "package": (running.config if running else config).get("package") or {},
         "plan": view.plan.step if view.plan else "",
         "problem": view.problem or (view.quarantine.reason if view.quarantine else ""),
     }

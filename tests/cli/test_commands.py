@@ -27,7 +27,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 
 
 COMMANDS = commands_of(get_command(cli.app))
-SILENT = {("up",), ("container",)}  # they run until they are stopped
+SILENT = {("up",), ("container", "run")}  # they run until they are stopped
 
 
 def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
@@ -152,7 +152,17 @@ def test_a_command_uses_the_least_token(empty: World, run: Run):
     """Plan: without any other token in the folder, each command finds the one its work needs."""
     for role in ("admin", "developer", "oncall", "container"):
         (empty.folder / "tokens" / role).unlink()
-    for command in (("status",), ("job", "ls"), ("layer", "ls"), ("journal",), ("category",)):
+    for command in (
+        ("status",),
+        ("job", "ls"),
+        ("layer", "ls"),
+        ("journal",),
+        ("category",),
+        ("container", "ls"),
+        ("shard", "ls"),
+        ("task", "ls"),
+        ("top", "--once"),
+    ):
         assert run(*command, "--folder", empty.folder).code == 0
     assert "no token to show" in run("plan", ZEITGEIST, "--folder", empty.folder).is_refused()
 
@@ -175,7 +185,11 @@ def test_there_are_these_commands():
         "audit",
         "category",
         "config show",
-        "container",
+        "container cordon",
+        "container drain",
+        "container ls",
+        "container run",
+        "container uncordon",
         "job apply",
         "job diff",
         "job get",
@@ -195,11 +209,19 @@ def test_there_are_these_commands():
         "oncall clear",
         "oncall set",
         "plan",
+        "shard explain",
+        "shard ls",
+        "shard move",
+        "shard release",
         "status",
         "submit",
+        "task logs",
+        "task ls",
+        "task restart",
         "token ls",
         "token new",
         "token revoke",
+        "top",
         "up",
     ]
 
@@ -235,6 +257,13 @@ def test_every_command_prints_what_it_is_asked_for(path: tuple[str, ...]):
         ("token", "new", "x", "--why", "x"),
         ("plan",),
         ("logs", "c1", "-n", "0"),
+        ("container", "drain", "c1"),
+        ("container", "nonsense"),
+        ("shard", "move", "1", "c1"),
+        ("shard", "explain", "-1"),
+        ("shard", "explain", "one"),
+        ("task", "restart", "a.b/0"),
+        ("task", "logs", "a.b/0", "-n", "0"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]):

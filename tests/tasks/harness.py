@@ -183,6 +183,7 @@ class World:
             list_version=report.list_version,
             tasks=report.tasks,
             loads=report.loads,
+            order=report.order,
             capacity=self.sizes.get(container.name, ()),
             engine_ready=container.is_ready,
         )

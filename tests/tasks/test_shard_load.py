@@ -34,7 +34,7 @@ def test_a_new_task_counts_as_reserved_and_then_as_seen():
 
 def test_a_task_whose_memory_is_enforced_counts_as_reserved_for_ever():
     book = LoadBook(PACE)
-    run(book, 5, a_task(config={"isolation": "process", "resources": {"cpu": 2.0}}, cpu=0.25))
+    run(book, 5, a_task(config={"kind": "process", "resources": {"cpu": 2.0}}, cpu=0.25))
     assert book.report[0].load[0] == 2.0
 
 

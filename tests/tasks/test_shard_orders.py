@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core.errors import NotFound, Refused
 from penstock.tasks.container_store import ContainerState
+from penstock.tasks.placement import Move, Refusal
 from tests.tasks.harness import World
 from tests.tasks.test_shard_manager import TASKS, a_world
 
@@ -28,15 +29,26 @@ def test_a_cordoned_container_keeps_what_it_has_and_gets_nothing_new():
 def test_a_shard_moves_because_somebody_asks():
     world = a_world(balance_ms=10**9, balance_soon_ms=10**9)
     shard = next(shard for shard, owner in world.owners().items() if owner == "c1")
-    world.manager.move(shard, "c2", world.now_ms, reason="closer to its data")
+    world.manager.move(shard, "c2", world.now_ms, reason="closer to its data", actor="olga")
+    epoch = world.store.shards()[shard].epoch
+    world.manager.move(shard, "c2", world.now_ms)  # it is on its way there: a repeat does nothing more
+    assert world.store.shards()[shard].epoch == epoch
     with pytest.raises(Refused, match="on its way"):
-        world.manager.move(shard, "c2", world.now_ms)
+        world.manager.move(shard, "c1", world.now_ms)
     world.run(5_000)
     assert world.owners()[shard] == "c2" and world.tasks_alive() == TASKS
-    assert any(entry.reason == "closer to its data" for entry in world.journal.entries("shards"))
+    assert ("closer to its data", "olga") in [(e.reason, e.actor) for e in world.journal.entries("shards")]
     world.manager.move(shard, "c2", world.now_ms)  # it is there: nothing to do
-    with pytest.raises(Refused, match="cannot take"):
+    with pytest.raises(NotFound, match="no container 'c9'") as unknown:
         world.manager.move(shard, "c9", world.now_ms)
+    assert "c1, c2" in unknown.value.why and "container ls" in unknown.value.fix
+    with pytest.raises(NotFound) as misspelt:
+        world.manager.drain("c-2", world.now_ms)
+    assert misspelt.value.fix == "did you mean `c2`?"
+    world.manager.cordon("c1", world.now_ms)
+    with pytest.raises(Refused, match="cannot take"):
+        world.manager.move(shard, "c1", world.now_ms)
+    world.manager.uncordon("c1", world.now_ms)
     with pytest.raises(NotFound):
         world.manager.move(99, "c2", world.now_ms)
 
@@ -87,3 +99,21 @@ def test_loads_that_were_seen_move_shards_and_sizes_bound_them():
     }
     assert all(carried[name] <= size[0] * 0.9 for name, size in world.sizes.items())
     assert carried["c3"] > carried["c1"] + carried["c2"]
+
+
+def test_an_outlook_says_what_placement_would_do_and_changes_nothing():
+    """Plan: a settled shard stays; on a draining container it would move; nowhere to go, it cannot."""
+    world = a_world(balance_ms=10**9, balance_soon_ms=10**9)
+    shard = next(shard for shard, owner in world.owners().items() if owner == "c1")
+    load, decision = world.manager.outlook(shard, world.now_ms)
+    assert load[0] == world.service.reserved_loads(4)[shard][1][0] and decision is None
+    world.manager.drain("c1", world.now_ms)
+    before = world.store.shards()
+    _, decision = world.manager.outlook(shard, world.now_ms)
+    assert isinstance(decision, Move) and (decision.source, decision.target) == ("c1", "c2")
+    world.manager.drain("c2", world.now_ms)
+    _, decision = world.manager.outlook(shard, world.now_ms)
+    assert isinstance(decision, Refusal) and decision.reason
+    assert world.store.shards() == before
+    with pytest.raises(NotFound):
+        world.manager.outlook(99, world.now_ms)

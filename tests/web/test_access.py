@@ -58,7 +58,20 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("POST", "/containers/{name}/register", "container.beat", {"incarnation": "i1", "folder_id": "f"}),
     ("POST", "/containers/{name}/beat", "container.beat", BEAT),
     ("GET", "/tasks", "task.read", None),
+    ("GET", "/installation", "container.beat", None),
+    ("POST", "/containers/{name}/dead", "container.beat", {"folder_id": "nobody's"}),
     ("GET", "/containers/{name}/log", "log.read", None),
+    ("GET", "/containers", "container.read", None),
+    ("POST", "/containers/{name}/drain", "container.write", {"why": "x"}),
+    ("POST", "/containers/{name}/cordon", "container.write", {"why": "x"}),
+    ("POST", "/containers/{name}/uncordon", "container.write", {"why": "x"}),
+    ("GET", "/shards", "shard.read", None),
+    ("GET", "/shards/{shard}", "shard.read", None),
+    ("POST", "/shards/{shard}/move", "shard.write", {"container": "c9", "why": "x"}),
+    ("POST", "/shards/{shard}/release", "shard.write", {"why": "x"}),
+    ("GET", "/tasks/reports", "task.read", None),
+    ("GET", "/jobs/{name}/tasks/{index}/log", "log.read", None),
+    ("POST", "/jobs/{name}/tasks/{index}/restart", "task.restart", {"why": "x"}),
 ]
 every_route = pytest.mark.parametrize(
     ("method", "path", "verb", "body"), ROUTES, ids=[f"{method} {path}" for method, path, _, _ in ROUTES]
@@ -68,7 +81,7 @@ every_route = pytest.mark.parametrize(
 def filled(path: str) -> str:
     name = "c1" if path.startswith("/containers") else JOB
     filled = path.replace("{name}", name).replace("{layer}", "nolayer").replace("{hash_}", HASH)
-    filled = filled.replace("{token_id}", HASH[:16])
+    filled = filled.replace("{token_id}", HASH[:16]).replace("{shard}", "3").replace("{index}", "0")
     return filled + ("?wait_s=0" if filled == "/events" else "")
 
 

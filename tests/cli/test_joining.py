@@ -1,0 +1,136 @@
+"""Claims about joining: what is refused before anything starts, what a container is told, which secrets it keeps."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.app import DATABASE_VARIABLE
+from penstock.cli.joining import _keep_token
+from penstock.cli.up import UpSettings, environment_of
+from penstock.container import (
+    SECRET_VARIABLES,
+    ContainerSettings,
+    join_settings,
+    open_store,
+    reachable_store,
+    read_capacity,
+)
+from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
+from penstock.web.server import Listening, Tls
+from tests.cli.world import Run
+from tests.web.served import Served, served
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("plane")) as found:
+        yield found
+
+
+def joined(plane: Served, folder: Path, **changes: str) -> ContainerSettings:
+    given = {"engine": "process", "capacity": "", "region": "", "url": plane.server.url, **changes}
+    token = plane.tokens[given.pop("role", "container")]
+    return join_settings("far", token_file=_keep_token(folder, token), folder=folder, **given)
+
+
+def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
+    settings = joined(plane, tmp_path, capacity="4,8000,0,0", region="north")
+    assert (settings.profile, settings.engine, settings.region) == ("fast", "process", "north")
+    assert settings.store == str(plane.plane.settings.folder / "store.db")
+    assert read_capacity(settings.capacity) == (4.0, 8000.0, 0.0, 0.0)
+
+
+def test_the_token_is_in_a_file_of_this_user_alone(tmp_path: Path):
+    (tmp_path / "token").write_text("old")
+    (tmp_path / "token").chmod(0o644)
+    path = _keep_token(tmp_path, "pk_secret")
+    assert path.read_text() == "pk_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_store_on_another_machine_is_not_taken_for_ours(tmp_path: Path):
+    """A path means nothing elsewhere: the file of that name there is another one."""
+    file = tmp_path / "store.db"
+    assert reachable_store(str(file), is_here=True, variables={}) == ""
+    file.touch()
+    assert reachable_store(str(file), is_here=True, variables={}) == str(file)
+    assert reachable_store(str(file), is_here=False, variables={}) == ""
+    with pytest.raises(EnvironmentProblem, match="cannot reach the control plane's store") as caught:
+        open_store("")
+    assert "it was given none" in caught.value.why
+
+
+def test_a_database_is_reached_by_whoever_knows_its_address():
+    store = f"env:{DATABASE_VARIABLE}"
+    assert reachable_store(store, is_here=True, variables={}) == ""
+    known = {DATABASE_VARIABLE: "postgresql://here"}
+    assert reachable_store(store, is_here=False, variables=known) == store
+    with pytest.raises(EnvironmentProblem, match="cannot reach"):
+        open_store("env:PENSTOCK_NO_SUCH_VARIABLE")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "what"),
+    [
+        ({"engine": "flink"}, ConfigError, "no such engine"),
+        ({"capacity": "4"}, ConfigError, "not a capacity"),
+        ({"capacity": "4,8000,0,lots"}, ConfigError, "not a capacity"),
+        ({"capacity": "4,8000,0,nan"}, ConfigError, "not a capacity"),
+        ({"capacity": "4,8000,0,-1"}, ConfigError, "not a capacity"),
+        ({"role": "reader"}, Refused, "the role 'reader' may not"),
+    ],
+)
+def test_what_cannot_join_is_refused_at_once(
+    plane: Served, tmp_path: Path, changes: dict[str, str], kind: type[Exception], what: str
+):
+    with pytest.raises(kind, match=what):
+        joined(plane, tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--name", "far"), 1, "there is no --join URL"),
+        (("--join", "http://127.0.0.1:1"), 1, "there is no --token"),
+        (("--join", "http://127.0.0.1:1", "--token", "pk_x"), 5, "no control plane answers"),
+        (("--join", "nonsense", "--token", "pk_x"), 1, "not the URL of a control plane"),
+        (("--join", "http://127.0.0.1:1", "--token", "two words"), 1, "this is not a token"),
+        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "--name", "../up"), 1, "no container may be"),
+        (("--join", "http://127.0.0.1:1", "--token", "pk_x", "ls"), 1, "takes no further command"),
+    ],
+)
+def test_a_join_that_cannot_be_says_why(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+):
+    given = ("container", "--dir", str(tmp_path / "far"), *arguments)
+    assert said in run(*given).is_refused(code)
+
+
+def test_wardens_know_the_database_and_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in SECRET_VARIABLES:
+        monkeypatch.setenv(name, "from outside")
+    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast")
+    assert not SECRET_VARIABLES & set(environment_of(settings))
+    assert environment_of(settings)["PATH"] == os.environ["PATH"]
+    settings = UpSettings(
+        folder=tmp_path,
+        containers=1,
+        cores=1,
+        profile="fast",
+        database="postgresql://here",
+        listening=Listening(tls=Tls(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")),
+    )
+    found = environment_of(settings)
+    assert found[DATABASE_VARIABLE] == "postgresql://here"
+    assert found["PENSTOCK_CA"] == str(tmp_path / "cert.pem")
+    assert not {"PENSTOCK_TOKEN", "PENSTOCK_URL"} & set(found)
+
+
+def test_engines_are_checked_before_anything_starts(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no such engine"):
+        UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="flink").check()
+    UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="process").check()
