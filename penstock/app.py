@@ -412,8 +412,7 @@ class ControlPlane:
 
     def on_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """A beat and its answer."""
-        reply = self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
-        return reply
+        return self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
 
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
         """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""

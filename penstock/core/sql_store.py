@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import Fenced, PenstockError
-from penstock.core.peek import Peek
+from penstock.core.peek_store import Peek
 
 METADATA = sa.MetaData()
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -58,15 +57,10 @@ class Aside(Protocol):
 
 
 class InlineAside:
-    """Does the work inside `start`."""
+    """Does the work when its result is asked for."""
 
     def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        result: Future[Result] = Future()
-        try:
-            result.set_result(work())
-        except Exception as error:
-            result.set_exception(error)
-        return result.result
+        return work
 
 
 @dataclass(slots=True)

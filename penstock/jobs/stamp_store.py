@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.bulk_store import ByName
-from penstock.core.peek import Peek
+from penstock.core.peek_store import Peek
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING

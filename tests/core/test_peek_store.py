@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.core.errors import StoreUnavailable
-from penstock.core.peek import Peek
+from penstock.core.peek_store import Peek
 from penstock.core.sql_store import COUNTERS, Database, next_value
 from tests.postgres import PostgresServer
 
