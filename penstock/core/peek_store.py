@@ -1,18 +1,21 @@
 """One SELECT by itself: the cheapest look at a database there is.
 
 A transaction around a single statement adds nothing, since a statement sees one moment anyway; opening and
-ending one takes five times as long as the look. Each thread keeps a connection of its own for it.
+ending one takes five times as long as the look. A few connections are kept for it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+
+CONNECTIONS_MAX = 16
 
 
 class Peek:
@@ -31,35 +34,35 @@ class Peek:
         return str(self._statement.compile(dialect=dialect))
 
 
-class OwnConnections:
-    """A connection per thread, opened when it is needed and again after it broke. Thread-safe."""
+class PeekConnections:
+    """A few connections for looks, opened when they are needed and again after they broke. Thread-safe."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect, self._local = connect, threading.local()
-        self._lock, self._open = threading.Lock(), list[Any]()
+        self._connect, self._idle = connect, deque[Any]()
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._is_closed = False
 
     def rows(self, text: str, values: Any) -> Sequence[tuple[Any, ...]]:
         """All rows; the statement is over then."""
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._connect()
-            with self._lock:
-                self._open.append(connection)
-        rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
-        return rows
-
-    def drop(self) -> None:
-        """Forget this thread's connection, so that the next look opens a new one."""
-        connection, self._local.connection = getattr(self._local, "connection", None), None
-        if connection is not None:
-            with self._lock:
-                self._open.remove(connection)
-            connection.close()
+        with self._places:
+            connection = self._idle.pop() if self._idle else self._connect()
+            try:
+                rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
+            except BaseException:
+                connection.close()
+                raise
+            if self._is_closed:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            return rows
 
     def close(self) -> None:
-        """Close the connections of all threads. Requires: none of them looks any more."""
-        with self._lock:
-            for connection in self._open:
-                connection.close()
-            self._open.clear()
-        self._local = threading.local()
+        """Close those that nobody uses now; the others close after their look."""
+        self._is_closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close those that nobody uses now."""
+        while self._idle:
+            self._idle.pop().close()

@@ -23,7 +23,7 @@ from penstock.core.errors import (
 )
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
-from penstock.core.peek_store import OwnConnections, Peek
+from penstock.core.peek_store import PeekConnections, Peek
 
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
 MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")
@@ -71,23 +71,23 @@ class PostgresBackend:
         )
         _, where = self.reading.dialect.create_connect_args(parsed)
         where = {**where, **read_only}
-        self._own = OwnConnections(lambda: psycopg.connect(**where, autocommit=True))
+        self._peeks = PeekConnections(lambda: psycopg.connect(**where, autocommit=True))
         sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
         sa.event.listen(self.writing, "begin", _take_write_lock)
 
     def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
         try:
-            return self._own.rows(peek.postgresql, {"name": name})
+            return self._peeks.rows(peek.postgresql, {"name": name})
         except psycopg.OperationalError:
-            self._own.drop()  # it may have been closed long ago: a look can be repeated
+            pass  # a connection may have been closed long ago: a look can be repeated
+        self._peeks.close_idle()
         try:
-            return self._own.rows(peek.postgresql, {"name": name})
+            return self._peeks.rows(peek.postgresql, {"name": name})
         except psycopg.Error as error:
-            self._own.drop()
             raise translate_postgres(error, str(error).strip(), committing=False) from error
 
     def close(self) -> None:
-        self._own.close()
+        self._peeks.close()
         self.writing.dispose()
         self.reading.dispose()
 

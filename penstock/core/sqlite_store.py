@@ -15,7 +15,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
-from penstock.core.peek_store import OwnConnections, Peek
+from penstock.core.peek_store import PeekConnections, Peek
 from penstock.core.sql_store import METADATA
 from penstock.core.sqlite_errors import translate_sqlite
 
@@ -32,7 +32,7 @@ class SqliteBackend:
     """A file, or memory."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._own = path, OwnConnections(self._connect)
+        self._path, self._peeks = path, PeekConnections(self._connect)
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.read_lock: AbstractContextManager[Any] = nullcontext()
         arguments = {"check_same_thread": False, "isolation_level": None, "timeout": BUSY_MS / 1000}
@@ -61,13 +61,12 @@ class SqliteBackend:
             if self._path is None:
                 with self.lock, self.writing.connect() as connection:
                     return [tuple(row) for row in connection.exec_driver_sql(peek.sqlite, (name,))]
-            return self._own.rows(peek.sqlite, (name,))
+            return self._peeks.rows(peek.sqlite, (name,))
         except sqlite3.Error as error:
-            self._own.drop()
             raise translate_sqlite(error, str(error)) from error
 
     def close(self) -> None:
-        self._own.close()
+        self._peeks.close()
         self.writing.dispose()
         self.reading.dispose()
 

@@ -38,6 +38,17 @@ def test_what_was_acknowledged_is_seen(database: Database, name: str):
         assert [tuple(row) for row in database.peek(VALUE, name)] == [(name, value)]
 
 
+def test_threads_that_come_and_go_leave_no_connections(postgres: PostgresServer):
+    database = Database(postgres.new_database())
+    count(database, "a")
+    for _ in range(150):  # more than a server lets in
+        thread = threading.Thread(target=lambda: database.peek(VALUE, "a"))
+        thread.start()
+        thread.join()
+    assert database.peek(VALUE, "a")[0][1] == 1
+    database.close()
+
+
 def test_threads_look_beside_each_other(database: Database):
     count(database, "a")
     found: list[object] = []
