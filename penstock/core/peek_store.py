@@ -45,17 +45,22 @@ class PeekConnections:
     def rows(self, text: str, values: Any) -> Sequence[tuple[Any, ...]]:
         """All rows; the statement is over then."""
         with self._places:
-            connection = self._idle.pop() if self._idle else self._connect()
+            connection, is_good = self._take(), False
             try:
                 rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
-            except BaseException:
-                connection.close()
-                raise
-            if self._is_closed:
-                connection.close()
-            else:
-                self._idle.append(connection)
+                is_good = not self._is_closed
+            finally:
+                if is_good:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
             return rows
+
+    def _take(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
 
     def close(self) -> None:
         """Close those that nobody uses now; the others close after their look."""

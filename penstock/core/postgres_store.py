@@ -23,7 +23,7 @@ from penstock.core.errors import (
 )
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
-from penstock.core.peek_store import PeekConnections, Peek
+from penstock.core.peek_store import Peek, PeekConnections
 
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
 MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")

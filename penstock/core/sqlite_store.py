@@ -15,7 +15,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
-from penstock.core.peek_store import PeekConnections, Peek
+from penstock.core.peek_store import Peek, PeekConnections
 from penstock.core.sql_store import METADATA
 from penstock.core.sqlite_errors import translate_sqlite
 
