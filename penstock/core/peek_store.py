@@ -6,7 +6,6 @@ ending one takes five times as long as the look. A few connections are kept for 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-CONNECTIONS_MAX = 16
+IDLE_MAX = 8
 
 
 class Peek:
@@ -35,26 +34,24 @@ class Peek:
 
 
 class PeekConnections:
-    """A few connections for looks, opened when they are needed and again after they broke. Thread-safe."""
+    """A few connections for looks, opened when they are needed, closed when they break. Thread-safe."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect, self._idle = connect, deque[Any]()
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._is_closed = False
 
     def rows(self, text: str, values: Any) -> Sequence[tuple[Any, ...]]:
         """All rows; the statement is over then."""
-        with self._places:
-            connection, is_good = self._take(), False
-            try:
-                rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
-                is_good = not self._is_closed
-            finally:
-                if is_good:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
-            return rows
+        connection, is_kept = self._take(), False
+        try:
+            rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
+            is_kept = not self._is_closed and len(self._idle) < IDLE_MAX
+        finally:
+            if is_kept:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return rows
 
     def _take(self) -> Any:
         try:
