@@ -61,6 +61,7 @@ MAY_WAIT: Mapping[str, str] = {
     "cli/up.py": "waits for the signal to stop",
     "web/server.py": "serves HTTP beside the control plane's loops",
     "web/pools.py": "requests are answered beside the event loop",
+    "web/wire.py": "the event loop cuts off who sends too slowly",
     "web/events.py": "watchers wait for news on the server's event loop",
     "container.py": "an engine listens to its warden and starts Spark beside its rounds",
     "streams/engine/spark_tasks.py": "a Spark query is awaited in a thread of its own",
