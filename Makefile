@@ -1,6 +1,6 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast sim fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
@@ -9,7 +9,7 @@ EXAMPLES ?= 100
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
 help:  ## what can be typed here
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup:  ## .venv with the locked packages, and Java; does nothing when nothing changed
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
@@ -39,6 +39,10 @@ fast: setup  ## the tests that need neither Spark nor processes
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null
+
+sim-tasks: setup  ## SEEDS=100 of two hours each, 30 containers, 300 tasks; then which planted bugs are found
+	@$(RUN) $(PY) -m penstock.sim --profile tasks --seeds $(SEEDS) </dev/null
+	@$(RUN) $(PY) -m penstock.sim --mutants </dev/null
 
 fuzz: setup  ## the API against its own description: EXAMPLES=100 good and 100 broken requests per operation
 	@FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/web/test_fuzz.py </dev/null

@@ -49,13 +49,13 @@ class QuickDatabase(Database):
         self._fault("begin")
         connection = _QuickConnection(self._engine, self._raw, self._compiled, self._hear)
         self._raw.execute("BEGIN IMMEDIATE")
+        how = "ROLLBACK"
         try:
             yield cast(sa.Connection, connection)
             self._fault("commit")
-            connection.end("COMMIT")
-        except BaseException:
-            connection.end("ROLLBACK")
-            raise
+            how = "COMMIT"
+        finally:
+            connection.end(how)
         self._fault("committed")
 
     @contextmanager

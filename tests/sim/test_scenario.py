@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from penstock.sim.__main__ import main
-from penstock.sim.options import FAULT_KINDS, draw_options
+from penstock.sim.options import FAULT_KINDS, draw_fleet_options, draw_options
 from penstock.sim.scenario import run_seed
 
 
@@ -21,6 +22,15 @@ def test_never_two_owners_no_task_lost_every_plan_converges(seed: int):
     assert report.starts > 0 and report.commits > 0 and sum(report.writes.values()) > 5
     assert report.evaluated["I3 one instance at a time"] > 0
     assert report.evaluated["I4 stays at rest"] >= 30
+
+
+def test_a_large_fleet_goes_through_a_quarter_of_an_hour_of_trouble():
+    """The world of `--profile tasks`, 30 containers and some 300 tasks, for 15 minutes with every fault on."""
+    options = draw_fleet_options(1)
+    kinds = tuple(kind for kind in FAULT_KINDS if not kind.startswith("data plane"))
+    report = run_seed(1, options=replace(options, faults=kinds, fault_every_ms=20_000, safety_ms=900_000))
+    assert options.containers == 30 and report.starts > 300
+    assert report.evaluated["I19 nobody stops what should run"] > 0
 
 
 def test_the_same_seed_twice_gives_the_same_trace():

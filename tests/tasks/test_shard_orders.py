@@ -6,7 +6,9 @@ import pytest
 
 from penstock.core.errors import NotFound, Refused
 from penstock.tasks.container_store import ContainerState
+from penstock.tasks.messages import ShardState
 from penstock.tasks.placement import Move, Refusal
+from penstock.tasks.sharding import shard_of
 from tests.tasks.harness import World
 from tests.tasks.test_shard_manager import TASKS, a_world
 
@@ -51,6 +53,26 @@ def test_a_shard_moves_because_somebody_asks():
     world.manager.uncordon("c1", world.now_ms)
     with pytest.raises(NotFound):
         world.manager.move(99, "c2", world.now_ms)
+
+
+def test_balancing_waits_for_the_moves_under_way():
+    """Plan: one shard is on its way and takes its time when a container joins; that one is filled afterwards.
+
+    A shard on its way counts at both ends: a plan made on that picture was followed by another one for ever
+    (simulation, profile tasks, seed 6).
+    """
+    world = a_world("c1", "c2", tasks=10, shards=12, drop_timeout_ms=10**6)
+    busy = {shard_of(f"a/{index}", 12) for index in range(10)}
+    shard = next(shard for shard, owner in world.owners().items() if owner == "c1" and shard in busy)
+    world.containers["c1"].runner.immortal |= {f"a/{index}" for index in range(10)}
+    world.manager.move(shard, "c2", world.now_ms)
+    world.start("c3")
+    world.run(20_000)
+    assert [row.shard for row in world.store.shards() if row.state is ShardState.DROPPING] == [shard]
+    assert "c3" not in world.owners().values()
+    world.containers["c1"].runner.immortal.clear()
+    world.run(60_000)
+    assert "c3" in world.owners().values() and len(world.tasks_alive()) == 10
 
 
 def test_a_shard_that_cost_two_containers_goes_to_no_third():
