@@ -408,8 +408,7 @@ class ControlPlane:
 
     def on_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """A beat and its answer."""
-        reply = self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
-        return reply
+        return self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
 
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
         """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""
@@ -419,6 +418,10 @@ class ControlPlane:
                 now_ms = self.clock.boot_ms()
                 return self.shard_manager.on_container_dead(name, row.incarnation, now_ms)
         return False
+
+    def task_list(self, since: int | None) -> tuple[int, bytes]:
+        """The task list, or what changed in it, as JSON with its version."""
+        return self.task_service.encoded_at(since)
 
     def installation(self) -> dict[str, str]:
         """What a container must know to join."""
