@@ -14,7 +14,8 @@ help:  ## what can be typed here
 setup:  ## .venv with the locked packages, and Java; does nothing when nothing changed
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
 
-demo: setup  ## a whole pipeline: load, rescale, kill, writers at odds, release, every record compared
+demo: setup  ## a fleet of plain processes, then a whole pipeline: kill, rescale, release, every record compared
+	@$(RUN) $(PY) examples/fleet/demo.py </dev/null
 	@$(RUN) $(PY) examples/zeitgeist/demo.py </dev/null
 
 test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes

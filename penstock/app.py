@@ -423,6 +423,10 @@ class ControlPlane:
                 return self.shard_manager.on_container_dead(name, row.incarnation, now_ms)
         return False
 
+    def task_list(self, since: int | None) -> tuple[int, bytes]:
+        """The task list, or what changed in it, as JSON with its version."""
+        return self.task_service.encoded_at(since)
+
     def installation(self) -> dict[str, str]:
         """What a container must know to join."""
         told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "rows", "store")}

@@ -84,7 +84,7 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
         """The task list, or what changed in it since a version; its version is its ETag."""
         if if_none_match is not None and if_none_match.strip('"') == str(plane.task_service.version()):
             return Response(status_code=304, headers={"ETag": if_none_match})
-        version, found = plane.task_service.encoded_at(since)
+        version, found = plane.task_list(since)
         return answer(found, version=version)
 
     @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))

@@ -29,15 +29,16 @@ PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
 class Platform:
     """One installation: start it, break it, look at it."""
 
-    def __init__(self, folder: Path, *, containers: int) -> None:
-        self.folder, self._containers = folder, containers
+    def __init__(self, folder: Path, *, containers: int, engine: str = "spark") -> None:
+        self.folder, self._containers, self._engine = folder, containers, engine
         self.process: subprocess.Popen[bytes] | None = None
         self.injected: list[tuple[int, str]] = []
         self._client: Client | None = None
 
     def start(self) -> None:
         """Run `penstock up` and wait until every container is ready."""
-        arguments = ["up", "--folder", str(self.folder), "--port", "0", "--containers", str(self._containers)]
+        arguments = ["up", "--folder", str(self.folder), "--port", "0", "--engine", self._engine]
+        arguments += ["--containers", str(self._containers)]
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "up.log").open("ab") as output:
             self.process = subprocess.Popen(
