@@ -1,4 +1,4 @@
-"""The task list of a large fleet: built, encoded, followed by deltas, polled.
+"""The task list of a large fleet: built, encoded, followed by deltas, polled; and the fleet's heartbeats.
 
 120,000 tasks of 30,000 jobs in the running table of a SQLite file. Baseline in the same run: reading and
 encoding everything from the store at each poll, as a service without memory would.
@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from bench.tools.beats import CONTAINERS, measure, problems
 from penstock.core.sql_store import Database, next_values, upsert
 from penstock.jobs.config import validate_config
 from penstock.jobs.running_store import RUNNING, TASKS_COUNTER, RunningStore
@@ -131,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=120_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--beats-s", type=float, default=180, help="how long containers beat; 0: not at all")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
     options = parser.parse_args()
@@ -144,11 +146,22 @@ def main() -> int:
         print(f"{name:<36}{middle:>10.1f}{spread:>20}{'' if limit is None else f'{limit:.0f}':>8}")
         if limit is not None and middle > limit:
             missed.append(f"{name}: {middle:.1f} ms, not within {limit:.0f} ms")
+    beats: dict[str, Any] = {}
+    if options.beats_s:
+        print(f"heartbeats of {CONTAINERS:,} containers over HTTP for {options.beats_s:.0f} s", flush=True)
+        beats = measure(options.beats_s, jobs=options.tasks // TASKS_PER_JOB)
+        for name, value in beats.items():
+            print(f"  {name:<34}{value}")
+        missed += problems(beats)
     for what in missed:
         print(f"missed: {what}")
     if options.json:
         medians = {name: statistics.median(found) for name, found in times.items()}
-        print(json.dumps({"bench": "task_service", "ms": medians, "missed": missed, "ok": not missed}))
+        print(
+            json.dumps(
+                {"bench": "task_service", "ms": medians, "beats": beats, "missed": missed, "ok": not missed}
+            )
+        )
     return 1 if options.check and missed else 0
 
 

@@ -56,6 +56,7 @@ class Settings:
     folder: Path
     database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
     profile: str = "fast"
+    shards: int = SHARD_COUNT
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
     sync_gap_ms: Millis = 200  # changes of so long are looked at together
     shard_ms: Millis = 500
@@ -148,7 +149,8 @@ class ControlPlane:
             profile=PROFILES[self.settings.profile],
             term=term,
             list_version=self.task_service.version,
-            reserved_loads=lambda: self.task_service.reserved_loads(SHARD_COUNT),
+            reserved_loads=lambda: self.task_service.reserved_loads(self.settings.shards),
+            shard_count=self.settings.shards,
             pace=Pace(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
         )

@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._request is not None:
             self._request.kind.errors.append(f"connection lost: {exc}")
-        self._pool.lost(self)
+        self._pool.lost(self, was_busy=self._request is not None)
 
 
 class Pool:
@@ -108,9 +108,16 @@ class Pool:
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: Connection) -> None:
-        if not self.is_closing:
-            raise SystemExit("the server closed a connection")
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request could be sent, or is under way."""
+        return bool(self._idle) or self.under_way > 0
+
+    def lost(self, connection: Connection, *, was_busy: bool) -> None:
+        if was_busy and not self.is_closing:
+            raise SystemExit("the server closed a connection with a request under way")
+        if connection in self._idle:  # nobody used it for long
+            self._idle.remove(connection)
 
 
 async def drive(pool: Pool, rate: float, seconds: float, make: Callable[[float], Request], seed: int) -> None:
