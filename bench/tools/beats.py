@@ -197,6 +197,7 @@ def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
             {
                 "task_id": f"{_job(task // TASKS_PER_JOB)}/{task % TASKS_PER_JOB}",
                 "job": _job(task // TASKS_PER_JOB),
+                "shard": task % SHARDS,
                 "state": "running",
                 "generation": 1,
                 "running_version": 1,

@@ -13,6 +13,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from penstock.core.json_text import JSON_TEXT
+from penstock.core.peek_store import Peek
 from penstock.core.sql_store import METADATA, Database
 
 Hear = Callable[[str], None]
@@ -67,6 +68,11 @@ class QuickDatabase(Database):
             yield cast(sa.Connection, connection)
         finally:
             connection.end("ROLLBACK")
+
+    def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        self._fault("begin")
+        rows: Sequence[tuple[Any, ...]] = self._raw.execute(peek.sqlite, (name,)).fetchall()
+        return rows
 
 
 class _QuickConnection:

@@ -6,18 +6,19 @@ is also the version of the whole assignment. Every write checks the writer's ter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Refused, VersionConflict
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import MADE_ONCE, METADATA, Database, check_term, current_value, next_value
+from penstock.core.sql_store import MADE_ONCE, METADATA, Database, check_term, current_value, next_values
 from penstock.tasks.container_store import (
     ContainerRow,
     ContainerState,
@@ -128,9 +129,11 @@ class ShardStore:
                     why="tasks are spread over shards by hash, so another number moves every task",
                     fix=f"start with {len(present)} shards",
                 )
-            for shard in sorted(set(range(count)) - present):
-                epoch = next_value(connection, _EPOCHS)
-                connection.execute(sa.insert(SHARDS).values(shard=shard, epoch=epoch, state=ShardState.OWNED))
+            missing = sorted(set(range(count)) - present)
+            if missing:
+                epochs = next_values(connection, _EPOCHS, len(missing))
+                rows = zip(missing, epochs, [str(ShardState.OWNED)] * len(missing), strict=True)
+                insert_rows(connection, SHARDS, ("shard", "epoch", "state"), list(rows))
 
     def register(
         self, name: str, incarnation: str, *, folder_id: str, host: str, pid: int, term: int, at_ms: Millis
@@ -175,8 +178,7 @@ class ShardStore:
             else:
                 write_container(connection, row)
             kept = [shard for shard in _shards(connection) if shard.container == name]
-            for shard in kept:
-                _put(connection, shard, container=name, state=shard.state, target=shard.target)
+            _put(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
             reason = "returned in time" if kept else "new and empty"
             self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
             return row, _assignment(connection, name)
@@ -255,9 +257,8 @@ class ShardStore:
                 self._note(connection, at_ms, "failover", name, "kept", "its lease row was renewed meanwhile")
                 return Renewed(renewals=row.renewals)
             update_container(connection, name, state=ContainerState.GONE, engine_ready=False, tasks="[]")
-            for shard in _shards(connection):
-                if shard.container == name:
-                    _put(connection, shard, container=None, state=ShardState.OWNED, target=None)
+            lost = [shard for shard in _shards(connection) if shard.container == name]
+            _put(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
             placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
@@ -354,16 +355,17 @@ class ShardStore:
             yield connection
 
     def _apply(self, connection: sa.Connection, moves: Iterable[Move]) -> None:
-        rows = {row.shard: row for row in _shards(connection)}
+        rows, puts = {row.shard: row for row in _shards(connection)}, list[Put]()
         for move in moves:
             row = rows[move.shard]
             assert row.container == move.source and row.state is ShardState.OWNED, (
                 f"{move} does not start from {row}"
             )
             if row.container is None:
-                _put(connection, row, container=move.target, state=ShardState.OWNED, target=None)
+                puts.append(Put(row, move.target, ShardState.OWNED))
             else:
-                _put(connection, row, container=row.container, state=ShardState.DROPPING, target=move.target)
+                puts.append(Put(row, row.container, ShardState.DROPPING, move.target))
+        _put(connection, puts)
 
     def _note(
         self,
@@ -392,22 +394,43 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
         for row in read_containers(connection, with_tasks=False)
         if row.state is ContainerState.LIVE and not row.known_dead
     }
-    for row in _shards(connection):
-        is_mine = row.container == beat.container and row.state is ShardState.DROPPING
-        if is_mine and reaped.get(row.shard) == row.epoch:
-            taker = row.target if row.target in takers else None
-            _put(connection, row, container=taker, state=ShardState.OWNED, target=None)
+    mine = [row for row in _shards(connection) if row.container == beat.container]
+    done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
+    _put(
+        connection,
+        [Put(row, row.target if row.target in takers else None, ShardState.OWNED) for row in done],
+    )
 
 
-def _put(
-    connection: sa.Connection, row: ShardRow, *, container: str | None, state: ShardState, target: str | None
-) -> None:
-    """The one place that changes a shard's record: compare-and-set on the epoch, and a new epoch."""
-    epoch = next_value(connection, _EPOCHS)
-    values = {"container": container, "epoch": epoch, "state": str(state), "target": target}
-    changed = connection.execute(_PUT, {"of_shard": row.shard, "of_epoch": row.epoch, **values})
-    if changed.rowcount != 1:
-        raise VersionConflict(f"shard {row.shard}", expected=row.epoch, actual=epoch)
+class Put(NamedTuple):
+    """A shard as it was read, and what becomes of it."""
+
+    row: ShardRow
+    container: str | None
+    state: ShardState
+    target: str | None = None
+
+
+def _put(connection: sa.Connection, puts: Sequence[Put]) -> None:
+    """The one place that changes shards' records: compare-and-set on the epochs, and new epochs."""
+    if not puts:
+        return
+    epochs = next_values(connection, _EPOCHS, len(puts))
+    values = [
+        {
+            "of_shard": put.row.shard,
+            "of_epoch": put.row.epoch,
+            "container": put.container,
+            "epoch": epoch,
+            "state": str(put.state),
+            "target": put.target,
+        }
+        for put, epoch in zip(puts, epochs, strict=True)
+    ]
+    changed = connection.execute(_PUT, values[0] if len(values) == 1 else values)
+    if changed.rowcount != len(puts):
+        first = puts[0].row
+        raise VersionConflict(f"shard {first.shard} or one with it", expected=first.epoch, actual=epochs[0])
 
 
 def _shards(connection: sa.Connection) -> tuple[ShardRow, ...]:

@@ -194,7 +194,7 @@ def test_a_compare_and_set_on_an_old_epoch_loses():
     old = desk.shard(0)
     desk.move(0, "c1", "c2")
     with pytest.raises(VersionConflict), desk.database.transaction() as connection:
-        shard_store._put(connection, old, container="c2", state=ShardState.OWNED, target=None)
+        shard_store._put(connection, [shard_store.Put(old, "c2", ShardState.OWNED)])
     assert desk.shard(0).container == "c1"
 
 
