@@ -47,8 +47,9 @@ WARM_UP_S = 3.0
 
 def serve(folder: Path, database: str, jobs: int) -> None:
     """Run a control plane with its jobs; say where it is; end with standard input."""
-    from penstock.app import ControlPlane, Settings
+    from penstock.app import ControlPlane
     from penstock.core.tuning import tune_process
+    from penstock.settings import Settings
     from penstock.web.api import build_api
     from penstock.web.server import ApiServer, Listening, bind
 

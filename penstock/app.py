@@ -6,8 +6,6 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -29,6 +27,7 @@ from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
 from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.controller import ResourceController, ScalableJob
+from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
@@ -38,48 +37,13 @@ from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
 from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.sharding import SHARD_COUNT
 from penstock.tasks.task_service import TaskService
 
 log = structlog.get_logger(__name__)
 
-DATABASE_VARIABLE = "PENSTOCK_DATABASE"
 NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
 REPORTS_MS: Millis = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How one embedded installation runs."""
-
-    folder: Path
-    database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
-    profile: str = "fast"
-    shards: int = SHARD_COUNT
-    sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
-    sync_gap_ms: Millis = 200  # changes of so long are looked at together
-    shard_ms: Millis = 500
-    scaler_ms: Millis = 1_000
-    bus_ms: Millis = 500
-    clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
-    clean_after_ms: Millis = 600_000
-    lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
-
-    @property
-    def store(self) -> str:
-        """Where containers find the store when no control plane answers."""
-        return f"env:{DATABASE_VARIABLE}" if self.database else str(self.folder / "store.db")
-
-    @property
-    def bus(self) -> str:
-        """Where the streams lie."""
-        return f"embedded:{self.folder / 'bus'}"
-
-    @property
-    def rows(self) -> str:
-        """Where state lies."""
-        return f"sqlite:{self.folder / 'rows'}"
 
 
 def _open_database(settings: Settings) -> Database:

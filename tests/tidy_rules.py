@@ -27,11 +27,12 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "resources": {"core", "jobs", "tasks"},
     "streams": {"core", "jobs"},
     "sim": {"core", "jobs", "tasks", "resources"},
+    "settings": {"core", "tasks"},
     "client": LOWER,
     "container": LOWER | {"client"},
-    "web": LOWER | {"app"},
-    "app": LOWER | {"web", "client", "container"},
-    "cli": LOWER | {"app", "web", "client", "container", "sim"},
+    "web": LOWER | {"app", "settings"},
+    "app": LOWER | {"web", "client", "container", "settings"},
+    "cli": LOWER | {"app", "web", "client", "container", "settings", "sim"},
 }
 # Single modules above or beside an area that it may see all the same.
 MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {

@@ -42,9 +42,10 @@ OLD, NEW = '"version":"r0"', '"version":"r1"'
 def serve(folder: Path, jobs: int) -> None:
     """Run a control plane; obey lines of standard input; end with it."""
     from bench.syncer import expect_change, seed_jobs
-    from penstock.app import ControlPlane, Settings
+    from penstock.app import ControlPlane
     from penstock.core.sql_store import Database
     from penstock.core.tuning import tune_process
+    from penstock.settings import Settings
     from penstock.web.api import build_api
     from penstock.web.server import ApiServer, Listening, bind
 

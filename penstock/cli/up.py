@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from penstock.app import DATABASE_VARIABLE, ControlPlane, Settings
+from penstock.app import ControlPlane
 from penstock.cli.connection import endpoint_file, token_file
 from penstock.client import Client
 from penstock.container import (
@@ -31,6 +31,7 @@ from penstock.core.clock import Clock, Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.loop import Loop, SystemClock
 from penstock.core.tuning import tune_process
+from penstock.settings import DATABASE_VARIABLE, Settings
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file

@@ -20,7 +20,8 @@ from penstock.sim.simulation import Process, ProcessClock, Simulation
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
 from penstock.tasks.shard_load import LoadPace
-from penstock.tasks.shard_store import Assignment, ShardStore
+from penstock.tasks.shard_rows_store import Assignment
+from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import Report, TaskManager, TaskManagerSettings
 from penstock.tasks.task_service import TaskList
 from penstock.tasks.watchdog import Contact, End, Renewal, Watchdog

@@ -21,7 +21,7 @@ from penstock.sim.runner import Run
 from penstock.tasks.container_store import ContainerRow, ContainerState
 from penstock.tasks.liveness import BRAKE_COUNT, BRAKE_FRACTION
 from penstock.tasks.messages import ShardState
-from penstock.tasks.shard_store import BLAME_MAX, ShardRow
+from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
 from penstock.tasks.sharding import shard_of
 from penstock.tasks.task_manager import Report
 

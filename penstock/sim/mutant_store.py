@@ -17,7 +17,8 @@ from penstock.jobs.sync_plan import PlanStep
 from penstock.tasks.container_store import ContainerRow, read_container
 from penstock.tasks.messages import Heartbeat, Verdict
 from penstock.tasks.placement import Move
-from penstock.tasks.shard_store import SHARDS, Assignment, BeatOutcome, FailedOver, Renewed, ShardStore
+from penstock.tasks.shard_rows_store import SHARDS, Assignment
+from penstock.tasks.shard_store import BeatOutcome, FailedOver, Renewed, ShardStore
 
 
 class NoHold(PlanStore):

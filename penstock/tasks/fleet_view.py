@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.tasks.container_store import ContainerRow
 from penstock.tasks.messages import TaskReport
-from penstock.tasks.shard_store import ShardRow, ShardStore
+from penstock.tasks.shard_rows_store import ShardRow
+from penstock.tasks.shard_store import ShardStore
 
 
 class FleetView:

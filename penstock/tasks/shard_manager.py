@@ -31,7 +31,8 @@ from penstock.tasks.restart_orders import RestartOrders, container_of
 from penstock.tasks.shard_load import Vector, combine
 from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard
 from penstock.tasks.shard_pace import Pace, TickReport
-from penstock.tasks.shard_store import BLAME_MAX, ROLE, FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
+from penstock.tasks.shard_store import ROLE, FailedOver, Plan, Renewed, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 
 __all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]

@@ -10,7 +10,7 @@ from penstock.tasks.container_store import ContainerRow
 from penstock.tasks.messages import ShardState
 from penstock.tasks.placement import Fleet
 from penstock.tasks.shard_load import KINDS
-from penstock.tasks.shard_store import ShardRow
+from penstock.tasks.shard_rows_store import ShardRow
 
 
 def no_shard(shard: int) -> NotFound:

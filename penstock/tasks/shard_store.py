@@ -1,24 +1,23 @@
 """Who owns which shard, and whose lease is alive: the tables the Shard Manager decides on.
 
-Every change of a shard's record takes the next number of one counter as its epoch, so the last one given out
-is also the version of the whole assignment. Every write checks the writer's term in its transaction.
+Every write checks the writer's term in its transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
 from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, Refused, VersionConflict
+from penstock.core.errors import ConfigError, Refused
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import MADE_ONCE, METADATA, Database, check_term, current_value, next_values
+from penstock.core.sql_store import Database, check_term, current_value, next_values
 from penstock.tasks.container_store import (
     ContainerRow,
     ContainerState,
@@ -29,48 +28,20 @@ from penstock.tasks.container_store import (
     update_container,
     write_container,
 )
-from penstock.tasks.messages import Heartbeat, ShardEntry, ShardState, Verdict
+from penstock.tasks.messages import Heartbeat, ShardState, Verdict
 from penstock.tasks.placement import Move, Placement
+from penstock.tasks.shard_rows_store import (
+    EPOCHS,
+    SHARDS,
+    Assignment,
+    Put,
+    ShardRow,
+    assignment_of,
+    put_shards,
+    read_shards,
+)
 
 ROLE = "shard_manager"
-_EPOCHS = "shard_epoch"
-
-SHARDS = sa.Table(
-    "shards",
-    METADATA,
-    sa.Column("shard", sa.Integer, primary_key=True),
-    sa.Column("container", sa.String, nullable=True, index=True),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
-    sa.Column("target", sa.String, nullable=True),  # where it goes once `container` has dropped it
-    sa.Column("blame", sa.Integer, nullable=False, server_default="0"),  # containers it cost
-)
-BLAME_MAX = 2  # a shard that cost this many containers goes to no other
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRow:
-    """One shard's record."""
-
-    shard: int
-    container: str | None
-    epoch: int
-    state: ShardState
-    target: str | None
-    blame: int = 0
-
-    @property
-    def is_quarantined(self) -> bool:
-        """Whether it may not be placed until somebody has looked at it."""
-        return self.blame >= BLAME_MAX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """One container's whole set of shards at one version."""
-
-    version: int
-    shards: tuple[ShardEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +79,12 @@ class ShardStore:
 
     def shards(self) -> tuple[ShardRow, ...]:
         with self._database.reading() as connection:
-            return _shards(connection)
+            return read_shards(connection)
 
     def read(self) -> tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]:
         """Both tables at one moment."""
         with self._database.reading() as connection:
-            return _shards(connection), read_containers(connection, with_tasks=False)
+            return read_shards(connection), read_containers(connection, with_tasks=False)
 
     def containers(self) -> tuple[ContainerRow, ...]:
         with self._database.reading() as connection:
@@ -122,7 +93,7 @@ class ShardStore:
     def ensure_shards(self, count: int, *, term: int) -> None:
         """Create the shards, owned by nobody, the first time."""
         with self._writing(term) as connection:
-            present = {row.shard for row in _shards(connection)}
+            present = {row.shard for row in read_shards(connection)}
             if present and present != set(range(count)):
                 raise ConfigError(
                     f"this store has {len(present)} shards, not {count}",
@@ -131,7 +102,7 @@ class ShardStore:
                 )
             missing = sorted(set(range(count)) - present)
             if missing:
-                epochs = next_values(connection, _EPOCHS, len(missing))
+                epochs = next_values(connection, EPOCHS, len(missing))
                 rows = zip(missing, epochs, [str(ShardState.OWNED)] * len(missing), strict=True)
                 insert_rows(connection, SHARDS, ("shard", "epoch", "state"), list(rows))
 
@@ -143,7 +114,7 @@ class ShardStore:
             old = read_container(connection, name)
             if old is not None and old.incarnation == incarnation:
                 if old.may_run:
-                    return old, _assignment(connection, name)
+                    return old, assignment_of(connection, name)
                 raise Refused(
                     f"this life of container {name} is over",
                     why="its shards were given away after a silence, or its exit was seen",
@@ -177,18 +148,18 @@ class ShardStore:
                 insert_container(connection, row)
             else:
                 write_container(connection, row)
-            kept = [shard for shard in _shards(connection) if shard.container == name]
-            _put(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
+            kept = [shard for shard in read_shards(connection) if shard.container == name]
+            put_shards(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
             reason = "returned in time" if kept else "new and empty"
             self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
-            return row, _assignment(connection, name)
+            return row, assignment_of(connection, name)
 
     def beat(self, beat: Heartbeat, *, term: int, at_ms: Millis) -> BeatOutcome:
         """Extend the lease, take the acknowledgements in, and read the assignment: one transaction."""
         with self._writing(term) as connection:
             row = read_container(connection, beat.container)
             if row is None or row.incarnation != beat.incarnation or not row.may_run:
-                nothing = Assignment(version=current_value(connection, _EPOCHS), shards=())
+                nothing = Assignment(version=current_value(connection, EPOCHS), shards=())
                 return BeatOutcome(
                     verdict=Verdict.REBOOT, assignment=nothing, reason="this incarnation is over"
                 )
@@ -213,7 +184,7 @@ class ShardStore:
             write_container(connection, row)
             return BeatOutcome(
                 verdict=Verdict.OK if is_live else Verdict.WITHHELD,
-                assignment=_assignment(connection, row.name),
+                assignment=assignment_of(connection, row.name),
                 renewals=row.renewals,
                 reason="" if is_live else "it does not do as asked: its lease runs out",
             )
@@ -230,7 +201,7 @@ class ShardStore:
             ):
                 return None
             update_container(connection, name, renewals=row.renewals + 1)
-            return _assignment(connection, name)
+            return assignment_of(connection, name)
 
     def fail_over(
         self,
@@ -257,9 +228,9 @@ class ShardStore:
                 self._note(connection, at_ms, "failover", name, "kept", "its lease row was renewed meanwhile")
                 return Renewed(renewals=row.renewals)
             update_container(connection, name, state=ContainerState.GONE, engine_ready=False, tasks="[]")
-            lost = [shard for shard in _shards(connection) if shard.container == name]
-            _put(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
-            placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
+            lost = [shard for shard in read_shards(connection) if shard.container == name]
+            put_shards(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
+            placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
             self._note(
@@ -276,7 +247,7 @@ class ShardStore:
     def rearrange(self, plan: Plan, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
         """Decide on what the store holds now, and begin those moves: one transaction."""
         with self._writing(term) as connection:
-            placement = plan(_shards(connection), read_containers(connection, with_tasks=False))
+            placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             for reason in sorted({move.reason for move in placement.moves}):
                 moves = {m.shard: [m.source, m.target] for m in placement.moves if m.reason == reason}
@@ -355,7 +326,7 @@ class ShardStore:
             yield connection
 
     def _apply(self, connection: sa.Connection, moves: Iterable[Move]) -> None:
-        rows, puts = {row.shard: row for row in _shards(connection)}, list[Put]()
+        rows, puts = {row.shard: row for row in read_shards(connection)}, list[Put]()
         for move in moves:
             row = rows[move.shard]
             assert row.container == move.source and row.state is ShardState.OWNED, (
@@ -365,7 +336,7 @@ class ShardStore:
                 puts.append(Put(row, move.target, ShardState.OWNED))
             else:
                 puts.append(Put(row, row.container, ShardState.DROPPING, move.target))
-        _put(connection, puts)
+        put_shards(connection, puts)
 
     def _note(
         self,
@@ -394,79 +365,9 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
         for row in read_containers(connection, with_tasks=False)
         if row.state is ContainerState.LIVE and not row.known_dead
     }
-    mine = [row for row in _shards(connection) if row.container == beat.container]
+    mine = [row for row in read_shards(connection) if row.container == beat.container]
     done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
-    _put(
+    put_shards(
         connection,
         [Put(row, row.target if row.target in takers else None, ShardState.OWNED) for row in done],
     )
-
-
-class Put(NamedTuple):
-    """A shard as it was read, and what becomes of it."""
-
-    row: ShardRow
-    container: str | None
-    state: ShardState
-    target: str | None = None
-
-
-def _put(connection: sa.Connection, puts: Sequence[Put]) -> None:
-    """The one place that changes shards' records: compare-and-set on the epochs, and new epochs."""
-    if not puts:
-        return
-    epochs = next_values(connection, _EPOCHS, len(puts))
-    values = [
-        {
-            "of_shard": put.row.shard,
-            "of_epoch": put.row.epoch,
-            "container": put.container,
-            "epoch": epoch,
-            "state": str(put.state),
-            "target": put.target,
-        }
-        for put, epoch in zip(puts, epochs, strict=True)
-    ]
-    changed = connection.execute(_PUT, values[0] if len(values) == 1 else values)
-    if changed.rowcount != len(puts):
-        first = puts[0].row
-        raise VersionConflict(f"shard {first.shard} or one with it", expected=first.epoch, actual=epochs[0])
-
-
-def _shards(connection: sa.Connection) -> tuple[ShardRow, ...]:
-    return tuple(
-        ShardRow(
-            shard=shard, container=container, epoch=epoch, state=_STATES[state], target=target, blame=blame
-        )
-        for shard, container, epoch, state, target, blame in connection.execute(_ALL)
-    )
-
-
-_STATES = {str(state): state for state in ShardState}
-_ALL = (
-    sa.select(
-        SHARDS.c.shard, SHARDS.c.container, SHARDS.c.epoch, SHARDS.c.state, SHARDS.c.target, SHARDS.c.blame
-    )
-    .order_by(SHARDS.c.shard)
-    .execution_options(**MADE_ONCE)
-)
-_OF_CONTAINER = (
-    sa.select(SHARDS.c.shard, SHARDS.c.epoch, SHARDS.c.state)
-    .where(SHARDS.c.container == sa.bindparam("key"))
-    .order_by(SHARDS.c.shard)
-    .execution_options(**MADE_ONCE)
-)
-_PUT = (
-    sa.update(SHARDS)
-    .where(SHARDS.c.shard == sa.bindparam("of_shard"), SHARDS.c.epoch == sa.bindparam("of_epoch"))
-    .values({name: sa.bindparam(name) for name in ("container", "epoch", "state", "target")})
-    .execution_options(**MADE_ONCE)
-)
-
-
-def _assignment(connection: sa.Connection, name: str) -> Assignment:
-    entries = tuple(
-        ShardEntry(shard=shard, epoch=epoch, state=_STATES[state])
-        for shard, epoch, state in connection.execute(_OF_CONTAINER, {"key": name})
-    )
-    return Assignment(version=current_value(connection, _EPOCHS), shards=entries)

@@ -16,7 +16,7 @@ from penstock.tasks.messages import TaskReport
 from penstock.tasks.shard_history import KINDS, history_of, say_outlook
 from penstock.tasks.shard_load import KINDS as LOAD_KINDS
 from penstock.tasks.shard_orders import no_container, no_shard
-from penstock.tasks.shard_store import ShardRow
+from penstock.tasks.shard_rows_store import ShardRow
 from penstock.tasks.sharding import SHARD_COUNT, shard_of
 from penstock.tasks.task_logs import log_file, read_on, read_tail
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import DATABASE_VARIABLE
 from penstock.cli.joining import _keep_token
 from penstock.cli.up import UpSettings, environment_of
 from penstock.container import (
@@ -21,6 +20,7 @@ from penstock.container import (
     read_capacity,
 )
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
+from penstock.settings import DATABASE_VARIABLE
 from penstock.web.server import Listening, Tls
 from tests.cli.world import Run
 from tests.web.served import Served, served

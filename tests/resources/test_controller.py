@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import ControlPlane
 from penstock.core.errors import PenstockError, StoreUnavailable, VersionConflict
 from penstock.resources.autoscaler import STALE_MS, Hold, Rescale
 from penstock.resources.controller import ResourceController, ScalableJob
 from penstock.resources.metrics import Incomplete, JobLoad
+from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
 
 CALM = {"input_rate": 100.0, "processed_rate": 100.0, "busy": 0.5, "lag_records": 10.0, "lag_s": 0.1}

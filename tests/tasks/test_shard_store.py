@@ -5,7 +5,6 @@ import pytest
 from penstock.core.errors import ConfigError, Fenced, Refused, VersionConflict
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database, take_term
-from penstock.tasks import shard_store
 from penstock.tasks.container_store import ContainerState
 from penstock.tasks.messages import Heartbeat, ShardState, Verdict
 from penstock.tasks.placement import Move, Placement
@@ -194,7 +193,7 @@ def test_a_compare_and_set_on_an_old_epoch_loses():
     old = desk.shard(0)
     desk.move(0, "c1", "c2")
     with pytest.raises(VersionConflict), desk.database.transaction() as connection:
-        shard_store._put(connection, [shard_store.Put(old, "c2", ShardState.OWNED)])
+        shard_rows_store.put_shards(connection, [shard_rows_store.Put(old, "c2", ShardState.OWNED)])
     assert desk.shard(0).container == "c1"
 
 

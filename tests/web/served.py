@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import ControlPlane
 from penstock.client import Client
 from penstock.core.token_store import ROLES
+from penstock.settings import Settings
 from penstock.web.api import build_api
 from penstock.web.events import EventHub
 from penstock.web.limits import RateLimit

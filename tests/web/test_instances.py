@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import ControlPlane
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
+from penstock.settings import Settings
 from tests.builders import ADMIN, a_body
 
 LEASE_MS = 1_500

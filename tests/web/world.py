@@ -14,10 +14,11 @@ import httpx
 import sqlalchemy as sa
 from fastapi import FastAPI
 
-from penstock.app import ControlPlane, Settings
+from penstock.app import ControlPlane
 from penstock.client import Client
 from penstock.core.sql_store import METADATA, Database
 from penstock.core.token_store import ROLES
+from penstock.settings import Settings
 from penstock.web.api import PREFIX, build_api
 from penstock.web.limits import RateLimit
 from tests.builders import a_body, a_pipeline

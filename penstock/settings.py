@@ -1,0 +1,44 @@
+"""How one installation runs: what its control plane is given, and what its containers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.clock import Millis
+from penstock.tasks.sharding import SHARD_COUNT
+
+DATABASE_VARIABLE = "PENSTOCK_DATABASE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one embedded installation runs."""
+
+    folder: Path
+    database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
+    profile: str = "fast"
+    shards: int = SHARD_COUNT
+    sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
+    sync_gap_ms: Millis = 200  # changes of so long are looked at together
+    shard_ms: Millis = 500
+    scaler_ms: Millis = 1_000
+    bus_ms: Millis = 500
+    clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
+    clean_after_ms: Millis = 600_000
+    lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
+
+    @property
+    def store(self) -> str:
+        """Where containers find the store when no control plane answers."""
+        return f"env:{DATABASE_VARIABLE}" if self.database else str(self.folder / "store.db")
+
+    @property
+    def bus(self) -> str:
+        """Where the streams lie."""
+        return f"embedded:{self.folder / 'bus'}"
+
+    @property
+    def rows(self) -> str:
+        """Where state lies."""
+        return f"sqlite:{self.folder / 'rows'}"
