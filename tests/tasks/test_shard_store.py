@@ -5,6 +5,7 @@ import pytest
 from penstock.core.errors import ConfigError, Fenced, Refused, VersionConflict
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database, take_term
+from penstock.tasks import shard_rows_store
 from penstock.tasks.container_store import ContainerState
 from penstock.tasks.messages import Heartbeat, ShardState, Verdict
 from penstock.tasks.placement import Move, Placement
