@@ -405,7 +405,10 @@ MUTANTS = (
         bugs=_manager(ForgivesAtOnce),
         faults=("stubborn task",),
         noticed_by=("I4 a costly shard",),
-        safety_ms=400_000,
+        # A few at a time: with many, each costs one container and none costs two.
+        fault_every_ms=60_000,
+        write_every_ms=60_000,
+        safety_ms=600_000,
         containers=6,
     ),
     Mutant(

@@ -370,7 +370,7 @@ class ShardStore:
 
 
 def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
-    """A reaped shard goes to its target under a larger epoch, or to nobody if the target is gone."""
+    """A reaped shard goes to its target under a larger epoch, or to nobody if that one cannot have it."""
     reaped = {entry.shard: entry.epoch for entry in beat.acked if entry.state is ShardState.DROPPING}
     if not reaped:
         return
@@ -382,7 +382,8 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
     for row in _shards(connection):
         is_mine = row.container == beat.container and row.state is ShardState.DROPPING
         if is_mine and reaped.get(row.shard) == row.epoch:
-            taker = row.target if row.target in takers else None
+            # One that cost two containers goes to no third, though the second dropped it after its restart.
+            taker = row.target if row.target in takers and not row.is_quarantined else None
             _put(connection, row, container=taker, state=ShardState.OWNED, target=None)
 
 
