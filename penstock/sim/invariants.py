@@ -159,6 +159,8 @@ class ShardChecker:
             or row is None
             or row.state is not ContainerState.LIVE
             or world.slept(container.warden, 2 * profile.deadline_ms)
+            # Before the first acknowledgement nothing runs, and the store is not asked.
+            or not any(run.incarnation == incarnation for run in world.population.runs.values())
         )
         wrong = f"{container.host} lost its lease though it could renew it in the store"
         world.sim.demand("I19 what runs goes on", None if is_excused else wrong)
