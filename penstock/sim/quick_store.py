@@ -55,6 +55,8 @@ class QuickDatabase(Database):
             yield cast(sa.Connection, connection)
             self._fault("commit")
             how = "COMMIT"
+        except sa.exc.DBAPIError as error:
+            raise self._backend.translate(error, committing=False) from error
         finally:
             connection.end(how)
         self._fault("committed")

@@ -356,7 +356,7 @@ class ShardStore:
 
 
 def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
-    """A reaped shard goes to its target under a larger epoch, or to nobody if the target is gone."""
+    """A reaped shard goes to its target under a larger epoch, or to nobody if that one cannot have it."""
     reaped = {entry.shard: entry.epoch for entry in beat.acked if entry.state is ShardState.DROPPING}
     if not reaped:
         return
@@ -367,7 +367,6 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
     }
     mine = [row for row in read_shards(connection) if row.container == beat.container]
     done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
-    put_shards(
-        connection,
-        [Put(row, row.target if row.target in takers else None, ShardState.OWNED) for row in done],
-    )
+    # One that cost two containers goes to no third, though the second dropped it after its restart.
+    given = {row.shard: row.target for row in done if row.target in takers and not row.is_quarantined}
+    put_shards(connection, [Put(row, given.get(row.shard), ShardState.OWNED) for row in done])

@@ -107,7 +107,8 @@ def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
         return news
     if have is None or news.since > have.version:
         return None
-    jobs = {job: specs for job, specs in {**have.jobs, **news.jobs}.items() if job not in news.removed}
+    removed = frozenset(news.removed)  # as many as there are jobs, when a pipeline of many is taken away
+    jobs = {job: specs for job, specs in {**have.jobs, **news.jobs}.items() if job not in removed}
     return TaskList(version=news.version, full=True, jobs=jobs)
 
 

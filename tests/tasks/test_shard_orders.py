@@ -6,8 +6,9 @@ import pytest
 
 from penstock.core.errors import NotFound, Refused
 from penstock.tasks.container_store import ContainerState
-from penstock.tasks.messages import ShardState
+from penstock.tasks.messages import Heartbeat, ShardEntry, ShardState
 from penstock.tasks.placement import Move, Refusal
+from penstock.tasks.shard_rows_store import ShardRow
 from penstock.tasks.sharding import shard_of
 from tests.tasks.harness import World
 from tests.tasks.test_shard_manager import TASKS, a_world
@@ -102,6 +103,27 @@ def test_a_shard_that_cost_two_containers_goes_to_no_third():
     assert next(row for row in world.store.shards() if row.shard == culprit).container is not None
     with pytest.raises(NotFound):
         world.manager.release(99, world.now_ms)
+
+
+def test_a_shard_that_two_containers_dropped_only_by_a_restart_goes_to_no_third():
+    """Found by the simulation: both returned in time, so neither was failed over, and the shard went on."""
+    world = a_world("c1", "c2", balance_ms=10**9, balance_soon_ms=10**9)
+    shard, term = next(shard for shard, owner in world.owners().items() if owner == "c1"), world.manager.term
+
+    def row() -> ShardRow:
+        return next(row for row in world.store.shards() if row.shard == shard)
+
+    world.manager.move(shard, "c2", world.now_ms)
+    for life in ("again", "once more"):
+        held = next(found for found in world.store.containers() if found.name == "c1")
+        how = {"term": term, "at_ms": world.now_ms}
+        assert world.store.withhold("c1", held.incarnation, shard=shard, reason="slow", **how)
+        world.store.register("c1", life, folder_id=held.folder_id, host="", pid=0, **how)
+    assert row().is_quarantined and row().state is ShardState.DROPPING
+    reaped = ShardEntry(shard=shard, epoch=row().epoch, state=ShardState.DROPPING)
+    beat = Heartbeat(container="c1", incarnation="once more", sequence=1, acked=(reaped,))
+    world.store.beat(beat, term=term, at_ms=world.now_ms)
+    assert row().container is None
 
 
 def test_loads_that_were_seen_move_shards_and_sizes_bound_them():
