@@ -18,7 +18,7 @@ import msgspec
 from pydantic import BaseModel
 
 from penstock.core import json_text
-from penstock.jobs.config import JobConfig
+from penstock.jobs.config import PROCESS_FIELDS, JobConfig
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.sync_plan import diff_configs, explain, needs_restart
 
@@ -56,6 +56,8 @@ class QuickLook:
             new, old = _expected(bodies), _RUNNING.decode(running)
         except (msgspec.MsgspecError, UnicodeError):
             return None  # what is wrong with it is said by the full look
+        if "process" in (new.kind, old.kind):
+            return None  # its JSON has fields that other kinds leave out
         wanted, runs = _values(new), _values(old)
         if new.name not in (None, job) or _rest(wanted) != _rest(runs):
             return None
@@ -119,12 +121,19 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
         if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
             fields.append((name, kind, None))
-        elif info.is_required() or not with_defaults:
+        elif info.is_required() or (not with_defaults and name not in PROCESS_FIELDS):
             fields.append((name, kind))
         else:
             default = json_text.loads(json_text.dumps(info.get_default(call_default_factory=True)))
             fields.append((name, kind, msgspec.convert(default, kind)))
-    return msgspec.defstruct(model.__name__, fields, kw_only=True, forbid_unknown_fields=True, frozen=True)
+    return msgspec.defstruct(
+        model.__name__,
+        fields,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        frozen=True,
+        omit_defaults=not with_defaults,  # so that what was left out stays out
+    )
 
 
 def _kind(annotation: Any) -> Any:
