@@ -17,7 +17,7 @@ from penstock.tasks.shard_history import KINDS, history_of, say_outlook
 from penstock.tasks.shard_load import KINDS as LOAD_KINDS
 from penstock.tasks.shard_orders import no_container, no_shard
 from penstock.tasks.shard_rows_store import ShardRow
-from penstock.tasks.sharding import SHARD_COUNT, shard_of
+from penstock.tasks.sharding import shard_of
 from penstock.tasks.task_logs import log_file, read_on, read_tail
 
 HISTORY_MAX = 20
@@ -50,7 +50,7 @@ class Fleet:
         """Every shard, or those of one container."""
         if container is not None:
             self.container(container)
-        counts = self._plane.task_service.reserved_loads(SHARD_COUNT)
+        counts = self._plane.task_service.reserved_loads(self._plane.settings.shards)
         return [
             _shard_line(row, counts.get(row.shard, (0,))[0])
             for row in self._plane.fleet.shards()
@@ -65,7 +65,7 @@ class Fleet:
         tasks = [
             spec.task_id
             for spec in self._plane.task_service.snapshot().specs()
-            if shard_of(spec.task_id, SHARD_COUNT) == number
+            if shard_of(spec.task_id, self._plane.settings.shards) == number
         ]
         entries = [
             *(entry for kind in KINDS for entry in self._plane.journal.entries(kind=kind, limit=1000)),
@@ -106,7 +106,7 @@ class Fleet:
             for spec in specs:
                 if (spec.task_id, spec.generation) in reported:
                     continue
-                shard = shard_of(spec.task_id, SHARD_COUNT)
+                shard = shard_of(spec.task_id, self._plane.settings.shards)
                 waiting = TaskReport(
                     task_id=spec.task_id,
                     job=spec.job,
