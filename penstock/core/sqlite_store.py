@@ -25,7 +25,7 @@ READERS_MAX = 16
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
 
 # Room for what a release touches: fewer pages are read and written twice.
-_ROOMY = {"cache_size": -65536, "wal_autocheckpoint": 8000}
+_ROOMY = {"cache_size": -262144, "wal_autocheckpoint": 8000}
 
 
 class SqliteBackend:
