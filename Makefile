@@ -15,8 +15,8 @@ setup:  ## .venv with the locked packages, and Java; does nothing when nothing c
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
 
 demo: setup  ## a fleet of plain processes, then a whole pipeline: kill, rescale, release, every record compared
-	@$(RUN) $(PY) examples/fleet/demo.py </dev/null
-	@$(RUN) $(PY) examples/zeitgeist/demo.py </dev/null
+	@$(RUN) PYTHONPATH=examples $(PY) examples/fleet/demo.py </dev/null
+	@$(RUN) PYTHONPATH=examples $(PY) examples/zeitgeist/demo.py </dev/null
 
 test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
 	@echo "test: fast tests, two at a time"

@@ -9,25 +9,18 @@ left running.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import traces
-from rich.console import Console
-from rich.table import Table
+from story import Story, tell
 
 from penstock.cli.connection import connect
 from penstock.client import Client, new_key
-from penstock.core.errors import EnvironmentProblem, PenstockError
 
 WORKER = Path(__file__).with_name("worker.py")
 CONTAINERS = ("c1", "c2", "c3")
@@ -35,17 +28,14 @@ JOBS = tuple(f"fleet.job{number:02}" for number in range(1, 13))
 TASKS_PER_JOB = 2
 TASKS = len(JOBS) * TASKS_PER_JOB
 FAILOVER_S, REBALANCE_S, RELEASE_S = 20.0, 40.0, 30.0
-console = Console(highlight=False)
 
 
-class Demo:
-    """The story, step by step; each step says what it waits for and how long it took."""
+class Demo(Story):
+    """The story of a fleet."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._traces, self._began = folder, folder / "traces", time.monotonic()
-        self._up: subprocess.Popen[bytes] | None = None
-        self.failures: list[str] = []
-        self.numbers: dict[str, str] = {}
+    @property
+    def _traces(self) -> Path:
+        return self._folder / "traces"
 
     def run(self) -> None:
         """Everything, in order."""
@@ -59,16 +49,7 @@ class Demo:
 
     def _start(self) -> None:
         self._say("starting a control plane and three containers for plain processes")
-        with (self._folder / "up.log").open("wb") as output:
-            self._up = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "penstock.cli.main", "up", "--engine", "process"),
-                    *("--folder", str(self._folder), "--port", "0", "--containers", str(len(CONTAINERS))),
-                ],
-                stdout=output,
-                stderr=output,
-            )
-        self._wait("the API answers", lambda: (self._folder / "endpoint.json").exists())
+        self._start_up("--engine", "process", "--containers", str(len(CONTAINERS)))
         with connect(self._folder) as client:
             self._wait("three containers are ready", lambda: _ready(client) == set(CONTAINERS))
 
@@ -133,26 +114,6 @@ class Demo:
         self.numbers["times a task ran twice at once"] = str(len(twice))
         self.failures += [f"a task ran twice at once: {case}" for case in twice[:5]]
 
-    def stop(self) -> None:
-        """End everything that was started, and see that it has ended."""
-        if self._up is None:
-            return
-        kin = psutil.Process(self._up.pid).children(recursive=True) if self._up.poll() is None else []
-        self._up.send_signal(signal.SIGTERM)
-        try:
-            self._up.wait(40)
-        except subprocess.TimeoutExpired:
-            self._up.kill()
-            self.failures.append("penstock up did not stop in 40 s")
-        left = psutil.wait_procs(kin, timeout=5)[1]
-        for process in left:
-            process.kill()
-        if left:
-            self.failures.append(f"{len(left)} processes were left running")
-        self._say(
-            "stopped; nothing is left running" if not left else f"{len(left)} processes had to be killed"
-        )
-
     def _alive(self, version: str) -> int:
         """How many tasks live under a version, by their own word."""
         return sum(life.version == version for life in traces.alive(self._traces).values())
@@ -161,28 +122,6 @@ class Demo:
         self.numbers[what] = f"{took_s:.1f} s (limit {limit_s:.0f} s)"
         if took_s > limit_s:
             self.failures.append(f"{what}: took {took_s:.1f} s, more than {limit_s:.0f} s")
-
-    def _say(self, text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/]  {text}")
-
-    def _wait(self, what: str, condition: Callable[[], bool], *, seconds: float = 60) -> float:
-        began = time.monotonic()
-        with console.status(f"waiting: {what}"):
-            while not _holds(condition):
-                if self._up is None or self._up.poll() is not None:
-                    raise EnvironmentProblem(
-                        "penstock up ended", why=_tail(self._folder / "up.log"), fix="see the message above"
-                    )
-                if time.monotonic() - began > seconds:
-                    raise EnvironmentProblem(
-                        f"gave up waiting: {what}",
-                        why=f"it did not happen within {seconds:.0f} s",
-                        fix="look at the logs in the folder named below",
-                    )
-                time.sleep(0.1)
-        took = time.monotonic() - began
-        self._say(f"[green]✓[/] {what} [dim]({took:.1f} s)[/]")
-        return took
 
 
 def _config(job: str, folder: Path) -> dict[str, Any]:
@@ -195,13 +134,6 @@ def _config(job: str, folder: Path) -> dict[str, Any]:
         "command": [sys.executable, str(WORKER), str(folder), "{task}", "{arguments.version}"],
         "resources": {"cpu": 0.1, "memory_mb": 128},
     }
-
-
-def _holds(condition: Callable[[], bool]) -> bool:
-    try:
-        return condition()
-    except PenstockError:
-        return False  # not there yet, or not answering for a moment
 
 
 def _ready(client: Client) -> set[str]:
@@ -229,38 +161,5 @@ def _say_spread(spread: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in spread.items())
 
 
-def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-
-
-def main() -> int:
-    """Run it, print the numbers, clear up, say whether it held."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-fleet-"))
-    demo, began = Demo(folder), time.monotonic()
-    try:
-        demo.run()
-    except PenstockError as error:
-        demo.failures.append(str(error))
-    except KeyboardInterrupt:
-        demo.failures.append("interrupted")
-    finally:
-        demo.stop()
-    demo.judge()
-    table = Table(title="the fleet in numbers", title_justify="left")
-    table.add_column("what")
-    table.add_column("measured", justify="right")
-    for what, measured in [*demo.numbers.items(), ("whole part", f"{time.monotonic() - began:.0f} s")]:
-        table.add_row(what, measured)
-    console.print(table)
-    for failure in demo.failures:
-        console.print(f"[bold red]failed:[/] {failure}", markup=True)
-    if demo.failures:
-        console.print(f"logs are kept in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    console.print("[bold green]nothing lost, nothing doubled[/]")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell(Demo, title="the fleet in numbers", whole="whole part", more=list))

@@ -10,14 +10,8 @@ was lost and nothing doubled. Nothing is left running.
 from __future__ import annotations
 
 import json
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +19,11 @@ import psutil
 from generator import QueryGenerator
 from isolation import show_isolation
 from pauses import PauseWatch
-from rich.console import Console
-from rich.table import Table
+from story import Story, tell
 
 from penstock.cli.compiling import compile_file
 from penstock.cli.connection import connect
 from penstock.client import Client
-from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.injector import Injector
 from penstock.streams.places import open_log
@@ -42,17 +34,12 @@ COUNT, PARSE = "zeitgeist.count_per_second", "zeitgeist.by_query"
 CALM_RATE, BUSY_RATE = 1_000, 4_500
 # One counting task may read this many records per batch and second, so that one is not enough on any machine.
 TASK_ROWS = 2_000
-console = Console(highlight=False)
 
 
-class Demo:
-    """The story, step by step; each step says what it waits for and how long it took."""
+class Demo(Story):
+    """The story of a pipeline."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._began = folder, time.monotonic()
-        self._up: subprocess.Popen[bytes] | None = None
-        self.failures: list[str] = []
-        self.numbers: dict[str, str] = {}
+    patience_s = 90.0
 
     def run(self) -> None:
         """Everything, in order."""
@@ -82,16 +69,7 @@ class Demo:
 
     def _start(self) -> None:
         self._say("starting a control plane and two containers")
-        with (self._folder / "up.log").open("wb") as output:
-            self._up = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "penstock.cli.main", "up"),
-                    *("--folder", str(self._folder), "--port", "0", "--containers", "2"),
-                ],
-                stdout=output,
-                stderr=output,
-            )
-        self._wait("the API answers", lambda: (self._folder / "endpoint.json").exists(), seconds=30)
+        self._start_up("--containers", "2")
         client = connect(self._folder)
         self._wait("both containers are ready", lambda: _ready(client) == {"c1", "c2"}, seconds=120)
 
@@ -193,55 +171,6 @@ class Demo:
         verdict = "DIFFERENT" if lost or doubled else "equal"
         self._say(f"compared {found.total():,} counts, record by record: {verdict}")
 
-    def stop(self) -> None:
-        """End everything that was started, and see that it has ended."""
-        if self._up is None:
-            return
-        kin = psutil.Process(self._up.pid).children(recursive=True) if self._up.poll() is None else []
-        self._up.send_signal(signal.SIGTERM)
-        try:
-            self._up.wait(40)
-        except subprocess.TimeoutExpired:
-            self._up.kill()
-            self.failures.append("penstock up did not stop in 40 s")
-        left = psutil.wait_procs(kin, timeout=5)[1]
-        for process in left:
-            process.kill()
-        if left:
-            self.failures.append(f"{len(left)} processes were left running")
-        self._say(
-            "stopped; nothing is left running" if not left else f"{len(left)} processes had to be killed"
-        )
-
-    def _say(self, text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/]  {text}")
-
-    def _wait(self, what: str, condition: Callable[[], bool], *, seconds: float = 90) -> float:
-        began = time.monotonic()
-        with console.status(f"waiting: {what}"):
-            while not _holds(condition):
-                if self._up is None or self._up.poll() is not None:
-                    raise EnvironmentProblem(
-                        "penstock up ended", why=_tail(self._folder / "up.log"), fix="see the message above"
-                    )
-                if time.monotonic() - began > seconds:
-                    raise EnvironmentProblem(
-                        f"gave up waiting: {what}",
-                        why=f"it did not happen within {seconds:.0f} s",
-                        fix="look at the logs in the folder named below",
-                    )
-                time.sleep(0.1)
-        took = time.monotonic() - began
-        self._say(f"[green]✓[/] {what} [dim]({took:.1f} s)[/]")
-        return took
-
-
-def _holds(condition: Callable[[], bool]) -> bool:
-    try:
-        return condition()
-    except PenstockError:
-        return False  # not there yet, or not answering for a moment
-
 
 def _ready(client: Client) -> set[str]:
     return {row["name"] for row in client.status()["containers"] if row["ready"] and row["state"] == "live"}
@@ -300,43 +229,5 @@ def _records(log: Any, category: str) -> list[dict[str, Any]]:
     return found
 
 
-def _tail(path: Path) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-15:])
-
-
-def main() -> int:
-    """Run it, print the numbers, clear up, say whether it held."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    demo, began = Demo(folder), time.monotonic()
-    watch_rows: list[tuple[str, str]] = []
-    try:
-        demo.run()
-    except PenstockError as error:
-        demo.failures.append(str(error))
-    except KeyboardInterrupt:
-        demo.failures.append("interrupted")
-    finally:
-        watch_rows = PauseWatch.finished
-        demo.stop()
-    table = Table(title="the demo in numbers", title_justify="left")
-    table.add_column("what")
-    table.add_column("measured", justify="right")
-    for what, measured in [
-        *demo.numbers.items(),
-        *watch_rows,
-        ("whole demo", f"{time.monotonic() - began:.0f} s"),
-    ]:
-        table.add_row(what, measured)
-    console.print(table)
-    for failure in demo.failures:
-        console.print(f"[bold red]failed:[/] {failure}", markup=True)
-    if demo.failures:
-        console.print(f"logs are kept in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    console.print("[bold green]nothing lost, nothing doubled[/]")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tell(Demo, title="the demo in numbers", whole="whole demo", more=lambda: PauseWatch.finished))
