@@ -12,6 +12,7 @@ from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry
+from penstock.core.quick_store import insert_all
 from penstock.core.sql_store import METADATA, Database, next_value, next_values
 
 JOURNAL = sa.Table(
@@ -29,7 +30,7 @@ JOURNAL = sa.Table(
 )
 
 
-_INSERT = sa.insert(JOURNAL)
+_INSERT = insert_all(JOURNAL)
 _WRITTEN = ("at_ms", "actor", "kind", "subject", "decision", "reason")
 
 

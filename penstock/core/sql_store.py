@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.core.peek_store import Peek
+from penstock.core.quick_store import MADE_ONCE, Hear, QuickConnection
 
 METADATA = sa.MetaData()
-
-# Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
-MADE_ONCE = {"made_once": True}
 
 # Names compare by their bytes everywhere, so that a list is sorted alike on every store.
 NAME = sa.String().with_variant(sa.String(collation="C"), "postgresql")
@@ -75,6 +73,7 @@ class Database:
 
     def __init__(self, place: Path | str | None, *, fault: Callable[[str], None] | None = None) -> None:
         self._fault = fault or (lambda point: None)
+        self._hear: Hear | None = None
         self._backend = _backend(place)
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -87,8 +86,9 @@ class Database:
         """Whether control planes on other machines can reach it too."""
         return self._backend.writing.dialect.name == "postgresql"
 
-    def on_statement(self, hear: Callable[[str], None]) -> None:
+    def on_statement(self, hear: Hear) -> None:
         """Call `hear` with every statement before it runs: how the simulator knows what is written."""
+        self._hear = hear
         sa.event.listen(
             self._backend.writing, "before_cursor_execute", lambda _c, _k, statement, *_rest: hear(statement)
         )
@@ -104,7 +104,7 @@ class Database:
         with self._backend.lock, self._translated(progress):
             self._fault("begin")
             with self._backend.writing.begin() as connection:
-                yield connection
+                yield self._quick(connection)
                 self._fault("commit")
                 progress.is_committing = True
             progress.is_committing = False
@@ -116,12 +116,17 @@ class Database:
         with self._backend.read_lock, self._translated(_Progress()):
             self._fault("begin")
             with self._backend.reading.begin() as connection:
-                yield connection
+                yield self._quick(connection)
 
     def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
         """The rows of a single SELECT, as they were at one moment."""
         self._fault("begin")
         return self._backend.peek(peek, name)
+
+    def _quick(self, connection: sa.Connection) -> sa.Connection:
+        raw = connection.connection.driver_connection
+        quick = QuickConnection(connection.dialect, raw, lambda: connection, self._hear)
+        return cast(sa.Connection, quick)  # as much of one as stores use
 
     @contextmanager
     def _translated(self, progress: _Progress) -> Iterator[None]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
+from penstock.core.quick_store import insert_all
 from penstock.core.sql_store import METADATA, ROW_ID
 
 AUDIT = sa.Table(
@@ -25,7 +26,7 @@ AUDIT = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
     sa.Index("audit_by_subject", "subject", "id"),
 )
-_INSERT = sa.insert(AUDIT)
+_INSERT = insert_all(AUDIT, without=("id",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import KeyReused, NotFound, VersionConflict
+from penstock.core.quick_store import MADE_ONCE, insert_all
 from penstock.core.sql_store import METADATA, NAME, Database, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
@@ -66,13 +67,23 @@ _JOB = sa.select(
     sa.exists().where(running_tables.PLANS.c.job == _THIS).label("has_plan"),
     sa.exists().where(running_tables.QUARANTINE.c.job == _THIS).label("has_quarantine"),
     sa.exists().where(running_tables.RETIREMENTS.c.job == _THIS).label("has_retirements"),
-).where(JOBS.c.name == _THIS)
+)
+_JOB = _JOB.where(JOBS.c.name == _THIS).execution_options(**MADE_ONCE)
 _RUNNING = sa.select(running_tables.RUNNING).where(running_tables.RUNNING.c.job == _THIS)
-_KEY = sa.select(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
+_RUNNING = _RUNNING.execution_options(**MADE_ONCE)
+_KEY = sa.select(KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
+_KEY = _KEY.where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
+_KEY = _KEY.execution_options(**MADE_ONCE)
 _OWN_KEY = sa.delete(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
 _OLD_KEYS = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
-_BUMP = sa.update(JOBS).where(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
-_NEW_KEY, _NEW_JOB = sa.insert(KEYS), sa.insert(JOBS)
+_BUMPED = ("deleted", "desired", "changed", "expected_version")
+_BUMP = (
+    sa.update(JOBS)
+    .where(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
+    .values({name: sa.bindparam(f"new_{name}") for name in _BUMPED})
+    .execution_options(**MADE_ONCE)
+)
+_NEW_KEY, _NEW_JOB = insert_all(KEYS), insert_all(JOBS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +259,10 @@ def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
 
 def _running(connection: sa.Connection, job: str) -> RunningRow | None:
     row = connection.execute(_RUNNING, {"this": job}).first()
-    return None if row is None else RunningRow(**{**row._mapping, "mapping": tuple(row.mapping)})
+    if row is None:
+        return None
+    values = dict(zip(running_tables.RUNNING.columns.keys(), row, strict=True))
+    return RunningRow(**{**values, "mapping": tuple(values["mapping"])})
 
 
 def load_record(connection: sa.Connection, job: str) -> JobRecord:
@@ -299,7 +313,8 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
 def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
     """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
     version, changed = row.expected_version + 1, next_value(connection, EXPECTED_COUNTER)
-    values = {"deleted": deleted, "desired": desired, "changed": changed, "expected_version": version}
+    values = dict(zip(_BUMPED, (deleted, desired, changed, version), strict=True))
+    values = {f"new_{name}": value for name, value in values.items()}
     updated = connection.execute(_BUMP, {"this": row.name, "seen": row.expected_version, **values})
     if updated.rowcount != 1:
         query = sa.select(JOBS.c.expected_version).where(JOBS.c.name == row.name)
@@ -335,16 +350,17 @@ def recall_answer(
     row = connection.execute(_KEY, {"of": actor, "called": key}).first()
     if row is None:
         return None
-    if row.at_ms < now_ms - KEYS_KEPT_MS:
+    kept, answer, at_ms = row
+    if at_ms < now_ms - KEYS_KEPT_MS:
         connection.execute(_OWN_KEY, {"of": actor, "called": key})
         return None
-    if row.request != request:
+    if kept != request:
         raise KeyReused(
             f"the idempotency key {key!r} was used for another request",
             why="a key names one request, so that repeating it is safe",
             fix="take a new key for a new request",
         )
-    return row.answer
+    return answer
 
 
 def keep_answer(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from penstock.core.quick_store import MADE_ONCE, insert_all
 from penstock.core.sql_store import METADATA, NAME, ROW_ID
 from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, Origin
 
@@ -49,14 +50,15 @@ LAYER_HISTORY = sa.Table(
 )
 
 # Built once: to build a statement takes longer than to run it, and these run with every write.
-_KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence)
+_KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
 _LAYERS_OF = sa.select(LAYERS).where(LAYERS.c.job == sa.bindparam("of")).order_by(LAYERS.c.precedence)
-_REMEMBER = sa.insert(LAYER_HISTORY)
+_LAYERS_OF = _LAYERS_OF.execution_options(**MADE_ONCE)
+_REMEMBER = insert_all(LAYER_HISTORY, without=("id",))
 
 
 def _replace(insert: Any) -> Any:
     values = {column.name: insert.excluded[column.name] for column in LAYERS.c if not column.primary_key}
-    return insert.on_conflict_do_update(index_elements=["job", "layer"], set_=values)
+    return insert_all(LAYERS, insert.on_conflict_do_update(index_elements=["job", "layer"], set_=values))
 
 
 _REPLACE = {
@@ -74,7 +76,9 @@ def _seed_kinds(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
 def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
     """The layers there are, lowest first."""
     rows = connection.execute(_KINDS)
-    return tuple(Layer(**{**row._mapping, "writers": frozenset(row.writers)}) for row in rows)
+    names = LAYER_KINDS.columns.keys()
+    kinds = (dict(zip(names, row, strict=True)) for row in rows)
+    return tuple(Layer(**{**kind, "writers": frozenset(kind["writers"])}) for kind in kinds)
 
 
 def insert_kind(connection: sa.Connection, layer: Layer) -> None:
@@ -93,7 +97,9 @@ def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tup
 
 def read_layers_of(connection: sa.Connection, job: str) -> tuple[LayerRow, ...]:
     """The layers of one job as they stand, lowest first."""
-    return tuple(layer_row(row) for row in connection.execute(_LAYERS_OF, {"of": job}))
+    names = LAYERS.columns.keys()
+    rows = connection.execute(_LAYERS_OF, {"of": job})
+    return tuple(_layer_row(dict(zip(names, row, strict=True))) for row in rows)
 
 
 def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str) -> None:
@@ -144,9 +150,12 @@ def read_layers_at(connection: sa.Connection, job: str, version: int) -> tuple[s
 
 def layer_row(row: sa.Row[Any]) -> LayerRow:
     """A row of either table, typed."""
-    values = dict(row._mapping)
-    origins = tuple(_unpack(item) for item in values.get("origins", ()))
-    return LayerRow(layer=row.layer, origins=origins, **{name: values[name] for name, _ in _COLUMNS})
+    return _layer_row(dict(row._mapping))
+
+
+def _layer_row(values: Mapping[str, Any]) -> LayerRow:
+    origins = tuple([_unpack(item) for item in values.get("origins", ())])
+    return LayerRow(layer=values["layer"], origins=origins, **{name: values[name] for name, _ in _COLUMNS})
 
 
 def _kind_values(layer: Layer) -> dict[str, Any]:

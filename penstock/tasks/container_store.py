@@ -12,7 +12,8 @@ import msgspec
 import sqlalchemy as sa
 
 from penstock.core.clock import Millis
-from penstock.core.sql_store import MADE_ONCE, METADATA, NAME
+from penstock.core.quick_store import MADE_ONCE
+from penstock.core.sql_store import METADATA, NAME
 from penstock.tasks.messages import TaskReport
 
 CONTAINERS = sa.Table(

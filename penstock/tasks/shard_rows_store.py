@@ -13,7 +13,8 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from penstock.core.errors import VersionConflict
-from penstock.core.sql_store import MADE_ONCE, METADATA, current_value, next_values
+from penstock.core.quick_store import MADE_ONCE
+from penstock.core.sql_store import METADATA, current_value, next_values
 from penstock.tasks.messages import ShardEntry, ShardState
 
 EPOCHS = "shard_epoch"

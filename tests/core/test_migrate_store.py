@@ -23,7 +23,7 @@ for _store in sorted((ROOT / "penstock").glob("[jtcr]*/*_store.py")):
 
 def differences(database: Database) -> list[object]:
     with database.reading() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(connection.whole, opts={"compare_type": True})
         return list(compare_metadata(context, METADATA))
 
 
