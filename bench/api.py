@@ -1,8 +1,9 @@
 """How long the API takes under 500 reads/s and 100 writes/s at once, on SQLite and on PostgreSQL.
 
-The server is a process of its own: a whole control plane with its loops, without containers, with 1,000 jobs,
-behind HTTP on loopback. The load comes from this process, open loop: requests are due at random moments of a
-given rate, whether or not earlier ones were answered, and a time counts from the moment a request was due.
+The server is a whole control plane with its loops and its front, without containers, with 1,000 jobs, behind
+HTTP on loopback, in processes of their own. The load comes from this process, open loop: requests are due at
+random moments of a given rate, whether or not earlier ones were answered, and a time counts from the moment a
+request was due.
 Reads: nine of ten are GET of a job, one is a page of 20 jobs. Writes: PATCH of a layer with an idempotency
 key, every other one on the version last seen. Baseline, just before: GET /health at the same total rate.
 One token may ask 200 times a second: there are twelve.
@@ -50,8 +51,8 @@ def serve(folder: Path, database: str, jobs: int) -> None:
     from penstock.app import ControlPlane
     from penstock.core.tuning import tune_process
     from penstock.settings import Settings
-    from penstock.web.api import build_api
-    from penstock.web.server import ApiServer, Listening, bind
+    from penstock.web.front_process import serve_behind_front
+    from penstock.web.server import Listening, bind
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     tune_process()  # as `penstock up` does
@@ -59,8 +60,8 @@ def serve(folder: Path, database: str, jobs: int) -> None:
     now_ms = plane.clock.now_ms()
     tokens = [plane.tokens.issue(f"bench-{number}", "admin", now_ms=now_ms) for number in range(TOKENS)]
     versions = make_jobs(plane, jobs)
-    with bind(Listening()) as listener:
-        server = ApiServer(build_api(plane), listener).start()
+    with bind(Listening()) as listener, bind(Listening()) as behind:
+        server = serve_behind_front(plane, listener, behind, Listening()).start()
         plane.start()
         wait_until_synced(plane)
         said = {"url": server.url, "pid": os.getpid(), "tokens": tokens, "versions": versions}
@@ -231,15 +232,17 @@ async def run_load(
     await settle(pools)
     await baseline(max(5.0, seconds / 6))
     await settle(pools)
-    server, own = psutil.Process(said["pid"]), psutil.Process()
-    before = [process.cpu_times() for process in (server, own)]
+    server = psutil.Process(said["pid"])
+    processes = [server, *server.children(recursive=True), psutil.Process()]
+    before = [process.cpu_times() for process in processes]
     await mix(seconds, kinds)
     await settle(pools)
-    after = [process.cpu_times() for process in (server, own)]
+    after = [process.cpu_times() for process in processes]
     cores = [(b.user + b.system - a.user - a.system) / seconds for a, b in zip(before, after, strict=True)]
     for pool in pools.values():
         pool.is_closing = True
-    return kinds, {"server": round(cores[0], 2), "load": round(cores[1], 2)}
+    *of_server, of_load = cores
+    return kinds, {"server": round(sum(of_server), 2), "load": round(of_load, 2)}
 
 
 # --- the report

@@ -35,8 +35,8 @@ from penstock.settings import DATABASE_VARIABLE, Settings
 from penstock.streams.engine.java import require_java
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
-from penstock.web.api import build_api
-from penstock.web.server import ApiServer, Listening, Tls, bind
+from penstock.web.front_process import FrontProcess, serve_behind_front
+from penstock.web.server import Listening, Tls, bind
 
 log = structlog.get_logger(__name__)
 out = Console(highlight=False, soft_wrap=True)
@@ -101,13 +101,16 @@ def run_up(settings: UpSettings) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     folder = settings.folder.absolute()
     _make_folder(folder)
-    with folder_lock(folder, "a control plane"), bind(settings.listening) as listener:
+    with (
+        folder_lock(folder, "a control plane"),
+        bind(settings.listening) as listener,
+        bind(Listening()) as behind,
+    ):
         stop = stop_on_signals()
         tune_process()
         plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
         write_tokens(plane, folder)
-        api = build_api(plane, names=settings.names, any_address=settings.listening.tls is not None)
-        server = ApiServer(api, listener, settings.listening)
+        server = serve_behind_front(plane, listener, behind, settings.listening, settings.names)
         for left in sorted((folder / "containers").glob("*/")):
             reap_container(left)
         containers = _containers(settings, plane, server.url)
@@ -162,7 +165,7 @@ def run_joined(settings: ContainerSettings) -> None:
 
 
 @contextlib.contextmanager
-def _running(plane: ControlPlane, server: ApiServer, host: ContainerHost) -> Iterator[None]:
+def _running(plane: ControlPlane, server: FrontProcess, host: ContainerHost) -> Iterator[None]:
     """Start all parts; stop them in the other order, whatever happens in between."""
     with contextlib.ExitStack() as parts:
         parts.callback(plane.stop)

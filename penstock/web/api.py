@@ -24,10 +24,10 @@ from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_la
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
+from penstock.web.server import PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
 
-PREFIX = "/api/v1"
 OPEN_ROUTES = frozenset({f"{PREFIX}/health"})
 
 
@@ -75,8 +75,8 @@ def build_api(
         assert isinstance(route, APIRoute)
         assert guard.verb_of(route) or route.path in OPEN_ROUTES, f"{route.path} names no verb"
     is_local = not plane.database.is_shared
-    app.add_middleware(FastLane, prefix=PREFIX, guard=guard, overview=overview, local=is_local)
-    app.add_middleware(LimitBodies, streamed=f"{PREFIX}/packages/")
+    app.add_middleware(FastLane, prefix=PREFIX, guard=guard, pages=overview, local=is_local)
+    app.add_middleware(LimitBodies, streamed=STREAMED)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)
     return app

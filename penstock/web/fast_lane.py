@@ -1,30 +1,36 @@
-"""The read that is asked most, `GET /jobs/{name}`, without the machinery that every other route needs.
+"""The reads that are asked most, a job and a page of jobs, without the machinery that other routes need.
 
-Whatever is unusual about a request (a token that must be looked up, a role that may not, no such job, a
-query) goes the ordinary way and is answered there: this only knows how to say yes.
+Whatever is unusual about a request (a token that is not good, a role that may not, no such job, a filter)
+goes the ordinary way and is answered there: this only knows how to say yes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.jobs.config import NAME_PATTERN
+from penstock.jobs.job_reads import PAGE_MAX
 from penstock.web.guard import Guard
-from penstock.web.overview import Overview
+from penstock.web.overview import JobPages
 from penstock.web.pools import READS
 
+Read = Callable[[], tuple[int | None, bytes]]
+LIMIT = 100  # of the ordinary way
 _NAME = re.compile(NAME_PATTERN)
+_PAGE = re.compile(rb"(?:limit=([0-9]{1,4}))?(?:(?:^|&)after=([A-Za-z0-9_.-]{1,200}))?")
 
 
 class FastLane:
     """ASGI middleware, inside those that check origins and sizes."""
 
-    def __init__(self, app: ASGIApp, *, prefix: str, guard: Guard, overview: Overview, local: bool) -> None:
-        self._app, self._prefix, self._guard = app, f"{prefix}/jobs/", guard
-        self._overview, self._local = overview, local
+    def __init__(self, app: ASGIApp, *, prefix: str, guard: Guard, pages: JobPages, local: bool) -> None:
+        self._app, self._prefix, self._guard = app, f"{prefix}/jobs", guard
+        self._pages, self._local = pages, local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = await self._answer(scope)
@@ -32,26 +38,37 @@ class FastLane:
             await self._app(scope, receive, send)
             return
         version, body = answer
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"etag", b'"%d"' % version),
-        ]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if version is not None:
+            headers.append((b"etag", b'"%d"' % version))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope) -> tuple[int, bytes] | None:
-        if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
+    async def _answer(self, scope: Scope) -> tuple[int | None, bytes] | None:
+        if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith(self._prefix):
             return None
-        path: str = scope["path"]
-        name = path[len(self._prefix) :]
-        if not path.startswith(self._prefix) or _NAME.fullmatch(name) is None:
+        read = self._read(scope["path"][len(self._prefix) :], scope["query_string"])
+        if read is None:
             return None
         try:
-            if not self._guard.knows(scope["headers"], "job.read"):
+            if not await self._guard.knows(scope["headers"], "job.read"):
                 return None
-            if self._local:
-                return self._overview.job(name)
-            return await READS.run(self._overview.job, name)
+            return read() if self._local else await READS.run(read)
         except PenstockError:
             return None
+
+    def _read(self, rest: str, query: bytes) -> Read | None:
+        """What a path asks for, if it is one of the two."""
+        if rest.startswith("/") and not query and _NAME.fullmatch(rest[1:]):
+            return partial(self._pages.job, rest[1:])
+        found = None if rest else _PAGE.fullmatch(query)
+        limit = 0 if found is None else int(found[1] or LIMIT)
+        if found is None or not 1 <= limit <= PAGE_MAX:
+            return None
+        return partial(self._page, (found[2] or b"").decode(), limit)
+
+    def _page(self, after: str, limit: int) -> tuple[None, bytes]:
+        found = self._pages.jobs(
+            labels={}, state=None, pipeline=None, removed=False, after=after, limit=limit
+        )
+        return None, found

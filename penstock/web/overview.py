@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.app import ControlPlane
-from penstock.core.clock import Millis
+from penstock.core.clock import Clock, Millis
+from penstock.jobs.job_service import JobService
 from penstock.jobs.job_view import JobView
 from penstock.resources.metrics import JobLoad
 from penstock.tasks.container_store import ContainerState
+from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import TaskReport
 
 REPORTS_MS: Millis = 100
@@ -26,18 +28,48 @@ Reports = dict[str, list[tuple[str, TaskReport]]]
 _encode = msgspec.json.encode
 
 
-class Overview:
-    """Reads what one control plane knows; writes nothing. Thread-safe: one assignment per entry."""
+class Scaling(Protocol):
+    """What the auto scaler last saw and said, which no store has."""
+
+    def load_of(self, job: str) -> dict[str, Any] | None:
+        """The load of a job; None: not known."""
+
+    def reason_of(self, job: str) -> str:
+        """Why it has the tasks it has, "" if nothing was decided."""
+
+
+class ScalingHere:
+    """Of the scaler in this process."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._plane = plane
+        self._controller = plane.controller
+
+    def load_of(self, job: str) -> dict[str, Any] | None:
+        load = self._controller.loads.get(job)
+        return asdict(load) if isinstance(load, JobLoad) else None
+
+    def reason_of(self, job: str) -> str:
+        decision = self._controller.decisions.get(job)
+        return decision.reason if decision else ""
+
+    def all(self) -> dict[str, tuple[dict[str, Any] | None, str]]:
+        """Every job of which something is known."""
+        jobs = {*list(self._controller.loads), *list(self._controller.decisions)}  # others add to them
+        return {job: (self.load_of(job), self.reason_of(job)) for job in sorted(jobs)}
+
+
+class JobPages:
+    """Jobs as JSON; writes nothing. Thread-safe: one assignment per entry."""
+
+    def __init__(self, jobs: JobService, fleet: FleetView, clock: Clock, scaling: Scaling) -> None:
+        self._service, self._fleet, self._clock, self._scaling = jobs, fleet, clock, scaling
         self._jobs, self._job_lines = _Encoded(_job_start), _Encoded(_line_start)
         self._reports: tuple[Millis, Reports] = (-REPORTS_MS, {})
 
     def job(self, name: str) -> tuple[int, bytes]:
         """One job, whole, as JSON, and its expected version."""
-        view = self._plane.jobs.view(name)
-        found = {"load": self._load(name), "tasks": _tasks(self._task_reports().get(name, ()))}
+        view = self._service.view(name)
+        found = {"load": self._scaling.load_of(name), "tasks": _tasks(self._task_reports().get(name, ()))}
         return view.expected_version, _joined(self._jobs.of(view), found)
 
     def jobs(
@@ -51,10 +83,41 @@ class Overview:
         limit: int,
     ) -> bytes:
         """A page of jobs, a line each, as JSON."""
-        page = self._plane.jobs.views(
+        page = self._service.views(
             labels=labels, state=state, pipeline=pipeline, removed=removed, after=after, limit=limit
         )
-        return b'{"jobs":%s,"next":%s}' % (self._lines(page.items), _encode(page.next))
+        return b'{"jobs":%s,"next":%s}' % (self.lines(page.items), _encode(page.next))
+
+    def lines(self, views: Iterable[JobView]) -> bytes:
+        """Jobs as JSON, a line each."""
+        reports, lines = self._task_reports(), []
+        for view in views:
+            found = {
+                "scaler": self._scaling.reason_of(view.name),
+                "load": self._scaling.load_of(view.name),
+                "tasks": _tasks(reports.get(view.name, ())),
+            }
+            lines.append(_joined(self._job_lines.of(view), found))
+        return b"[%s]" % b",".join(lines)
+
+    def _task_reports(self) -> Reports:
+        now_ms = self._clock.boot_ms()
+        read_ms, reports = self._reports
+        if now_ms - read_ms < REPORTS_MS:
+            return reports
+        found: Reports = {}
+        for container, task in self._fleet.task_reports():
+            found.setdefault(task.job, []).append((container, task))
+        self._reports = now_ms, found
+        return found
+
+
+class Overview(JobPages):
+    """What one control plane knows."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane.jobs, plane.fleet, plane.clock, ScalingHere(plane))
+        self._plane = plane
 
     def status(self) -> bytes:
         """Everything the live table shows, as JSON."""
@@ -82,35 +145,7 @@ class Overview:
             "containers": containers,
             "loops": plane.loop_counts(),
         }
-        return b'{"jobs":%s,%s' % (self._lines(plane.jobs.every_view()), _encode(rest)[1:])
-
-    def _lines(self, views: Iterable[JobView]) -> bytes:
-        reports, decisions = self._task_reports(), self._plane.controller.decisions
-        lines = []
-        for view in views:
-            decision = decisions.get(view.name)
-            found = {
-                "scaler": decision.reason if decision else "",
-                "load": self._load(view.name),
-                "tasks": _tasks(reports.get(view.name, ())),
-            }
-            lines.append(_joined(self._job_lines.of(view), found))
-        return b"[%s]" % b",".join(lines)
-
-    def _task_reports(self) -> Reports:
-        now_ms = self._plane.clock.boot_ms()
-        read_ms, reports = self._reports
-        if now_ms - read_ms < REPORTS_MS:
-            return reports
-        found: Reports = {}
-        for container, task in self._plane.fleet.task_reports():
-            found.setdefault(task.job, []).append((container, task))
-        self._reports = now_ms, found
-        return found
-
-    def _load(self, job: str) -> dict[str, Any] | None:
-        load = self._plane.controller.loads.get(job)
-        return asdict(load) if isinstance(load, JobLoad) else None
+        return b'{"jobs":%s,%s' % (self.lines(plane.jobs.every_view()), _encode(rest)[1:])
 
 
 class _Encoded:

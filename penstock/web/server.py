@@ -15,12 +15,16 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.web.wire import BoundedHttp
 
 HOST = "127.0.0.1"
-CONNECTIONS_MAX = 1_000
+PREFIX = "/api/v1"
+STREAMED = f"{PREFIX}/packages/"  # bodies that are read in pieces, by their route
+# Each container keeps one; the paper's fleets have thousands.
+CONNECTIONS_MAX = 8_000
 # A client that keeps a connection is spared a handshake; one that only holds it is not.
 KEEP_ALIVE_S = 20
 BACKLOG = 512
@@ -99,35 +103,42 @@ def bind(listening: Listening) -> socket.socket:
     return listener
 
 
+def server_config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
+    """How every server of ours runs. Whoever starts it also takes the signals; a thread cannot."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=BoundedHttp,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        limit_concurrency=CONNECTIONS_MAX,
+        proxy_headers=False,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls_context(tls),
+    )
+
+
 class ApiServer:
     """Answers requests in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, api: FastAPI, listener: socket.socket, listening: Listening | None = None) -> None:
         self._api, self._listener, self._listening = api, listener, listening or Listening()
-        tls = self._listening.tls
-        # Whoever starts the server also takes the signals; a thread cannot.
-        config = uvicorn.Config(
-            api,
-            loop="uvloop",
-            http=BoundedHttp,
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            limit_concurrency=CONNECTIONS_MAX,
-            proxy_headers=False,
-            ssl_context_factory=None if tls is None else lambda _config, _default: tls_context(tls),
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(server_config(api, self._listening.tls))
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The number of its port."""
+        return int(self._listener.getsockname()[1])
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return self._listening.url(self._listener.getsockname()[1])
+        return self._listening.url(self.port)
 
     @property
     def is_serving(self) -> bool:

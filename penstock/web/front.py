@@ -1,0 +1,104 @@
+"""The front: a process that takes all requests, answers the reads that are asked most, and hands the rest on.
+
+Python runs one thread at a time. In the process of the loops every answer waited for its turn between them;
+here reads have a processor of their own, and a flood of them leaves heartbeats and the State Syncer alone.
+It holds nothing: it ends with the control plane, and another takes its place when it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+
+from penstock.core.journal_store import JournalStore
+from penstock.core.loop import SystemClock
+from penstock.core.sql_store import Database
+from penstock.core.token_store import TokenStore
+from penstock.core.tuning import tune_process
+from penstock.jobs.job_service import JobService
+from penstock.jobs.job_store import JobStore
+from penstock.tasks.fleet_view import FleetView
+from penstock.tasks.shard_store import ShardStore
+from penstock.web.fast_lane import FastLane
+from penstock.web.forward import Forward
+from penstock.web.guard import Guard
+from penstock.web.limits import LimitBodies, RateLimit
+from penstock.web.origin import CheckOrigin
+from penstock.web.overview import JobPages
+from penstock.web.server import HOST, PREFIX, STREAMED, Tls, server_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontSettings:
+    """What a front is told when it starts."""
+
+    listener: int  # the inherited socket's number
+    port: int  # where the control plane itself answers, on loopback
+    database: str  # a URL, or ""
+    file: str  # the SQLite file, if there is no URL
+    names: tuple[str, ...] = ()
+    any_address: bool = False
+    cert: str = ""
+    key: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        return Tls(cert=Path(self.cert), key=Path(self.key)) if self.cert else None
+
+
+class ScalingTold:
+    """What the control plane says about its scaler, a line whenever it changes."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[dict[str, Any] | None, str]] = {}
+
+    def tell(self, line: str) -> None:
+        """Replace everything."""
+        self._told = {job: (load, reason) for job, (load, reason) in json.loads(line).items()}
+
+    def load_of(self, job: str) -> dict[str, Any] | None:
+        return self._told.get(job, (None, ""))[0]
+
+    def reason_of(self, job: str) -> str:
+        return self._told.get(job, (None, ""))[1]
+
+
+def serve(settings: FrontSettings) -> None:
+    """Answer until standard input ends."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the control plane decides
+    scaling = ScalingTold()
+    threading.Thread(target=_listen, args=(scaling,), name="control plane", daemon=True).start()
+    database = Database(settings.database or Path(settings.file))
+    tokens, clock = TokenStore(database), SystemClock()
+    fleet = FleetView(ShardStore(database, JournalStore(database)))
+    pages = JobPages(JobService(JobStore(database)), fleet, clock, scaling)
+    guard = Guard(tokens, clock, RateLimit())
+    inner = FastLane(
+        Forward(HOST, settings.port), prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared
+    )
+    limited = LimitBodies(inner, streamed=STREAMED)
+    app = CheckOrigin(limited, names=settings.names, any_address=settings.any_address)
+    tune_process()
+    uvicorn.Server(server_config(app, settings.tls)).run(sockets=[socket.socket(fileno=settings.listener)])
+
+
+def _listen(scaling: ScalingTold) -> None:
+    for line in sys.stdin:
+        scaling.tell(line)
+    # Without the control plane there is nothing to answer, and whoever starts the next one needs the port.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(FrontSettings(**json.loads(os.environ["PENSTOCK_FRONT"])))

@@ -1,0 +1,131 @@
+"""The front as the control plane sees it: a process that is started, told news, and replaced when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
+import structlog
+
+from penstock.app import ControlPlane
+from penstock.core.clock import Millis
+from penstock.core.loop import Loop
+from penstock.web.api import build_api
+from penstock.web.front import FrontSettings
+from penstock.web.overview import ScalingHere
+from penstock.web.server import ApiServer, Listening
+
+log = structlog.get_logger(__name__)
+LOOK_MS: Millis = 500
+
+
+class FrontProcess:
+    """Requests from outside go to a process of their own; what it does not answer itself goes to `api`."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        api: ApiServer,
+        listener: socket.socket,
+        listening: Listening,
+        *,
+        names: tuple[str, ...] = (),
+        any_address: bool = False,
+    ) -> None:
+        self._api, self._listener, self._listening = api, listener, listening
+        self._scaling, self._told = ScalingHere(plane), ""
+        tls = listening.tls
+        self._settings = FrontSettings(
+            listener=listener.fileno(),
+            port=api.port,
+            database=plane.settings.database,
+            file=str(plane.settings.folder / "store.db"),
+            names=names,
+            any_address=any_address,
+            cert="" if tls is None else str(tls.cert),
+            key="" if tls is None else str(tls.key),
+        )
+        self._process: subprocess.Popen[str] | None = None
+        self._loop = Loop("front", self._look, every_ms=LOOK_MS)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._listening.url(self._listener.getsockname()[1])
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are answered; a front that died is there again in a moment."""
+        return self._api.is_serving
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that answers now."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> FrontProcess:
+        """Begin to answer; what was asked before waits in the socket's queue."""
+        self._api.start()
+        self._spawn()
+        self._loop.start()
+        return self
+
+    def stop(self, timeout_s: float = 5) -> None:
+        """End it, then what it stands in front of."""
+        self._loop.stop()
+        if self._process is not None:
+            self._end(self._process, timeout_s)
+        self._api.stop(timeout_s)
+
+    def _end(self, process: subprocess.Popen[str], timeout_s: float) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _spawn(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.web.front"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[self._listener.fileno()],
+            text=True,
+            # Not among its arguments, which everybody can read: a database's URL may have a password.
+            env={**os.environ, "PENSTOCK_FRONT": json.dumps(asdict(self._settings))},
+        )
+        self._told = ""
+
+    def _look(self) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        if self._process.poll() is not None:
+            log.warning("the front died", code=self._process.returncode)
+            self._end(self._process, 0)
+            self._spawn()
+        news = json.dumps(self._scaling.all())
+        if news != self._told:
+            with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is told everything
+                self._process.stdin.write(news + "\n")
+                self._process.stdin.flush()
+                self._told = news
+
+
+def serve_behind_front(
+    plane: ControlPlane,
+    listener: socket.socket,
+    behind: socket.socket,
+    listening: Listening,
+    names: tuple[str, ...] = (),
+) -> FrontProcess:
+    """The API of a control plane: itself on the socket `behind`, its front on `listener`. Not yet started."""
+    any_address = listening.tls is not None
+    api = ApiServer(build_api(plane, names=names, any_address=any_address), behind)
+    return FrontProcess(plane, api, listener, listening, names=names, any_address=any_address)
