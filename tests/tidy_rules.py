@@ -38,8 +38,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {
     # The bus's contract and its memory twin, nothing else of the data plane.
     "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory_log"),
-    # How requests are sent, and how errors look on the wire; both ends must agree.
-    "client": ("penstock.web.link", "penstock.web.problems"),
+    "client": ("penstock.web.link", "penstock.web.problems"),  # how requests and errors look on the wire
 }
 
 # --- what a module that calls itself pure must not reach, directly or through what it imports
@@ -52,11 +51,12 @@ HTTP = {"aiohttp", "fastapi", "http", "httpx", "requests", "starlette", "urllib"
 HTTP_HARMLESS = {"http.HTTPStatus", "urllib.parse"}
 SQL = {"sqlalchemy", "sqlite3", "psycopg"}
 CLOCKS = {"asyncio", "concurrent", "multiprocessing", "sched", "time"}
-# A lock guards memory; everything else of `threading` runs or waits.
-LOCKS = {"Lock", "RLock", "local"}
+LOCKS = {"Lock", "RLock", "local"}  # they guard memory; everything else of `threading` runs or waits
 
 MAY_WAIT: Mapping[str, str] = {
     "core/loop.py": "the one place for threads, sleeps and the wall clock",
+    "web/forward.py": "requests are handed on, on the event loop",
+    "web/front.py": "a process that ends with the control plane",
     "tasks/process_logs.py": "one thread reads what all processes of a container print",
     "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
     "cli/up.py": "waits for the signal to stop",

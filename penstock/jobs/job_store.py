@@ -18,7 +18,7 @@ from penstock.core.quick_store import MADE_ONCE, insert_all
 from penstock.core.sql_store import METADATA, NAME, Database, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
-from penstock.jobs.layer_store import delete_layers, read_history, read_kinds, read_layers, read_layers_of
+from penstock.jobs.layer_store import LAYERS, delete_layers, layer_rows, read_history, read_kinds, read_layers
 from penstock.jobs.layers import Layer, LayerRow
 from penstock.jobs.running_store import PlanRow, QuarantineRow, Retirement, RunningRow, RunningStore
 from penstock.jobs.text_rules import shown
@@ -62,15 +62,29 @@ KEYS = sa.Table(
 
 # Built once: to build a statement takes longer than to run it, and these run with every request.
 _THIS: sa.BindParameter[str] = sa.bindparam("this")
-_JOB = sa.select(
+# One look instead of three; what is said once per job comes with each of its few layers.
+_RECORD = sa.select(
     JOBS,
     sa.exists().where(running_tables.PLANS.c.job == _THIS).label("has_plan"),
     sa.exists().where(running_tables.QUARANTINE.c.job == _THIS).label("has_quarantine"),
     sa.exists().where(running_tables.RETIREMENTS.c.job == _THIS).label("has_retirements"),
+    running_tables.RUNNING,
+    LAYERS,
 )
-_JOB = _JOB.where(JOBS.c.name == _THIS).execution_options(**MADE_ONCE)
-_RUNNING = sa.select(running_tables.RUNNING).where(running_tables.RUNNING.c.job == _THIS)
-_RUNNING = _RUNNING.execution_options(**MADE_ONCE)
+_RECORD = (
+    _RECORD.select_from(
+        JOBS.outerjoin(running_tables.RUNNING, running_tables.RUNNING.c.job == JOBS.c.name).outerjoin(
+            LAYERS, LAYERS.c.job == JOBS.c.name
+        )
+    )
+    .where(JOBS.c.name == _THIS)
+    .order_by(LAYERS.c.precedence)
+    .execution_options(**MADE_ONCE)
+)
+_OF_JOB = slice(0, len(JOBS.c))
+_FLAGS = slice(_OF_JOB.stop, _OF_JOB.stop + 3)
+_OF_RUNNING = slice(_FLAGS.stop, _FLAGS.stop + len(running_tables.RUNNING.c))
+_OF_LAYER = slice(_OF_RUNNING.stop, None)
 _KEY = sa.select(KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
 _KEY = _KEY.where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
 _KEY = _KEY.execution_options(**MADE_ONCE)
@@ -242,26 +256,25 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
 
 def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
     """The record of one job, removed or not; None if there is none."""
-    row = connection.execute(_JOB, {"this": job}).first()
-    if row is None:
+    rows = connection.execute(_RECORD, {"this": job}).all()
+    if not rows:
         return None
-    *columns, has_plan, has_quarantine, has_retirements = row
+    has_plan, has_quarantine, has_retirements = rows[0][_FLAGS]
     retirements = running_tables.read_retirements(connection, [job]) if has_retirements else {}
     return JobRecord(
-        job=JobRow(**dict(zip(JOBS.columns.keys(), columns, strict=True))),
-        layers=read_layers_of(connection, job),
-        running=_running(connection, job),
+        job=JobRow(**dict(zip(JOBS.columns.keys(), rows[0][_OF_JOB], strict=True))),
+        layers=layer_rows(row[_OF_LAYER] for row in rows),
+        running=_running(rows[0][_OF_RUNNING]),
         plan=running_tables.read_plans(connection, [job])[job] if has_plan else None,
         quarantine=running_tables.read_quarantine(connection, [job])[job] if has_quarantine else None,
         retirements=retirements.get(job, ()),
     )
 
 
-def _running(connection: sa.Connection, job: str) -> RunningRow | None:
-    row = connection.execute(_RUNNING, {"this": job}).first()
-    if row is None:
-        return None
+def _running(row: Sequence[Any]) -> RunningRow | None:
     values = dict(zip(running_tables.RUNNING.columns.keys(), row, strict=True))
+    if values["job"] is None:
+        return None
     return RunningRow(**{**values, "mapping": tuple(values["mapping"])})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -51,8 +51,6 @@ LAYER_HISTORY = sa.Table(
 
 # Built once: to build a statement takes longer than to run it, and these run with every write.
 _KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
-_LAYERS_OF = sa.select(LAYERS).where(LAYERS.c.job == sa.bindparam("of")).order_by(LAYERS.c.precedence)
-_LAYERS_OF = _LAYERS_OF.execution_options(**MADE_ONCE)
 _REMEMBER = insert_all(LAYER_HISTORY, without=("id",))
 
 
@@ -95,11 +93,10 @@ def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tup
     return {job: tuple(rows) for job, rows in found.items()}
 
 
-def read_layers_of(connection: sa.Connection, job: str) -> tuple[LayerRow, ...]:
-    """The layers of one job as they stand, lowest first."""
+def layer_rows(rows: Iterable[Sequence[Any]]) -> tuple[LayerRow, ...]:
+    """Rows of all columns of LAYERS, typed; those of nobody, which an outer join makes, left out."""
     names = LAYERS.columns.keys()
-    rows = connection.execute(_LAYERS_OF, {"of": job})
-    return tuple(_layer_row(dict(zip(names, row, strict=True))) for row in rows)
+    return tuple([_layer_row(dict(zip(names, row, strict=True))) for row in rows if row[0] is not None])
 
 
 def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str) -> None:

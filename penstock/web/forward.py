@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,12 @@ class Forward:
         try:
             is_whole = await _relay(wire, receive, send, has_body=scope["method"] != "HEAD")
         finally:
-            self._give_back(wire, is_whole=is_whole)
+            await self._give_back(wire, is_whole=is_whole)
+
+    async def close(self) -> None:
+        """Close the connections that nobody uses now."""
+        while self._idle:
+            await self._idle.pop().close()
 
     async def _ask(self, scope: Scope, first: Message, receive: Receive) -> _Wire:
         """Send the request and wait for the beginning of the answer."""
@@ -75,7 +81,7 @@ class Forward:
                     raise _no_answer(scope["method"], error) from error
             finally:
                 if not is_answered:
-                    wire.writer.close()
+                    await wire.close()
         raise AssertionError("the last of the two either answers or raises")
 
     async def _connect(self) -> _Wire:
@@ -97,12 +103,12 @@ class Forward:
             wire.writer.close()
         return None
 
-    def _give_back(self, wire: _Wire, *, is_whole: bool) -> None:
+    async def _give_back(self, wire: _Wire, *, is_whole: bool) -> None:
         if is_whole and wire.may_stay and len(self._idle) < IDLE_MAX:
             wire.rest(time.monotonic())
             self._idle.append(wire)
         else:
-            wire.writer.close()
+            await wire.close()
 
 
 @dataclass
@@ -154,6 +160,12 @@ class _Wire:
             self._parser.feed_data(data)
             if self.has_head or not until_head:
                 return
+
+    async def close(self) -> None:
+        """Hang up, and wait until that is done."""
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
 
     def rest(self, now: float) -> None:
         """Ready for the next request."""
