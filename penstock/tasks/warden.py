@@ -20,6 +20,7 @@ import structlog
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
+from penstock.tasks.kill_times import KillTimes
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
 from penstock.tasks.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
@@ -80,13 +81,14 @@ class Warden:
         self._replies: queue.Queue[tuple[str, HeartbeatReply, Millis | None]] = queue.Queue()
         self._contact = Contact()
         self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
+        self._kill_times = KillTimes(folder)
 
     def stop(self) -> None:
         """Ask for an orderly end: tasks stop, the engine exits, `run` returns."""
         self._stop.set()
 
     def run(self) -> None:
-        """Keep an engine alive until `stop`."""
+        """Keep an engine alive until `stop`; EnvironmentProblem if it could not be ended in time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         pid_file = self._folder / "engine.pid"
         left = reap_leftovers(pid_file)
@@ -95,6 +97,7 @@ class Warden:
         self._after_engine()
         threading.Thread(target=self._send_beats, name="beats", daemon=True).start()
         while not self._stop.is_set():
+            self._kill_times.check(self._profile)
             incarnation = self._register()
             if incarnation is None:
                 return
@@ -238,11 +241,14 @@ class Warden:
                 engine.process.wait(STOP_MS / 1000)
             except subprocess.TimeoutExpired:
                 log.warning("the engine did not stop in time", container=self._container)
-        session = engine.process.pid
+        session, began_ms, is_killed = engine.process.pid, self._clock.boot_ms(), False
         while is_session_alive(session):
             kill_session(session)
+            is_killed = True
             threading.Event().wait(0.05)
         engine.process.wait()
+        if is_killed:
+            self._kill_times.note(self._clock.boot_ms() - began_ms)
         assert engine.process.stdin is not None and engine.process.stdout is not None
         engine.process.stdout.close()
         with contextlib.suppress(OSError):

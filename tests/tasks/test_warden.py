@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.core.errors import StoreUnavailable
+from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.core.loop import SystemClock
+from penstock.tasks.kill_times import KillTimes
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
 from penstock.tasks.sessions import is_session_alive, reap_leftovers, write_pid_file
 from penstock.tasks.warden import Renewal, Warden
@@ -73,18 +75,24 @@ def link() -> Link:
     return Link()
 
 
-@pytest.fixture
-def warden(tmp_path: Path, link: Link) -> Iterator[Warden]:
-    lives = iter(range(1000))
-    found = Warden(
+LIVES = itertools.count()
+
+
+def a_warden(folder: Path, link: Link) -> Warden:
+    return Warden(
         container="c1",
-        folder=tmp_path,
+        folder=folder,
         engine_command=[sys.executable, "-c", ENGINE],
         link=link,
         profile=PROFILE,
         clock=SystemClock(),
-        new_incarnation=lambda: f"life-{next(lives)}",
+        new_incarnation=lambda: f"life-{next(LIVES)}",
     )
+
+
+@pytest.fixture
+def warden(tmp_path: Path, link: Link) -> Iterator[Warden]:
+    found = a_warden(tmp_path, link)
     thread = threading.Thread(target=found.run)
     thread.start()
     yield found
@@ -167,3 +175,22 @@ def test_what_a_previous_life_left_is_reaped_and_nothing_else(tmp_path: Path):
     assert reap_leftovers(path) == 0
     path.write_text("not json")
     assert reap_leftovers(path) == 0
+
+
+def test_how_long_a_kill_took_is_kept_and_one_that_took_too_long_ends_the_warden(tmp_path: Path, link: Link):
+    """Plan: an engine is killed, which is measured; then the folder says that it once took longer than fits."""
+    warden = a_warden(tmp_path, link)
+    thread = threading.Thread(target=warden.run)
+    thread.start()
+    wait_for(lambda: link.pids)
+    os.kill(link.pids[0], signal.SIGSTOP)
+    wait_for(lambda: len(link.pids) == 2)
+    (took_ms,) = KillTimes(tmp_path).read()
+    assert 0 <= took_ms < 60_000
+    warden.stop()
+    thread.join(20)
+    KillTimes(tmp_path).note(PROFILE.failover_ms)
+    registered = len(link.registered)
+    with pytest.raises(EnvironmentProblem, match="cannot run with these times"):
+        a_warden(tmp_path, link).run()
+    assert len(link.registered) == registered
