@@ -45,6 +45,6 @@ class KillTimes:
             raise EnvironmentProblem(
                 "this container cannot run with these times",
                 why=f"to end its tasks took {longest_ms} ms, and others may start them after {margin_ms} ms",
-                fix="use a profile with longer times (--profile paper), or, once the machine is faster, remove "
+                fix="use a profile with longer times (--profile paper); once the machine is faster, remove "
                 f"{self._path.name} from the container's folder",
             )
