@@ -86,9 +86,9 @@ class ControlPlane:
         self._cleaned_ms: Millis = 0
         self._loops = (
             Loop("state syncer", self._sync, every_ms=settings.sync_ms, gap_ms=settings.sync_gap_ms),
-            Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms),
-            Loop("bus", self._tend_bus, every_ms=settings.bus_ms),
-            Loop("resources", self._scale, every_ms=settings.scaler_ms),
+            Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
+            Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
+            Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),
         )
 
     def _lead(self, *, seize: bool = False) -> None:

@@ -52,6 +52,7 @@ class Loop:
     round_: Callable[[], None]
     every_ms: Millis
     gap_ms: Millis = 0  # rounds begin at least so far apart, however often it is poked: pokes come in bursts
+    share_max: float = 1.0  # of the time: a round that grows with the fleet leaves room for the others
     failures: int = 0
     rounds: int = 0
     last_error: str = ""
@@ -96,11 +97,15 @@ class Loop:
                 log.error(
                     "round failed", loop=self.name, error=self.last_error, streak=streak, exc_info=streak == 1
                 )
+            ended = time.monotonic()
             pause_ms = min(self.every_ms * (2 ** min(streak, 4)), max(self.every_ms, 10_000))
             if self._next_pause_ms is not None and not streak:
                 pause_ms, self._next_pause_ms = self._next_pause_ms, None
             self._wake.wait(pause_ms / 1000)
-            self._stop.wait(max(0.0, began + self.gap_ms / 1000 - time.monotonic()))
+            took_s = ended - began
+            self._stop.wait(
+                max(0.0, began + max(self.gap_ms / 1000, took_s / self.share_max) - time.monotonic())
+            )
             self._wake.clear()
 
 

@@ -6,9 +6,9 @@ of the whole assignment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -90,11 +90,20 @@ def put_shards(connection: sa.Connection, puts: Sequence[Put]) -> None:
 
 def read_shards(connection: sa.Connection) -> tuple[ShardRow, ...]:
     """Every shard's record, in order."""
+    return _typed(connection.execute(_ALL))
+
+
+def read_shards_of(connection: sa.Connection, container: str) -> tuple[ShardRow, ...]:
+    """The records of the shards that a container has, in order."""
+    return _typed(connection.execute(_ALL_OF, {"key": container}))
+
+
+def _typed(rows: Iterable[Any]) -> tuple[ShardRow, ...]:
     return tuple(
         ShardRow(
             shard=shard, container=container, epoch=epoch, state=_STATES[state], target=target, blame=blame
         )
-        for shard, container, epoch, state, target, blame in connection.execute(_ALL)
+        for shard, container, epoch, state, target, blame in rows
     )
 
 
@@ -106,6 +115,7 @@ _ALL = (
     .order_by(SHARDS.c.shard)
     .execution_options(**MADE_ONCE)
 )
+_ALL_OF = _ALL.where(SHARDS.c.container == sa.bindparam("key"))
 _OF_CONTAINER = (
     sa.select(SHARDS.c.shard, SHARDS.c.epoch, SHARDS.c.state)
     .where(SHARDS.c.container == sa.bindparam("key"))

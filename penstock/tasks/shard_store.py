@@ -39,6 +39,7 @@ from penstock.tasks.shard_rows_store import (
     assignment_of,
     put_shards,
     read_shards,
+    read_shards_of,
 )
 
 ROLE = "shard_manager"
@@ -148,7 +149,7 @@ class ShardStore:
                 insert_container(connection, row)
             else:
                 write_container(connection, row)
-            kept = [shard for shard in read_shards(connection) if shard.container == name]
+            kept = read_shards_of(connection, name)
             put_shards(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
             reason = "returned in time" if kept else "new and empty"
             self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
@@ -228,7 +229,7 @@ class ShardStore:
                 self._note(connection, at_ms, "failover", name, "kept", "its lease row was renewed meanwhile")
                 return Renewed(renewals=row.renewals)
             update_container(connection, name, state=ContainerState.GONE, engine_ready=False, tasks="[]")
-            lost = [shard for shard in read_shards(connection) if shard.container == name]
+            lost = read_shards_of(connection, name)
             put_shards(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
@@ -365,7 +366,7 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
         for row in read_containers(connection, with_tasks=False)
         if row.state is ContainerState.LIVE and not row.known_dead
     }
-    mine = [row for row in read_shards(connection) if row.container == beat.container]
+    mine = read_shards_of(connection, beat.container)
     done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
     # One that cost two containers goes to no third, though the second dropped it after its restart.
     given = {row.shard: row.target for row in done if row.target in takers and not row.is_quarantined}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from itertools import pairwise
 
 import pytest
 import structlog
@@ -89,3 +91,21 @@ def test_the_clocks_count_milliseconds_forward(read):
 
 def test_the_wall_clock_tells_the_unix_time_in_milliseconds():
     assert 1_700_000_000_000 < SystemClock().now_ms() < 10_000_000_000_000
+
+
+def test_a_round_that_takes_long_leaves_room_for_others():
+    """Plan: rounds of 40 ms that may take a fifth of the time, poked all the while, begin 200 ms apart."""
+    began: list[float] = []
+
+    def round_() -> None:
+        began.append(time.monotonic())
+        time.sleep(0.04)
+
+    loop = Loop("slow", round_, every_ms=1, share_max=0.2).start()
+    deadline = time.monotonic() + 20
+    while len(began) < 4:
+        assert time.monotonic() < deadline
+        loop.poke()
+        time.sleep(0.001)
+    loop.stop()
+    assert min(later - earlier for earlier, later in pairwise(began)) >= 0.19
