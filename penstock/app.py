@@ -282,10 +282,14 @@ class ControlPlane:
 
     # -- what the scaler needs --------------------------------------------------------------------------
 
-    def scalable_jobs(self) -> tuple[ScalableJob, ...]:
-        """Every running job of which tasks have reported: of the others there is nothing to decide on."""
+    def reporting_jobs(self) -> Sequence[str]:
+        """The names of jobs of which tasks have reported, sorted."""
+        return sorted(self._task_reports(self.clock.now_ms()))
+
+    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
+        """Those of these jobs that run."""
         found = []
-        for name in sorted(self._task_reports(self.clock.now_ms())):
+        for name in names:
             try:
                 view = self.jobs.view(name)
             except NotFound:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from penstock.resources.metrics import Incomplete, JobLoad, add_up
 from penstock.tasks.messages import TaskReport
 
 LOOKS_MAX = 600
+TURN_MAX = 1_000  # jobs that one round looks at: a round must not take longer than the scaler's interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,11 @@ class ScalableJob:
 class JobLayer(Protocol):
     """The job layer, as the controller needs it."""
 
-    def scalable_jobs(self) -> tuple[ScalableJob, ...]:
-        """Every job that could be scaled."""
+    def reporting_jobs(self) -> Sequence[str]:
+        """The names of jobs of which tasks have reported, sorted: of others there is nothing to decide on."""
+
+    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
+        """Those of these jobs that could be scaled."""
 
     def write_task_count(self, job: str, task_count: int, *, expected_version: int, reason: str) -> None:
         """Write the scaler layer; VersionConflict if somebody wrote since."""
@@ -51,13 +56,17 @@ class ResourceController:
     def __init__(self, jobs: JobLayer, reports: Callable[[str], tuple[TaskReport, ...]]) -> None:
         self._jobs, self._reports = jobs, reports
         self._watched: dict[str, _Watch] = {}
+        self._last = ""  # the last job of the round before, where not all get their turn
         self.loads: dict[str, JobLoad | Incomplete] = {}
         self.decisions: dict[str, Hold | Rescale] = {}
 
     def tick(self, now_ms: Millis) -> None:
-        """One look at every job. A job that fails is left for the next round."""
-        jobs = self._jobs.scalable_jobs()
-        for gone in self._watched.keys() - {job.name for job in jobs}:
+        """One look at every job, or in a large fleet at the next few. One that fails is left for the next."""
+        names = self._jobs.reporting_jobs()
+        turn = self._next_turn(names)
+        jobs = self._jobs.scalable_jobs(turn)
+        left = {*turn} - {job.name for job in jobs}
+        for gone in (self._watched.keys() - {*names}) | (self._watched.keys() & left):
             del self._watched[gone]
             self.loads.pop(gone, None)
             self.decisions.pop(gone, None)
@@ -66,6 +75,14 @@ class ResourceController:
                 self._look(job, now_ms)
             except PenstockError as error:
                 self.decisions[job.name] = Hold(reason=f"the last decision was not written: {error.what}")
+
+    def _next_turn(self, names: Sequence[str]) -> Sequence[str]:
+        if len(names) <= TURN_MAX:
+            return names
+        begin = bisect_right(names, self._last)
+        turn = [*names[begin:], *names[:begin]][:TURN_MAX]
+        self._last = turn[-1]
+        return turn
 
     def _look(self, job: ScalableJob, now_ms: Millis) -> None:
         watch = self._watched.get(job.name)

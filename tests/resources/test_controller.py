@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from penstock.app import ControlPlane
 from penstock.core.errors import PenstockError, StoreUnavailable, VersionConflict
 from penstock.resources.autoscaler import STALE_MS, Hold, Rescale
-from penstock.resources.controller import ResourceController, ScalableJob
+from penstock.resources.controller import TURN_MAX, ResourceController, ScalableJob
 from penstock.resources.metrics import Incomplete, JobLoad
 from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
@@ -48,12 +49,17 @@ class Jobs:
     silent: set[str] = field(default_factory=set)  # task ids that do not report
     written: list[tuple[str, int, int, str]] = field(default_factory=list)
     failing: dict[str, PenstockError] = field(default_factory=dict)
+    turns: list[tuple[str, ...]] = field(default_factory=list)  # whom each round looked at
 
     def add(self, job: ScalableJob, metrics: dict[str, float]) -> None:
         self.jobs[job.name], self.metrics[job.name] = job, metrics
 
-    def scalable_jobs(self) -> tuple[ScalableJob, ...]:
-        return tuple(self.jobs.values())
+    def reporting_jobs(self) -> Sequence[str]:
+        return sorted(self.jobs)
+
+    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
+        self.turns.append(tuple(names))
+        return tuple(self.jobs[name] for name in names)
 
     def write_task_count(self, job: str, task_count: int, *, expected_version: int, reason: str) -> None:
         if job in self.failing:
@@ -115,6 +121,20 @@ def test_lag_is_answered_once_with_the_reason(loop: Loop):
     loop.jobs.metrics["a"] = CALM
     loop.run(20)
     assert len(loop.jobs.written) == 1
+
+
+def test_in_a_large_fleet_all_jobs_get_their_turns(loop: Loop):
+    """Plan: more jobs than one round looks at; one of them leaves before the second round."""
+    names = [f"j{number:05d}" for number in range(TURN_MAX + 500)]
+    for name in names:
+        loop.jobs.add(a_job(name=name), CALM)
+    loop.run(1)
+    assert loop.jobs.turns[-1] == tuple(names[:TURN_MAX])
+    del loop.jobs.jobs[names[0]]
+    loop.run(2)
+    assert loop.jobs.turns[-2] == (*names[TURN_MAX:], *names[1:501])
+    assert loop.jobs.turns[-1] == (*names[501:], names[1])
+    assert set(loop.controller.loads) == set(names[1:])
 
 
 def test_one_look_or_two_decide_nothing(loop: Loop):
