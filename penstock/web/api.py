@@ -38,6 +38,7 @@ def build_api(
     hub: EventHub | None = None,
     names: Iterable[str] = (),
     any_address: bool = False,
+    front_secret: str = "",
 ) -> FastAPI:
     """The application over one control plane; `names` are what callers may call its host besides loopback."""
     app = FastAPI(
@@ -76,7 +77,7 @@ def build_api(
         assert guard.verb_of(route) or route.path in OPEN_ROUTES, f"{route.path} names no verb"
     is_local = not plane.database.is_shared
     app.add_middleware(FastLane, prefix=PREFIX, guard=guard, pages=overview, local=is_local)
-    app.add_middleware(LimitBodies, streamed=STREAMED)
+    app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)
     return app

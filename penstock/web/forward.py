@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.errors import OutcomeUnknown, PenstockError, StoreUnavailable
 from penstock.web.answers import problem_response
+from penstock.web.limits import FRONT_HEADER
 
 # Shorter than the other side keeps one: a connection that it is about to close is not used.
 IDLE_S = 5.0
@@ -24,16 +25,28 @@ CHUNK = 64 * 1024
 READING = frozenset({"GET", "HEAD"})
 # Of one connection, not of the request.
 HOP = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"upgrade"}
+    {
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"expect",
+        b"upgrade",
+        FRONT_HEADER,
+    }
 )
+DROPPED = HOP | {FRONT_HEADER}
 ANSWER_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
 
 
 class Forward:
-    """An ASGI application that answers with what the server at `host` and `port` says."""
+    """An ASGI application that answers with what the server at `host` and `port` says.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._place = host, port
+    `secret` tells that server that the request was looked at here.
+    """
+
+    def __init__(self, host: str, port: int, secret: str = "") -> None:
+        self._place, self._mark = (host, port), b"%s: %s" % (FRONT_HEADER, secret.encode())
         self._idle: deque[_Wire] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +71,7 @@ class Forward:
 
     async def _ask(self, scope: Scope, first: Message, receive: Receive) -> _Wire:
         """Send the request and wait for the beginning of the answer."""
-        head, is_whole = _head(scope, first), not first.get("more_body", False)
+        head, is_whole = _head(scope, first, self._mark), not first.get("more_body", False)
         for is_kept in (True, False):
             wire = self._kept() if is_kept else None
             if is_kept and wire is None:
@@ -252,10 +265,11 @@ async def _send_body(wire: _Wire, scope: Scope, first: Message, receive: Receive
         wire.writer.write(b"0\r\n\r\n")
 
 
-def _head(scope: Scope, first: Message) -> bytes:
+def _head(scope: Scope, first: Message, mark: bytes) -> bytes:
     path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
     lines = [b"%s %s%s HTTP/1.1" % (scope["method"].encode(), path, b"?" + query if query else b"")]
-    lines += [b"%s: %s" % (name, value) for name, value in scope["headers"] if name not in HOP]
+    lines += [b"%s: %s" % (name, value) for name, value in scope["headers"] if name not in DROPPED]
+    lines.append(mark)
     if not first.get("more_body", False):
         lines.append(b"content-length: %d" % len(first.get("body", b"")))
     else:

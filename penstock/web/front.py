@@ -44,6 +44,7 @@ class FrontSettings:
 
     listener: int  # the inherited socket's number
     port: int  # where the control plane itself answers, on loopback
+    secret: str  # what it knows the front by
     database: str  # a URL, or ""
     file: str  # the SQLite file, if there is no URL
     names: tuple[str, ...] = ()
@@ -85,7 +86,11 @@ def serve(settings: FrontSettings) -> None:
     pages = JobPages(JobService(JobStore(database)), fleet, clock, scaling)
     guard = Guard(tokens, clock, RateLimit())
     inner = FastLane(
-        Forward(HOST, settings.port), prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared
+        Forward(HOST, settings.port, settings.secret),
+        prefix=PREFIX,
+        guard=guard,
+        pages=pages,
+        local=not database.is_shared,
     )
     limited = LimitBodies(inner, streamed=STREAMED)
     app = CheckOrigin(limited, names=settings.names, any_address=settings.any_address)

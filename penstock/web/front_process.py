@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ class FrontProcess:
         listener: socket.socket,
         listening: Listening,
         *,
+        secret: str,
         names: tuple[str, ...] = (),
         any_address: bool = False,
     ) -> None:
@@ -43,6 +45,7 @@ class FrontProcess:
         self._settings = FrontSettings(
             listener=listener.fileno(),
             port=api.port,
+            secret=secret,
             database=plane.settings.database,
             file=str(plane.settings.folder / "store.db"),
             names=names,
@@ -126,6 +129,9 @@ def serve_behind_front(
     names: tuple[str, ...] = (),
 ) -> FrontProcess:
     """The API of a control plane: itself on the socket `behind`, its front on `listener`. Not yet started."""
-    any_address = listening.tls is not None
-    api = ApiServer(build_api(plane, names=names, any_address=any_address), behind)
-    return FrontProcess(plane, api, listener, listening, names=names, any_address=any_address)
+    any_address, secret = listening.tls is not None, secrets.token_hex(16)
+    api = build_api(plane, names=names, any_address=any_address, front_secret=secret)
+    server = ApiServer(api, behind)
+    return FrontProcess(
+        plane, server, listener, listening, secret=secret, names=names, any_address=any_address
+    )

@@ -14,6 +14,7 @@ from penstock.web.json_check import check_json
 from penstock.web.pools import LONG
 from penstock.web.problems import HeadersTooLarge, TooLarge, TooMany
 
+FRONT_HEADER = b"x-penstock-front"  # only the front sends it; what callers send under this name is dropped
 BODY_BYTES_MAX = 1024 * 1024
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
@@ -49,11 +50,13 @@ class LimitBodies:
     """ASGI middleware: reads a JSON body up to its limit, looks at it, and hands it on whole.
 
     Paths under `streamed` are left alone: their routes read with `limited`, after they know who calls.
-    A body that breaks off is no body: nothing is done with it.
+    A body that breaks off is no body: nothing is done with it. What the front has looked at, and says so by
+    the secret that it was given, is not looked at again.
     """
 
-    def __init__(self, app: ASGIApp, *, streamed: str) -> None:
+    def __init__(self, app: ASGIApp, *, streamed: str, front_secret: str = "") -> None:
         self._app, self._streamed = app, streamed
+        self._mark = (FRONT_HEADER, front_secret.encode()) if front_secret else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,15 +65,18 @@ class LimitBodies:
         try:
             check_headers(scope)
             if not scope["path"].startswith(self._streamed):
-                receive = _replay(await _read_json(scope, receive), receive)
+                is_looked_at = self._mark is not None and self._mark in scope["headers"]
+                receive = _replay(await _read_body(scope, receive, look=not is_looked_at), receive)
         except PenstockError as error:
             await problem_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-async def _read_json(scope: Scope, receive: Receive) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, *, look: bool) -> bytes:
     body = b"".join([chunk async for chunk in limited(_chunks(receive), BODY_BYTES_MAX, scope)])
+    if not look:
+        return body
     if len(body) > LOOK_BYTES_MAX:
         await LONG.run(check_json, body)
     elif body:

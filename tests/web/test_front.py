@@ -138,6 +138,18 @@ def test_a_conflict_comes_back_with_its_headers(fronted: Fronted):
     assert {"title", "detail", "fix"} <= json.loads(said).keys()
 
 
+@pytest.mark.parametrize("body", [b'{"changes": {}, "changes": {}, "why": "x"}', b"[" * 500, b'{"a": 1e999}'])
+@pytest.mark.parametrize("header", ["", "x", "0" * 32])
+def test_a_bad_body_is_refused_whatever_the_caller_says_about_it(fronted: Fronted, body: bytes, header: str):
+    """On both ports: only the front knows the word that spares a second look."""
+    headers = {"Content-Type": "application/json"} | ({"X-Penstock-Front": header} if header else {})
+    for port in (fronted.port, fronted.behind):
+        status, _, said = fronted.ask(
+            "PATCH", "/jobs/demo.j2/layers/oncall", body=body, headers=headers, port=port
+        )
+        assert status in (400, 422), said
+
+
 def a_package(size: int) -> tuple[str, bytes]:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
