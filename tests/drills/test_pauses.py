@@ -1,0 +1,62 @@
+"""SIGSTOP of a whole container, and its return: a machine that freezes cannot run its own timer.
+
+Tasks of the kind `process` write where nobody fences them. Their only guard is the warden, and it is frozen with
+them: between their waking and its first look they go on beside their successors. That moment is measured here and
+printed; nothing but a check of PENSTOCK_EPOCH where they write can close it. Epochs must grow for that, and do.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.drills.conftest import Stopwatch
+from tests.drills.fleet import DrillFleet, watch_for
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(150)]
+# From waking to the last task's end: one look of the warden, and SIGKILL to a session, on a busy machine.
+ZOMBIE_MAX_S = 2.0
+
+
+def test_freeze_5_s(joined: DrillFleet, stopwatch: Stopwatch) -> None:
+    """It returns before its lease is over: its shards stay."""
+    joined.run_jobs()
+    victim = joined.busiest()
+    mine = joined.tasks_on(victim)
+    wake = joined.freeze(victim)
+    watch_for(5, f"{victim} is frozen")
+    woken = time.monotonic()
+    wake()
+    joined.wait("its tasks", lambda: all(joined.current()[task].last > woken + 1 for task in mine))
+    took_s = min(mark for task in mine for mark in joined.current()[task].marks if mark > woken) - woken
+    joined.await_ready(victim)
+    joined.assert_well()
+    assert joined.tasks_on(victim) == mine
+    stopwatch.took(took_s, limit_s=10, note="it kept its shards")
+
+
+@pytest.mark.parametrize("seconds", [15, 40])
+def test_freeze_beyond_the_lease(joined: DrillFleet, stopwatch: Stopwatch, seconds: int) -> None:
+    """It is failed over while it sleeps, and wakes as a zombie: it must end at once, and come back as another."""
+    joined.run_jobs()
+    victim = joined.busiest()
+    lost, old_life = joined.tasks_on(victim), joined.container(victim)["incarnation"]
+    fault = time.monotonic()
+    wake = joined.freeze(victim)
+    took_s = joined.await_recovery(lost, fault)
+    assert took_s > 10, "it was failed over before its lease could be over"
+    assert not joined.overlaps()
+    watch_for(max(0.0, fault + seconds - time.monotonic()), f"{victim} is frozen, its tasks run elsewhere")
+    woken = time.monotonic()
+    wake()
+    joined.await_ready(victim)
+    assert joined.container(victim)["incarnation"] != old_life
+    joined.await_still()
+    joined.await_marks(joined.tasks)
+    overlaps = joined.overlaps()
+    # Nothing but what the woken processes did in their first moment.
+    assert all(overlap.older.place == victim and overlap.older.first < fault for overlap in overlaps)
+    zombie_s = max((overlap.older.last - woken for overlap in overlaps), default=0.0)
+    assert zombie_s < ZOMBIE_MAX_S, "\n".join(str(overlap) for overlap in overlaps)
+    stopwatch.took(took_s, limit_s=20, note=f"after its waking, zombies marked for {zombie_s:.2f} s")
