@@ -69,10 +69,10 @@ class DrillFleet(Platform):
     # -- containers that joined -------------------------------------------------------------------------
 
     def join(
-        self, name: str, *, port: int = 0, database: str = "", folder: str = ""
+        self, name: str, *, port: int = 0, database: str = "", folder: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """A container with a host of its own, through a port that may be a proxy's."""
-        home = self._root / (folder or name)
+        home = folder or self._root / name
         home.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "penstock.cli.main", "container", "--name", name, "--dir", str(home)]
         token = token_file(self.folder, "container").read_text()
@@ -85,7 +85,8 @@ class DrillFleet(Platform):
                 cwd=ROOT,
                 env=environment,
             )
-        self.hosts[folder or name], self._folders[folder or name] = host, home
+        key = name if folder is None else f"{name} in {home}"
+        self.hosts[key], self._folders[key] = host, home
         return host
 
     def home_of(self, container: str) -> Path:

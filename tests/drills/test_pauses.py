@@ -19,19 +19,19 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(150)]
 ZOMBIE_MAX_S = 2.0
 
 
-def test_freeze_5_s(joined: DrillFleet, stopwatch: Stopwatch) -> None:
+def test_freeze_5_s(fleet: DrillFleet, stopwatch: Stopwatch) -> None:
     """It returns before its lease is over: its shards stay."""
-    joined.run_jobs()
-    victim = joined.busiest()
-    mine = {task: joined.current()[task] for task in joined.tasks_on(victim)}
-    wake = joined.freeze(victim)
+    fleet.run_jobs()
+    victim = fleet.busiest()
+    mine = {task: fleet.current()[task] for task in fleet.tasks_on(victim)}
+    wake = fleet.freeze(victim)
     watch_for(5, f"{victim} is frozen")
     woken = time.monotonic()
     wake()
     watch_for(5, f"{victim} is awake")
-    joined.await_ready(victim)
-    joined.assert_well()
-    after = {task: joined.current()[task] for task in mine}
+    fleet.await_ready(victim)
+    fleet.assert_well()
+    after = {task: fleet.current()[task] for task in mine}
     assert all(run.place == victim for run in after.values())
     took_s = max(min(mark for mark in run.marks if mark > woken) for run in after.values()) - woken
     restarted = sum(after[task].pid != mine[task].pid for task in mine)
@@ -39,26 +39,27 @@ def test_freeze_5_s(joined: DrillFleet, stopwatch: Stopwatch) -> None:
 
 
 @pytest.mark.parametrize("seconds", [15, 40])
-def test_freeze_beyond_the_lease(joined: DrillFleet, stopwatch: Stopwatch, seconds: int) -> None:
+def test_freeze_beyond_the_lease(fleet: DrillFleet, stopwatch: Stopwatch, seconds: int) -> None:
     """It is failed over while it sleeps, and wakes as a zombie: it must end at once, and come back as another."""
-    joined.run_jobs()
-    victim = joined.busiest()
-    lost, old_life = joined.tasks_on(victim), joined.container(victim)["incarnation"]
+    fleet.run_jobs()
+    victim = fleet.busiest()
+    lost, old_life = fleet.tasks_on(victim), fleet.container(victim)["incarnation"]
     fault = time.monotonic()
-    wake = joined.freeze(victim)
-    took_s = joined.await_recovery(lost, fault)
+    wake = fleet.freeze(victim)
+    took_s = fleet.await_recovery(lost, fault)
     assert took_s > 10, "it was failed over before its lease could be over"
-    assert not joined.overlaps()
+    assert not fleet.overlaps()
     watch_for(max(0.0, fault + seconds - time.monotonic()), f"{victim} is frozen, its tasks run elsewhere")
     woken = time.monotonic()
     wake()
-    joined.await_ready(victim)
-    assert joined.container(victim)["incarnation"] != old_life
-    joined.await_still()
-    joined.await_marks(joined.tasks)
-    overlaps = joined.overlaps()
+    fleet.await_ready(victim)
+    assert fleet.container(victim)["incarnation"] != old_life
+    fleet.await_still()
+    fleet.await_marks(fleet.tasks)
+    overlaps = fleet.overlaps()
     # Nothing but what the woken processes did in their first moment.
     assert all(overlap.older.place == victim and overlap.older.first < fault for overlap in overlaps)
-    zombie_s = max((overlap.older.last - woken for overlap in overlaps), default=0.0)
-    assert zombie_s < ZOMBIE_MAX_S, "\n".join(str(overlap) for overlap in overlaps)
-    stopwatch.took(took_s, limit_s=20, note=f"after its waking, zombies marked for {zombie_s:.2f} s")
+    late = {mark - woken for overlap in overlaps for mark in overlap.older.marks if mark >= woken}
+    assert max(late, default=0.0) < ZOMBIE_MAX_S, "\n".join(str(overlap) for overlap in overlaps)
+    note = f"zombies marked {len(late)} times, the last {max(late, default=0.0) * 1000:.0f} ms after waking"
+    stopwatch.took(took_s, limit_s=20, note=note)

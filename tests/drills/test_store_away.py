@@ -66,5 +66,7 @@ def test_store_away(tmp_path: Path, postgres: PostgresServer, stopwatch: Stopwat
         assert max(ended.values()) < STOPPED_S
         took_s = fleet.await_recovery(fleet.tasks, back)
         fleet.assert_well()
+        after = fleet.current()
+        assert {task: after[task].place for task in after} == {task: before[task].place for task in before}
         note = f"they had stopped {max(ended.values()):.1f} s after the store"
         stopwatch.took(took_s, limit_s=30, note=note)
