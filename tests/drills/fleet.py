@@ -17,7 +17,6 @@ from typing import Any
 from penstock.cli.connection import token_file
 from penstock.cli.up import reap_container
 from penstock.client import new_key
-from penstock.core.errors import PenstockError
 from tests.builders import a_process
 from tests.drills import marks as judge
 from tests.drills.marks import Overlap, Run, worker_command
@@ -114,10 +113,6 @@ class DrillFleet(Platform):
     def await_ready(self, *names: str) -> None:
         self.wait(f"{', '.join(names)}", lambda: set(names) <= self.ready(), seconds=60)
 
-    def await_failed_over(self, container: str) -> None:
-        """Its lease is over in the store."""
-        self.wait("the fail-over", lambda: self.container(container)["state"] in ("gone", "dead"), seconds=40)
-
     def container(self, name: str) -> dict[str, Any]:
         """Its line in `penstock container ls`."""
         return next(row for row in self.client.containers() if row["name"] == name)
@@ -163,14 +158,14 @@ class DrillFleet(Platform):
         return max(spread, key=lambda name: (spread[name], name))
 
     def await_still(self) -> None:
-        """Wait until no shard has moved for three seconds."""
+        """Wait until no shard has moved for two seconds."""
         seen: list[tuple[float, Any]] = []
 
         def is_still() -> bool:
             now = [(row["shard"], row["container"], row["target"]) for row in self.client.shards()]
             if not seen or seen[-1][1] != now:
                 seen.append((time.monotonic(), now))
-            return time.monotonic() - seen[-1][0] > 3
+            return time.monotonic() - seen[-1][0] > 2
 
         self.wait("shards to stay", is_still)
 
@@ -232,15 +227,6 @@ def watch_for(seconds: float, what: str) -> None:
     """Let time pass, and say so."""
     print(f"  … {seconds:.0f} s: {what}", flush=True)
     time.sleep(seconds)
-
-
-def is_answered(ask: Callable[[], object]) -> bool:
-    """Whether a control plane answers."""
-    try:
-        ask()
-    except PenstockError:
-        return False
-    return True
 
 
 def _free_port() -> int:

@@ -89,7 +89,7 @@ def test_answers_are_lost(tmp_path: Path, postgres: PostgresServer, stopwatch: S
         fleet.await_ready(FAR)
         fleet.assert_well()
         stopwatch.took(
-            took_s, limit_s=40, note=f"it had stopped {stopped_s(fleet, lost, cut):.1f} s after the cut"
+            took_s, limit_s=30, note=f"it had stopped {stopped_s(fleet, lost, cut):.1f} s after the cut"
         )
 
 
