@@ -46,7 +46,9 @@ def test_kill_warden(fleet: DrillFleet, stopwatch: Stopwatch) -> None:
     victim = fleet.busiest()
     lost = fleet.tasks_on(victim)
     os.kill(fleet.warden_pid(victim), signal.SIGKILL)
-    took_s = fleet.await_recovery(lost, time.monotonic())
+    fault = time.monotonic()
+    took_s = fleet.await_recovery(lost, fault)
+    assert all(fleet.current()[task].place != victim for task in lost)
     fleet.assert_well()
     stopwatch.took(took_s, limit_s=10, note="the engine ends with its warden")
 
