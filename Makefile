@@ -1,6 +1,6 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
@@ -20,7 +20,7 @@ demo: setup  ## a fleet of plain processes, then a whole pipeline: kill, rescale
 
 test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
 	@echo "test: fast tests, two at a time"
-	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e" </dev/null
+	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e and not drill" </dev/null
 	@echo "test: tests with Spark and with processes, one after another"
 	@$(RUN) $(PY) -m pytest -q -m "spark" </dev/null
 	@$(RUN) $(PY) -m pytest -q -m "e2e and not spark" </dev/null
@@ -36,7 +36,10 @@ check: setup  ## format, lint, types, and the project's own rules
 	@$(PY) -m pytest -q --no-header tests/test_tidy.py </dev/null
 
 fast: setup  ## the tests that need neither Spark nor processes
-	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e" </dev/null
+	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e and not drill" </dev/null
+
+drills: setup  ## kill -9, freeze, cut off and double real containers and the control plane; prints recovery times
+	@$(RUN) $(PY) -m pytest -q -s -m "drill" tests/drills </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null

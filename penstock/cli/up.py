@@ -143,10 +143,7 @@ def run_joined(settings: ContainerSettings) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     hidden = SECRET_VARIABLES - {DATABASE_VARIABLE}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    with (
-        folder_lock(settings.folder / "host", f"container {settings.name}"),
-        Client(settings.url, settings.token_file.read_text().strip(), retries=0) as client,
-    ):
+    with Client(settings.url, settings.token_file.read_text().strip(), retries=0) as client:
 
         def tell(name: str) -> None:
             try:
@@ -196,11 +193,17 @@ class ContainerHost:
     clock: Clock
     on_dead: Callable[[str], object] = lambda name: None  # once nothing of that container is left
     _children: list[_Child] = field(default_factory=list)
+    _locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _loop: Loop | None = None
     _is_stopping: bool = False
 
     def start(self) -> None:
-        """End what is left of a previous life, then start all containers and watch them."""
+        """End what is left of a previous life, then start all containers and watch them.
+
+        Each folder has one host: another would take the living for what a previous life left.
+        """
+        for settings in self.containers:
+            self._locks.enter_context(folder_lock(settings.folder / "host", f"container {settings.name}"))
         self._children = [_Child(settings) for settings in self.containers]
         for child in self._children:
             reap_container(child.settings.folder)
@@ -223,6 +226,7 @@ class ContainerHost:
         for child in self._children:
             reap_container(child.settings.folder)
             child.settings.clear_checkpoints()
+        self._locks.close()
 
     def _look(self) -> None:
         now_ms = self.clock.boot_ms()

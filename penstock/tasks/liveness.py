@@ -42,6 +42,7 @@ class _Watched:
     known_dead: bool = False
     withheld: bool = False  # silent because we do not answer: says nothing about our network
     released: bool = False  # a brake was already spent on this silence
+    unheard: bool = False  # registered after another life, and has not beaten since: it runs nothing yet
 
 
 @dataclass(slots=True)
@@ -63,8 +64,14 @@ class Liveness:
         return self.profile.deadline_ms // 2
 
     def on_registered(self, container: str, incarnation: str, now_ms: Millis) -> None:
-        """A new incarnation, or one found in the store at take-over."""
-        self._watched[container] = _Watched(incarnation, now_ms)
+        """A new incarnation, or one found in the store at take-over.
+
+        Lives that follow each other and never beat have one interval together: a container that hears no
+        answers registers again and again, and would keep shards that it cannot run.
+        """
+        old = self._watched.get(container)
+        seen_ms = old.seen_ms if old is not None and old.unheard else now_ms
+        self._watched[container] = _Watched(incarnation, seen_ms, unheard=old is not None)
         self._lost_ms.pop(container, None)
 
     def is_watching(self, container: str, incarnation: str) -> bool:
@@ -77,7 +84,7 @@ class Liveness:
         watched = self._watched.get(container)
         if watched is not None and watched.incarnation == incarnation and not watched.withheld:
             watched.seen_ms = max(watched.seen_ms, now_ms)
-            watched.released = False
+            watched.released = watched.unheard = False
 
     def on_dead(self, container: str, incarnation: str) -> None:
         """Its exit was seen: nothing of it is alive, no waiting."""

@@ -217,7 +217,8 @@ class ShardStore:
     ) -> FailedOver | Renewed | None:
         """Revoke a lease and give its shards away, in one transaction. None: there is nothing to revoke.
 
-        Requires: `renewals` was observed a full interval ago, or is None and the exit was seen.
+        Requires: `renewals` was observed a full interval ago, or belongs to a life that has not beaten since
+        it registered and so runs nothing, or is None and the exit was seen.
         """
         with self._writing(term) as connection:
             row = read_container(connection, name)

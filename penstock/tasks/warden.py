@@ -109,13 +109,17 @@ class Warden:
             pid_file.unlink(missing_ok=True)
 
     def _register(self) -> str | None:
+        said = ""
         while not self._stop.is_set():
             incarnation = self._new_incarnation()
             try:
                 self._link.register(self._container, incarnation)
                 return incarnation
             except PenstockError as error:
-                log.warning("cannot register yet", container=self._container, error=error.what, why=error.why)
+                if str(error) != said:  # once per reason, not once per try
+                    said = str(error)
+                    parts = {"error": error.what, "why": error.why, "fix": error.fix}
+                    log.warning("cannot register yet", container=self._container, **parts)
                 self._stop.wait(self._profile.heartbeat_ms / 1000)
         return None
 

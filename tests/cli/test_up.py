@@ -16,7 +16,10 @@ import pytest
 
 from penstock.cli.compiling import compile_file
 from penstock.cli.connection import connect
-from penstock.core.errors import StoreUnavailable
+from penstock.cli.up import ContainerHost
+from penstock.container import ContainerSettings, folder_lock
+from penstock.core.errors import EnvironmentProblem, StoreUnavailable
+from penstock.core.loop import SystemClock
 from penstock.tasks.sessions import write_pid_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Outcome, Run, Up
 
@@ -175,3 +178,22 @@ def test_it_listens_on_loopback_alone(tmp_path: Path):
     }
     assert listening == {"127.0.0.1"}
     assert up.end(signal.SIGTERM).code == 0
+
+
+def test_a_second_host_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path):
+    """Plan: one host has the folder and a container in it; another one starts there, and stops."""
+    settings = ContainerSettings(
+        name="c1", folder=tmp_path / "c1", url="", token_file=tmp_path / "token", bus="", rows=""
+    )
+    host = ContainerHost((settings,), {}, SystemClock())
+    with folder_lock(settings.folder / "host", "container c1"):
+        living = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        try:
+            write_pid_file(settings.folder / "warden.session", living.pid)
+            with pytest.raises(EnvironmentProblem, match="another process already runs container c1"):
+                host.start()
+            host.stop()
+            assert living.poll() is None
+        finally:
+            living.kill()
+            living.wait()

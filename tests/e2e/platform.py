@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,40 @@ PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
 class Platform:
     """One installation: start it, break it, look at it."""
 
-    def __init__(self, folder: Path, *, containers: int, engine: str = "spark") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        containers: int,
+        engine: str = "spark",
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder, self._containers, self._engine = folder, containers, engine
+        self._port, self._environment = port, {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
         self.injected: list[tuple[int, str]] = []
         self._client: Client | None = None
 
     def start(self) -> None:
         """Run `penstock up` and wait until every container is ready."""
-        arguments = ["up", "--folder", str(self.folder), "--port", "0", "--engine", self._engine]
+        self.launch()
+        self.wait("containers", lambda: len(self.ready()) == self._containers)
+
+    def launch(self) -> None:
+        """Run `penstock up` and wait until it answers."""
+        arguments = ["up", "--folder", str(self.folder), "--engine", self._engine]
+        arguments += ["--port", str(self._port)]
         arguments += ["--containers", str(self._containers)]
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "up.log").open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.main", *arguments], stdout=output, stderr=output
+                [sys.executable, "-m", "penstock.cli.main", *arguments],
+                stdout=output,
+                stderr=output,
+                env=self._environment,
             )
         self.wait("the API", lambda: bool(self.client.status()))
-        self.wait("containers", lambda: len(self.ready()) == self._containers)
 
     def stop(self) -> list[psutil.Process]:
         """SIGTERM; returns what was left running."""
@@ -154,7 +171,7 @@ class Platform:
 
 def pause(session_leader: int) -> Callable[[], None]:
     """SIGSTOP everything in a session; returns what wakes it again."""
-    members = [pid for pid in psutil.pids() if _session(pid) == session_leader]
+    members = members_of(session_leader)
     for pid in members:
         os.kill(pid, signal.SIGSTOP)
 
@@ -164,6 +181,11 @@ def pause(session_leader: int) -> Callable[[], None]:
                 os.kill(pid, signal.SIGCONT)
 
     return wake
+
+
+def members_of(session_leader: int) -> list[int]:
+    """Every process of a session."""
+    return [pid for pid in psutil.pids() if _session(pid) == session_leader]
 
 
 def _session(pid: int) -> int:

@@ -57,6 +57,26 @@ def test_a_container_that_never_beat_fails_over_too():
     assert watch.dead == {"c1": 12 * S}
 
 
+def test_lives_that_register_and_never_beat_have_one_interval_together():
+    """Its answers are lost: it hears of no registration, and tries again with a new life every three seconds."""
+    watch = Watch("c1", "c2")
+    watch.until(20 * S, beats=("c1", "c2"))
+    for life in range(2, 20):
+        if "c1" not in watch.dead:
+            watch.machine.on_registered("c1", f"i{life}", watch.now_ms)
+        watch.until(watch.now_ms + 3 * S, beats=("c2",))
+    assert watch.dead == {"c1": 32 * S}
+
+
+def test_a_life_that_beats_gives_the_next_one_a_full_interval():
+    watch = Watch("c1", "c2")
+    for number in range(8):
+        watch.machine.on_registered("c1", f"i{number}", watch.now_ms)
+        watch.machine.on_beat("c1", f"i{number}", watch.now_ms)
+        watch.until(watch.now_ms + 10 * S, beats=("c2",))
+    assert watch.dead == {}
+
+
 def test_a_beat_of_an_older_life_does_not_count():
     watch = Watch("c1")
     watch.machine.on_registered("c1", "i2", 0)

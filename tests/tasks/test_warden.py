@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.core.loop import SystemClock
@@ -51,7 +52,7 @@ class Link:
 
     def register(self, container: str, incarnation: str) -> None:
         if self.is_down:
-            raise StoreUnavailable("down")
+            raise StoreUnavailable("down", why="nobody is there", fix="wait")
         self.registered.append(incarnation)
         self.verdict = Verdict.OK
 
@@ -154,6 +155,16 @@ def test_without_a_shard_manager_the_lease_lives_on_in_the_store(warden: Warden,
     link.is_down, link.is_over = True, True
     pid = link.pids[0]
     wait_for(lambda: not is_session_alive(pid))
+
+
+def test_a_refused_registration_is_told_once_and_whole(warden: Warden, link: Link):
+    wait_for(lambda: link.beats)
+    with capture_logs() as said:
+        link.is_down, link.verdict = True, Verdict.REBOOT
+        wait_for(lambda: any(line["event"] == "cannot register yet" for line in said))
+        time.sleep(5 * PROFILE.heartbeat_ms / 1000)
+    (told,) = [line for line in said if line["event"] == "cannot register yet"]
+    assert (told["error"], told["why"], told["fix"]) == ("down", "nobody is there", "wait")
 
 
 def test_a_reboot_verdict_ends_the_life(warden: Warden, link: Link):
