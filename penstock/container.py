@@ -169,7 +169,7 @@ def folder_lock(folder: Path, what: str) -> Iterator[None]:
             raise EnvironmentProblem(
                 f"another process already runs {what} in {folder}",
                 why="it holds the folder's lock: two would undo each other's work",
-                fix="stop the other one, or name another folder",
+                fix="stop the other one, or name another folder with --folder (with --join: --dir)",
             ) from error
         yield
 
