@@ -157,18 +157,6 @@ class DrillFleet(Platform):
         spread = self.spread()
         return max(spread, key=lambda name: (spread[name], name))
 
-    def await_still(self) -> None:
-        """Wait until no shard has moved for two seconds."""
-        seen: list[tuple[float, Any]] = []
-
-        def is_still() -> bool:
-            now = [(row["shard"], row["container"], row["target"]) for row in self.client.shards()]
-            if not seen or seen[-1][1] != now:
-                seen.append((time.monotonic(), now))
-            return time.monotonic() - seen[-1][0] > 2
-
-        self.wait("shards to stay", is_still)
-
     def await_marks(self, tasks: Iterable[str]) -> None:
         wanted = list(tasks)
 

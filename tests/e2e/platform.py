@@ -161,6 +161,18 @@ class Platform:
             time.sleep(0.1)
         raise AssertionError(f"gave up waiting for {what}\n{self.logs()}")
 
+    def await_still(self) -> None:
+        """Wait until no shard has moved for two seconds."""
+        seen: list[tuple[float, Any]] = []
+
+        def is_still() -> bool:
+            now = [(row["shard"], row["container"], row["target"]) for row in self.client.shards()]
+            if not seen or seen[-1][1] != now:
+                seen.append((time.monotonic(), now))
+            return time.monotonic() - seen[-1][0] > 2
+
+        self.wait("shards to stay", is_still)
+
     def logs(self) -> str:
         """The ends of all logs, for a failed test's report."""
         found = []

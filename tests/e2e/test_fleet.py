@@ -88,18 +88,6 @@ class Fleet(Platform):
                 found.setdefault(task, []).append(int(pid))
         return found
 
-    def settle(self) -> None:
-        """Wait until no shard has moved for two seconds."""
-        seen: list[tuple[float, Any]] = []
-
-        def is_still() -> bool:
-            now = [(row["shard"], row["container"], row["target"]) for row in self.client.shards()]
-            if not seen or seen[-1][1] != now:
-                seen.append((time.monotonic(), now))
-            return time.monotonic() - seen[-1][0] > 2
-
-        self.wait("shards to stay", is_still)
-
     def assert_each_once(self, tasks: int) -> None:
         self.wait(f"{tasks} tasks", lambda: len(self.alive()) == tasks and len(self.tasks()) == tasks)
         assert all(len(pids) == 1 for pids in self.alive().values()), self.alive()
@@ -130,7 +118,7 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
     config = a_process(JOB, task_count=6, command=[sys.executable, "-c", WORKER, str(fleet.marks), "{task}"])
     fleet.client.apply_job(JOB, config, why="new", key=new_key())
     fleet.wait("the newcomer", lambda: "far" in fleet.ready())
-    fleet.settle()
+    fleet.await_still()
     fleet.assert_each_once(6)
 
     # What it printed, and that nothing which opens doors was given to it.
