@@ -101,7 +101,7 @@ class _Compiled:
 
 
 # By dialect and statement: those made once live as long as the process.
-_KNOWN: dict[tuple[str, int], _Compiled | None] = {}
+_KNOWN: dict[tuple[str, int], _Compiled] = {}
 
 
 def _compiled(statement: Any, dialect: sa.Dialect) -> _Compiled | None:

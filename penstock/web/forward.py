@@ -23,19 +23,9 @@ IDLE_MAX = 64
 ANSWER_S = 120.0
 CHUNK = 64 * 1024
 READING = frozenset({"GET", "HEAD"})
-# Of one connection, not of the request.
-HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"content-length",
-        b"expect",
-        b"upgrade",
-        FRONT_HEADER,
-    }
-)
-DROPPED = HOP | {FRONT_HEADER}
+# Of one connection, not of the request; and what only the front may say.
+_HOP = b"connection keep-alive transfer-encoding content-length expect upgrade"
+DROPPED = frozenset({*_HOP.split(), FRONT_HEADER})
 ANSWER_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
 
 
@@ -234,6 +224,8 @@ async def _send_pieces(wire: _Wire, scope: Scope, first: Message, receive: Recei
     """A body that comes in pieces, until it ends or the answer begins: it may be a refusal."""
     filling = asyncio.ensure_future(asyncio.wait_for(wire.fill(until_head=True), ANSWER_S))
     sending = asyncio.ensure_future(_send_body(wire, scope, first, receive))
+    # How sending ended is of no interest once there is an answer.
+    sending.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({filling, sending}, return_when="FIRST_COMPLETED")
         if not filling.done() and isinstance(sending.exception(), _CallerLeft):

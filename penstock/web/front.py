@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -75,9 +74,8 @@ class ScalingTold:
 
 
 def serve(settings: FrontSettings) -> None:
-    """Answer until standard input ends."""
+    """Answer until standard input ends, or SIGTERM, which lets it answer what is under way."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the control plane decides
     scaling = ScalingTold()
     threading.Thread(target=_listen, args=(scaling,), name="control plane", daemon=True).start()
     database = Database(settings.database or Path(settings.file))
@@ -99,10 +97,12 @@ def serve(settings: FrontSettings) -> None:
 
 
 def _listen(scaling: ScalingTold) -> None:
-    for line in sys.stdin:
-        scaling.tell(line)
-    # Without the control plane there is nothing to answer, and whoever starts the next one needs the port.
-    os._exit(0)
+    try:
+        for line in sys.stdin:
+            scaling.tell(line)
+    finally:  # also when the last line is half a line
+        # Without the control plane there is nothing to answer, and the next one needs the port.
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,15 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-import structlog
-
 from penstock.app import ControlPlane
 from penstock.core.clock import Millis
+from penstock.core.errors import EnvironmentProblem
 from penstock.core.loop import Loop
 from penstock.web.api import build_api
 from penstock.web.front import FrontSettings
 from penstock.web.overview import ScalingHere
 from penstock.web.server import ApiServer, Listening
 
-log = structlog.get_logger(__name__)
 LOOK_MS: Millis = 500
 
 
@@ -87,13 +85,14 @@ class FrontProcess:
 
     def _end(self, process: subprocess.Popen[str], timeout_s: float) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        process.terminate()
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
     def _spawn(self) -> None:
         self._process = subprocess.Popen(
@@ -101,6 +100,7 @@ class FrontProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[self._listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the control plane, which ends it
             text=True,
             # Not among its arguments, which everybody can read: a database's URL may have a password.
             env={**os.environ, "PENSTOCK_FRONT": json.dumps(asdict(self._settings))},
@@ -110,9 +110,13 @@ class FrontProcess:
     def _look(self) -> None:
         assert self._process is not None and self._process.stdin is not None
         if self._process.poll() is not None:
-            log.warning("the front died", code=self._process.returncode)
+            code = self._process.returncode
             self._end(self._process, 0)
             self._spawn()
+            # The loop tells it, and waits longer each time: one that cannot start must not take all the CPU.
+            raise EnvironmentProblem(
+                "the front died", why=f"it ended with code {code}", fix="nothing: there is another"
+            )
         news = json.dumps(self._scaling.all())
         if news != self._told:
             with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is told everything

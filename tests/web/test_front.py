@@ -233,6 +233,7 @@ def test_it_ends_with_the_control_plane(tmp_path: Path):
         process = psutil.Process(server.pid)
         server._loop.stop()
         assert server._process is not None and server._process.stdin is not None
+        server._process.stdin.write('{"half of a li')
         server._process.stdin.close()  # as the kernel does for one that was killed
         assert server._process.wait(10) == 0
         assert not process.is_running()

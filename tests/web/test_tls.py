@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.app import ControlPlane
 from penstock.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
+from penstock.settings import Settings
+from penstock.web.front_process import serve_behind_front
 from penstock.web.server import Listening, Tls, bind, tls_context
 from tests.web.served import served
 
@@ -176,3 +179,21 @@ def test_a_ca_file_that_cannot_be_used_is_explained(tmp_path: Path, content: str
         with pytest.raises(EnvironmentProblem) as caught:
             Client("https://localhost:1", "pk_token", ca=path)
         assert caught.value.why and "PENSTOCK_CA" in caught.value.fix
+
+
+def test_the_front_shows_the_certificate_too(tmp_path: Path):
+    made = make(tmp_path, "front")
+    listening = Listening(tls=made.tls, name="localhost")
+    with bind(listening) as listener, bind(Listening()) as behind:
+        plane = ControlPlane(Settings(folder=tmp_path / "plane"))
+        token = plane.tokens.issue("somebody", "reader", now_ms=plane.clock.now_ms())
+        server = serve_behind_front(plane, listener, behind, listening).start()
+        try:
+            assert server.url.startswith("https://localhost:")
+            with Client(server.url, token, ca=made.cert) as client:
+                assert client.jobs() == []
+            with Client(server.url, token, retries=0) as stranger, pytest.raises(PenstockError):
+                stranger.jobs()
+        finally:
+            server.stop()
+            plane.stop()
