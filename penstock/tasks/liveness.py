@@ -115,12 +115,10 @@ class Liveness:
         """Requires: all queued beats are in."""
         alerts = [*self._look_at_ourselves(now_ms)]
         due = [name for name in self._silent(now_ms, self.profile.failover_ms) if not self._is_late]
-        if due:
+        if not self._is_late:
             alerts += self._brake(now_ms)
-            if self._brake_until_ms is not None:
-                due = [name for name in due if self._watched[name].released or self._watched[name].withheld]
-        elif not self._is_late:
-            self._brake_until_ms = None
+        if self._brake_until_ms is not None:
+            due = [name for name in due if self._watched[name].released or self._watched[name].withheld]
         dead = sorted(name for name, watched in self._watched.items() if watched.known_dead)
         failovers = [self._fail_over(name, "its exit was seen") for name in dead]
         failovers += [self._fail_over(name, f"silent for {self._silence(name, now_ms)} ms") for name in due]
@@ -150,12 +148,15 @@ class Liveness:
 
     def _brake(self, now_ms: Millis) -> Iterator[Alert]:
         self._lost_ms = {n: t for n, t in self._lost_ms.items() if now_ms - t < self.profile.failover_ms}
-        # A container past its deadline has stopped itself: it is silent, though not yet due.
+        # A container past its deadline has stopped itself: it is silent, though not yet due. The hold counts
+        # from there, so that grace, hold and fail-over together stay within two intervals (I4).
         fresh = [n for n in self._silent(now_ms, self.profile.deadline_ms) if not self._watched[n].released]
         fresh = [n for n in fresh if not self._watched[n].withheld]
         count = len(fresh) + len(self._lost_ms)
         total = sum(not w.known_dead for w in self._watched.values()) + len(self._lost_ms)
-        if self._brake_until_ms is not None:
+        if not fresh:
+            self._brake_until_ms = None
+        elif self._brake_until_ms is not None:
             if now_ms >= self._brake_until_ms:  # long enough: what is silent now is silent for good
                 self._brake_until_ms = None
                 for name in fresh:

@@ -129,10 +129,11 @@ def test_when_many_fall_silent_together_it_holds_one_interval_more_and_alerts_on
     names = tuple(f"c{n}" for n in range(6))
     watch = Watch(*names)
     watch.until(20 * S, beats=names)
-    watch.until(43 * S, beats=names[3:])
-    assert watch.dead == {} and watch.alerts == [(32 * S, "brake")]
+    watch.until(39 * S, beats=names[3:])
+    # Past their deadline at 28 s they have stopped themselves: from there one interval.
+    assert watch.dead == {} and watch.alerts == [(28 * S, "brake")]
     watch.until(60 * S, beats=names[3:])
-    assert watch.dead == dict.fromkeys(names[:3], 44 * S)
+    assert watch.dead == dict.fromkeys(names[:3], 40 * S)
     assert len(watch.alerts) == 1
 
 
@@ -140,9 +141,20 @@ def test_containers_that_return_during_the_brake_are_not_touched():
     names = tuple(f"c{n}" for n in range(6))
     watch = Watch(*names)
     watch.until(20 * S, beats=names)
-    watch.until(40 * S, beats=names[3:])
+    watch.until(39 * S, beats=names[3:])
     watch.until(80 * S, beats=names)
     assert watch.dead == {}
+
+
+def test_grace_after_a_pause_and_the_brake_together_stay_within_two_intervals():
+    names = tuple(f"c{n}" for n in range(6))
+    watch = Watch(*names)
+    watch.until(20 * S, beats=names)
+    watch.pause_until(60 * S)
+    watch.until(90 * S, beats=names[3:])
+    # From 60 s on: 8 s of grace until the brake, 12 s of hold.
+    assert watch.alerts == [(68 * S, "brake")]
+    assert watch.dead == dict.fromkeys(names[:3], 80 * S)
 
 
 def test_silence_spread_over_one_interval_still_brakes():

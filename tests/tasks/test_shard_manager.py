@@ -232,7 +232,7 @@ def test_when_most_containers_vanish_at_once_it_holds_and_alerts():
     world = a_world("c1", "c2", "c3", "c4", "c5")
     for name in ("c1", "c2", "c3"):
         world.containers[name].is_connected = False
-    world.run(20_000)
+    world.run(16_000)
     assert world.failed_over == [] and world.alerts == ["brake"]
     for name in ("c1", "c2", "c3"):
         world.containers[name].is_connected = True
