@@ -1,7 +1,7 @@
 """Which containers are dead (Turbine IV-C). A passive machine: beats in, fail-overs out, a reason with each.
 
 It suspects itself first: after its own start, pause or a late canary every container gets one full interval,
-and when many fall silent together it holds for one interval more: the fault is then likely on our side.
+and when many fall silent together each gets one interval more: the fault is then likely on our side.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class _Watched:
     seen_ms: Millis  # by receipt, on our clock
     known_dead: bool = False
     withheld: bool = False  # silent because we do not answer: says nothing about our network
-    released: bool = False  # a brake was already spent on this silence
     unheard: bool = False  # registered after another life, and has not beaten since: it runs nothing yet
 
 
@@ -56,7 +55,7 @@ class Liveness:
     _fair_from_ms: Millis = 0  # silence before this moment may be our own fault
     _canaries_ms: dict[int, Millis] = field(default_factory=dict)  # sent, not yet back
     _is_late: bool = False
-    _brake_until_ms: Millis | None = None
+    _is_braking: bool = False
 
     @property
     def stall_ms(self) -> Millis:
@@ -72,7 +71,6 @@ class Liveness:
         old = self._watched.get(container)
         seen_ms = old.seen_ms if old is not None and old.unheard else now_ms
         self._watched[container] = _Watched(incarnation, seen_ms, unheard=old is not None)
-        self._lost_ms.pop(container, None)
 
     def is_watching(self, container: str, incarnation: str) -> bool:
         """Whether the silence of this incarnation would be noticed."""
@@ -84,7 +82,7 @@ class Liveness:
         watched = self._watched.get(container)
         if watched is not None and watched.incarnation == incarnation and not watched.withheld:
             watched.seen_ms = max(watched.seen_ms, now_ms)
-            watched.released = watched.unheard = False
+            watched.unheard = False
 
     def on_dead(self, container: str, incarnation: str) -> None:
         """Its exit was seen: nothing of it is alive, no waiting."""
@@ -100,7 +98,7 @@ class Liveness:
     def on_gone(self, container: str, now_ms: Millis) -> None:
         """The fail-over is in the store."""
         watched = self._watched.pop(container, None)
-        if watched is not None and not (watched.known_dead or watched.withheld or watched.released):
+        if watched is not None and not (watched.known_dead or watched.withheld):
             self._lost_ms[container] = now_ms
 
     def on_canary_sent(self, sequence: int, now_ms: Millis) -> None:
@@ -114,11 +112,12 @@ class Liveness:
     def on_time(self, now_ms: Millis) -> Step[FailOver | Alert]:
         """Requires: all queued beats are in."""
         alerts = [*self._look_at_ourselves(now_ms)]
-        due = [name for name in self._silent(now_ms, self.profile.failover_ms) if not self._is_late]
         if not self._is_late:
             alerts += self._brake(now_ms)
-        if self._brake_until_ms is not None:
-            due = [name for name in due if self._watched[name].released or self._watched[name].withheld]
+        due = [name for name in self._silent(now_ms, self.profile.failover_ms) if not self._is_late]
+        if self._is_braking:
+            long = frozenset(self._silent(now_ms, self.profile.deadline_ms + self.profile.failover_ms))
+            due = [name for name in due if name in long or self._watched[name].withheld]
         dead = sorted(name for name, watched in self._watched.items() if watched.known_dead)
         failovers = [self._fail_over(name, "its exit was seen") for name in dead]
         failovers += [self._fail_over(name, f"silent for {self._silence(name, now_ms)} ms") for name in due]
@@ -147,26 +146,22 @@ class Liveness:
         self._is_late = is_late
 
     def _brake(self, now_ms: Millis) -> Iterator[Alert]:
-        self._lost_ms = {n: t for n, t in self._lost_ms.items() if now_ms - t < self.profile.failover_ms}
-        # A container past its deadline has stopped itself: it is silent, though not yet due. The hold counts
-        # from there, so that grace, hold and fail-over together stay within two intervals (I4).
-        fresh = [n for n in self._silent(now_ms, self.profile.deadline_ms) if not self._watched[n].released]
-        fresh = [n for n in fresh if not self._watched[n].withheld]
-        count = len(fresh) + len(self._lost_ms)
-        total = sum(not w.known_dead for w in self._watched.values()) + len(self._lost_ms)
-        if not fresh:
-            self._brake_until_ms = None
-        elif self._brake_until_ms is not None:
-            if now_ms >= self._brake_until_ms:  # long enough: what is silent now is silent for good
-                self._brake_until_ms = None
-                for name in fresh:
-                    self._watched[name].released = True
-        elif count >= BRAKE_COUNT and count > BRAKE_FRACTION * total:
-            self._brake_until_ms = now_ms + self.profile.failover_ms
-            yield Alert(
-                kind="brake",
-                reason=f"{count} of {total} containers fell silent: hold for {self.profile.failover_ms} ms",
-            )
+        """While many are silent, each has one interval from its deadline on, where it has stopped itself.
+
+        So grace, hold and fail-over together stay within two intervals (I4).
+        """
+        interval_ms = self.profile.failover_ms
+        self._lost_ms = {name: at_ms for name, at_ms in self._lost_ms.items() if now_ms - at_ms < interval_ms}
+        silent = self._silent(now_ms, self.profile.deadline_ms)
+        # One that was given up and came back was silent too: a sign that the fault was on our side.
+        lost = {name for name in silent if not self._watched[name].withheld} | self._lost_ms.keys()
+        alive = {name for name, watched in self._watched.items() if not watched.known_dead}
+        count, total = len(lost), len(alive | lost)
+        was_braking = self._is_braking
+        self._is_braking = count >= BRAKE_COUNT and count > BRAKE_FRACTION * total
+        if self._is_braking and not was_braking:
+            reason = f"{count} of {total} containers fell silent: hold for {interval_ms} ms"
+            yield Alert(kind="brake", reason=reason)
 
     def _silence(self, name: str, now_ms: Millis) -> Millis:
         return now_ms - max(self._watched[name].seen_ms, self._fair_from_ms)

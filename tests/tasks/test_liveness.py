@@ -165,8 +165,18 @@ def test_silence_spread_over_one_interval_still_brakes():
     watch.until(28 * S, beats=names[2:])
     watch.until(60 * S, beats=names[3:])
     # c0 went alone; when c1 is due at 36 s, c2 is past its deadline: the third within one interval.
+    # c0 is forgotten at 44 s, and two alone do not brake.
     assert watch.alerts == [(36 * S, "brake")]
-    assert watch.dead == {"c0": 32 * S, "c1": 48 * S, "c2": 48 * S}
+    assert watch.dead == {"c0": 32 * S, "c1": 44 * S, "c2": 44 * S}
+
+
+def test_a_container_that_falls_silent_during_the_brake_has_its_own_interval():
+    names = tuple(f"c{n}" for n in range(6))
+    watch = Watch(*names)
+    watch.until(20 * S, beats=names)
+    watch.until(31 * S, beats=names[3:])
+    watch.until(80 * S, beats=names[4:])
+    assert watch.dead == {**dict.fromkeys(names[:3], 40 * S), "c3": 51 * S}
 
 
 def test_few_or_known_dead_containers_do_not_brake():
