@@ -384,6 +384,14 @@ class ControlPlane:
         """A beat and its answer."""
         return self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
 
+    def on_beat_arrival(self, beat: Heartbeat) -> None:
+        """A beat is here; its answer may take a while."""
+        self.shard_manager.on_arrival(beat, self.clock.boot_ms())
+
+    def answer_beats(self, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
+        """The answers to beats that arrived, together."""
+        return self.shard_manager.answer_beats(beats, self.clock.boot_ms())
+
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
         """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""
         for row in self.fleet.containers():

@@ -2,8 +2,8 @@
 
 The server is a whole control plane and its front, with 30,000 jobs of four tasks each. The containers
 are 2,000 connections of this process, each with a beat every 10 s (the paper's profile) that acknowledges its
-shards and reports its 60 tasks. After a third of the time every job gets a new package; from half of the time
-on, 20 containers are drained.
+shards and reports its 60 tasks. All have registered and are ready when the Shard Manager begins. After a
+third of the time every job gets a new package; from half of the time on, 20 containers are drained.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BEAT_S, DEADLINE_S = 10.0, 40.0
 DRAINED = 20
 AT_ONCE = 8  # containers that register at the same time
 TOKENS = 40  # one may ask 200 times a second
+METRICS = {"input_rate": 100.5, "processed_rate": 100.5, "busy": 0.25, "lag_s": 0.5, "lag_records": 50.0}
 OLD, NEW = '"version":"r0"', '"version":"r1"'
 
 
@@ -61,10 +62,11 @@ def serve(folder: Path, jobs: int) -> None:
     tokens = [plane.tokens.issue(f"c{number}", "container", now_ms=now_ms) for number in range(TOKENS)]
     with bind(Listening()) as listener, bind(Listening()) as behind:
         server = serve_behind_front(plane, listener, behind, Listening()).start()
-        plane.start()
         print(json.dumps({"url": server.url, "pid": os.getpid(), "tokens": tokens}), flush=True)
         for line in sys.stdin:
-            if line.strip() == "release":
+            if line.strip() == "begin":
+                plane.start()
+            elif line.strip() == "release":
                 expect_change(plane.database, names, OLD, NEW)
                 plane.wake_syncer()
             elif line.strip() == "drain":
@@ -203,7 +205,7 @@ def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
                 "state": "running",
                 "generation": 1,
                 "running_version": 1,
-                "metrics": {"input_rate": 100.5, "processed_rate": 100.5, "busy": 0.25, "lag_s": 0.5},
+                "metrics": METRICS,
             }
             for task in range(number * share, (number + 1) * share)
         ]
@@ -212,13 +214,14 @@ def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
     return found
 
 
-async def _register(fleet: Sequence[Container], kind: Kind) -> None:
-    """One after another, as a fleet that grows."""
+async def _register(fleet: Sequence[Container], registered: Kind, beats: Kind) -> None:
+    """One after another; each says that it is ready."""
     for container in fleet:
         await container.pool.open(1)
-        container.pool.send(container.register(kind))
-        while container.pool.under_way:
-            await asyncio.sleep(0.01)
+        for request in (container.register(registered), container.beat(beats)):
+            container.pool.send(request)
+            while container.pool.under_way:
+                await asyncio.sleep(0.01)
 
 
 async def _live(container: Container, kind: Kind, *, offset_s: float, until: float) -> None:
@@ -240,8 +243,10 @@ async def _run(
     fleet = _containers(said, containers, jobs)
     registered, beats = Kind("register"), Kind("beat")
     began = time.perf_counter()
-    await asyncio.gather(*(_register(fleet[number::AT_ONCE], registered) for number in range(AT_ONCE)))
+    ways = (_register(fleet[number::AT_ONCE], registered, Kind("first beat")) for number in range(AT_ONCE))
+    await asyncio.gather(*ways)
     print(f"  {containers} registered in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    _tell(process, "begin")
     server = psutil.Process(said["pid"])
     watched = [server, *server.children(recursive=True), psutil.Process()]
     before = [item.cpu_times() for item in watched]
@@ -300,6 +305,9 @@ def problems(found: dict[str, Any]) -> list[str]:
         wrong.append(f"a container was not acknowledged for {found['longest_silence_s']} s")
     if found["released"] != found["jobs"]:
         wrong.append(f"{found['released']} of {found['jobs']} jobs were released")
+    failing = [name for name, counts in found["loops"].items() if counts["failures"]]
+    if failing:
+        wrong.append(f"rounds failed: {', '.join(failing)}")
     if found["unowned"] or found["left_on_drained"]:
         wrong.append(f"shards without an owner: {found['unowned']}, undrained: {found['left_on_drained']}")
     return wrong

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from penstock.core.clock import Millis
 from penstock.tasks.messages import TaskReport
+
+NEEDED = ("input_rate", "processed_rate", "busy", "lag_records", "lag_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +45,14 @@ def add_up(
     not_running = sorted(report.task_id for report in current if report.state != "running")
     if not_running:
         return Incomplete(reason=f"not running yet: {', '.join(not_running)}")
-    silent = sorted(report.task_id for report in current if "processed_rate" not in report.metrics)
+    silent = sorted(report.task_id for report in current if not report.metrics)
     if silent:
         return Incomplete(reason=f"no metrics yet: {', '.join(silent)}")
+    for report in sorted(current, key=lambda report: report.task_id):
+        # A number that is missing or cannot be is not zero: there is nothing to decide on.
+        wrong = [name for name in NEEDED if not 0 <= report.metrics.get(name, -1) < inf]
+        if wrong:
+            return Incomplete(reason=f"{report.task_id} does not report {', '.join(wrong)}")
     lag_records = sum(report.metrics["lag_records"] for report in current)
     processed_rate = sum(report.metrics["processed_rate"] for report in current)
     lag_s = lag_records / processed_rate if processed_rate > 0 else max(r.metrics["lag_s"] for r in current)

@@ -79,6 +79,9 @@ class ShardChecker:
         for container in self.world.shard_store.containers():
             before = self._states.get((container.name, container.incarnation))
             self._states[container.name, container.incarnation] = container
+            if before is not None and before.registered_ms != container.registered_ms:
+                # A registration that came late, after lives that followed it: its earlier beats were refused.
+                self._arrived_ms.pop((container.name, container.incarnation), None)
             was_there = before is not None and before.state is not ContainerState.GONE
             if before is not None and was_there and container.state is ContainerState.GONE:
                 self.failovers += 1

@@ -62,8 +62,8 @@ class LeaseUnread(_Reading):
 class WithheldIsFine(ShardStore):
     """Extends a lease that is to run out."""
 
-    def beat(self, beat: Heartbeat, *, term: int, at_ms: Millis) -> BeatOutcome:
-        outcome = super().beat(beat, term=term, at_ms=at_ms)
+    def _beat(self, connection: sa.Connection, beat: Heartbeat, at_ms: Millis) -> BeatOutcome:
+        outcome = super()._beat(connection, beat, at_ms)
         return replace(outcome, verdict=Verdict.OK) if outcome.verdict is Verdict.WITHHELD else outcome
 
 
@@ -81,10 +81,10 @@ class AnyIdentity(_Reading):
 class BeatsOfAnyLife(_Reading):
     """Does not look at the incarnation of a beat or of a renewal."""
 
-    def beat(self, beat: Heartbeat, *, term: int, at_ms: Millis) -> BeatOutcome:
-        found = self._row(beat.container)
+    def _beat(self, connection: sa.Connection, beat: Heartbeat, at_ms: Millis) -> BeatOutcome:
+        found = read_container(connection, beat.container)
         known = found.incarnation if found is not None else beat.incarnation
-        return super().beat(replace(beat, incarnation=known), term=term, at_ms=at_ms)
+        return super()._beat(connection, replace(beat, incarnation=known), at_ms)
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
         found = self._row(name)

@@ -90,9 +90,9 @@ class ContainerRow:
         return self.state is not ContainerState.GONE and not self.known_dead
 
 
-def read_container(connection: sa.Connection, name: str) -> ContainerRow | None:
+def read_container(connection: sa.Connection, name: str, *, with_tasks: bool = True) -> ContainerRow | None:
     """The row of that name."""
-    row = connection.execute(_READ, {"key": name}).first()
+    row = connection.execute(_READ if with_tasks else _READ_LEASE, {"key": name}).first()
     return None if row is None else _container_row(row)
 
 
@@ -134,12 +134,27 @@ _READ_LEASES = sa.select(*_LEASE_COLUMNS).order_by(CONTAINERS.c.name).execution_
 _READ = (
     sa.select(*_ALL_COLUMNS).where(CONTAINERS.c.name == sa.bindparam("key")).execution_options(**MADE_ONCE)
 )
-_WRITE = (
-    sa.update(CONTAINERS)
-    .where(CONTAINERS.c.name == sa.bindparam("key"))
-    .values({column.name: sa.bindparam(column.name) for column in CONTAINERS.c})
-    .execution_options(**MADE_ONCE)
+_READ_LEASE = (
+    sa.select(*_LEASE_COLUMNS).where(CONTAINERS.c.name == sa.bindparam("key")).execution_options(**MADE_ONCE)
 )
+# What a beat may change; with what it says of its tasks if that is news.
+_BEATEN = (
+    *("seen_ms", "renewals", "sequence", "list_version", "assignment_version"),
+    *("engine_ready", "host", "pid", "capacity", "region"),
+)
+
+
+def _update(*names: str) -> Any:
+    return (
+        sa.update(CONTAINERS)
+        .where(CONTAINERS.c.name == sa.bindparam("key"))
+        .values({name: sa.bindparam(name) for name in names})
+        .execution_options(**MADE_ONCE)
+    )
+
+
+_WRITE = _update(*(column.name for column in CONTAINERS.c))
+_RENEW, _RENEW_WITH_TASKS = _update(*_BEATEN), _update(*_BEATEN, "tasks")
 
 
 def insert_container(connection: sa.Connection, row: ContainerRow) -> None:
@@ -150,6 +165,16 @@ def insert_container(connection: sa.Connection, row: ContainerRow) -> None:
 def write_container(connection: sa.Connection, row: ContainerRow) -> None:
     """Replace the whole row."""
     connection.execute(_WRITE, {"key": row.name, **_container_values(row)})
+
+
+def renew_container(connection: sa.Connection, row: ContainerRow, tasks: Sequence[TaskReport] | None) -> None:
+    """Write what a beat may change, and the tasks if they are given."""
+    values = {"key": row.name, **{name: getattr(row, name) for name in _BEATEN}}
+    values["capacity"] = json.dumps(row.capacity)
+    if tasks is None:
+        connection.execute(_RENEW, values)
+    else:
+        connection.execute(_RENEW_WITH_TASKS, {**values, "tasks": tasks_to_text(tasks)})
 
 
 def update_container(connection: sa.Connection, name: str, /, **values: Any) -> None:

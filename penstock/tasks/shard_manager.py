@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.core.clock import Millis
@@ -21,7 +21,6 @@ from penstock.tasks.messages import (
     HeartbeatReply,
     Profile,
     Registered,
-    ShardEntry,
     ShardLoad,
     ShardState,
     Verdict,
@@ -32,8 +31,9 @@ from penstock.tasks.shard_load import Vector, combine
 from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard
 from penstock.tasks.shard_pace import Pace, TickReport
 from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
-from penstock.tasks.shard_store import ROLE, FailedOver, Plan, Renewed, ShardStore
+from penstock.tasks.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
+from penstock.tasks.told_shards import ToldShards
 
 __all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
 
@@ -65,7 +65,7 @@ class ShardManager(FleetView):
         self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
         self._liveness = Liveness(profile)
         self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
-        self._told: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, since): told, not yet acknowledged
+        self._told = ToldShards()
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
@@ -104,33 +104,52 @@ class ShardManager(FleetView):
             kept = tuple(entry.shard for entry in assignment.shards)
             return Registered(term=self.term, assignment_version=assignment.version, kept=kept)
 
+    def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
+        """A beat is here, and will be answered. One that waits for a round to end has arrived, and that round
+        must know it: this takes no lock.
+        """
+        self._inbox.append((beat, now_ms))
+
     def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
         """Answer one beat with the container's whole assignment."""
-        # Before the lock: a beat that waits for a round to end has arrived, and that round must know it.
-        self._inbox.append((beat, now_ms))
+        self.on_arrival(beat, now_ms)
+        if beat.container != CANARY:
+            return self.answer_beats((beat,), now_ms)[0]
+        with self._lock:
+            self._drain()
+        ok, sequence = Verdict.OK, beat.sequence
+        return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
+
+    def answer_beats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
+        """Answer beats that arrived, each with its container's whole assignment: one write for all."""
         with self._lock:
             self._begin(now_ms)
             self._drain()
-            if beat.container == CANARY:
-                ok, sequence = Verdict.OK, beat.sequence
-                return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
-            outcome = self._store.beat(beat, term=self.term, at_ms=self._wall_of(now_ms))
-            if outcome.verdict is Verdict.OK:
-                self._renewals[beat.container] = outcome.renewals
-                self._note_acknowledged(beat, outcome.assignment.shards, now_ms)
-                mine = {entry.shard for entry in outcome.assignment.shards}
-                self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
-            return HeartbeatReply(
-                verdict=outcome.verdict,
-                term=self.term,
-                sequence=beat.sequence,
-                assignment_version=outcome.assignment.version,
-                shards=outcome.assignment.shards,
-                shard_count=self._shard_count,
-                list_version=self._list_version(),
-                restarts=self._restarts.on_beat(beat),
-                reason=outcome.reason,
-            )
+            outcomes = self._store.beats(beats, term=self.term, at_ms=self._wall_of(now_ms))
+            version = self._list_version()
+            pairs = zip(beats, outcomes, strict=True)
+            return [self._reply(beat, outcome, version, now_ms) for beat, outcome in pairs]
+
+    def _reply(
+        self, beat: Heartbeat, outcome: BeatOutcome, list_version: int, now_ms: Millis
+    ) -> HeartbeatReply:
+        assignment = outcome.assignment
+        if outcome.verdict is Verdict.OK:
+            self._renewals[beat.container] = outcome.renewals
+            self._told.on_beat(beat, assignment.shards, now_ms)
+            mine = {entry.shard for entry in assignment.shards}
+            self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
+        return HeartbeatReply(
+            verdict=outcome.verdict,
+            term=self.term,
+            sequence=beat.sequence,
+            assignment_version=assignment.version,
+            shards=assignment.shards,
+            shard_count=self._shard_count,
+            list_version=list_version,
+            restarts=self._restarts.on_beat(beat),
+            reason=outcome.reason,
+        )
 
     def on_container_dead(self, container: str, incarnation: str, now_ms: Millis) -> bool:
         """Its host saw it exit with all its processes: fail it over at once. False: not this incarnation."""
@@ -339,7 +358,7 @@ class ShardManager(FleetView):
                 mode=mode,
                 leaving=frozenset(row.name for row in containers if row.draining),
                 in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
-                moves_max=max(0, self._pace.moves_max - len(moving)),
+                moves_max=max(0, self._pace.moves_of(len(containers)) - len(moving)),
                 fleet=fleet_of(containers),
             )
             why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"
@@ -391,14 +410,6 @@ class ShardManager(FleetView):
 
     # -- shards told and not acknowledged ---------------------------------------------------------------
 
-    def _note_acknowledged(self, beat: Heartbeat, told: tuple[ShardEntry, ...], now_ms: Millis) -> None:
-        acked = set(beat.acked)
-        for entry in told:
-            if entry in acked:
-                self._told.pop(entry.shard, None)
-            elif self._told.get(entry.shard, (0, 0))[0] != entry.epoch:
-                self._told[entry.shard] = (entry.epoch, now_ms)
-
     def _answer_slowness(
         self,
         shards: tuple[ShardRow, ...],
@@ -406,24 +417,19 @@ class ShardManager(FleetView):
         now_ms: Millis,
         report: TickReport,
     ) -> None:
-        # A silent container is slow at everything: that is for liveness to judge.
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
-        for row in shards:
-            epoch, since_ms = self._told.get(row.shard, (0, now_ms))
-            if row.container is None or row.container in silent or row.epoch != epoch:
-                continue
-            waited_ms = now_ms - since_ms
+        for row, name, waited_ms in self._told.waited(shards, silent, now_ms):
             if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
-                reason = f"{row.container} did not record it for {waited_ms} ms"
+                reason = f"{name} did not record it for {waited_ms} ms"
                 self._rearrange(self._take_back(row, reason, now_ms), now_ms, report)
             elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
-                incarnation, at_ms = incarnations[row.container], self._wall_of(now_ms)
+                life, at_ms = incarnations[name], self._wall_of(now_ms)
                 if self._store.withhold(
-                    row.container, incarnation, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
+                    name, life, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
                 ):
-                    self._liveness.on_withheld(row.container)
+                    self._liveness.on_withheld(name)
 
     def _take_back(self, slow: ShardRow, reason: str, now_ms: Millis) -> Plan:
         def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:

@@ -17,9 +17,13 @@ class Pace:
     balance_soon_ms: Millis = (
         5_000  # after the task list or the set of containers changed, or with moves left to do
     )
-    moves_max: int = 8  # under way at once
+    moves_max: int = 8  # under way at once; in a large fleet one for every ten containers
     add_timeout_ms: Millis = 15_000  # told, heard from, and yet not recorded: the shard is taken back
     drop_timeout_ms: Millis = 60_000  # told, heard from, and yet not reaped: the container's lease runs out
+
+    def moves_of(self, containers: int) -> int:
+        """How many shards of a fleet of that size may be on their way at once."""
+        return max(self.moves_max, containers // 10)
 
 
 @dataclass(slots=True)

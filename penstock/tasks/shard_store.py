@@ -5,7 +5,7 @@ Every write checks the writer's term in its transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from penstock.tasks.container_store import (
     insert_container,
     read_container,
     read_containers,
-    tasks_to_text,
+    renew_container,
     update_container,
     write_container,
 )
@@ -155,40 +155,25 @@ class ShardStore:
             self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
             return row, assignment_of(connection, name)
 
-    def beat(self, beat: Heartbeat, *, term: int, at_ms: Millis) -> BeatOutcome:
-        """Extend the lease, take the acknowledgements in, and read the assignment: one transaction."""
+    def beats(self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis) -> tuple[BeatOutcome, ...]:
+        """Extend leases, take the acknowledgements in, and read the assignments: one transaction for all."""
         with self._writing(term) as connection:
-            row = read_container(connection, beat.container)
-            if row is None or row.incarnation != beat.incarnation or not row.may_run:
-                nothing = Assignment(version=current_value(connection, EPOCHS), shards=())
-                return BeatOutcome(
-                    verdict=Verdict.REBOOT, assignment=nothing, reason="this incarnation is over"
-                )
-            _free_dropped(connection, beat)
-            is_live = row.state is ContainerState.LIVE
-            row = replace(row, seen_ms=at_ms, renewals=row.renewals + is_live)
-            if (
-                beat.sequence > row.sequence
-            ):  # a late beat still counts as a sign of life, but its news is old
-                row = replace(
-                    row,
-                    sequence=beat.sequence,
-                    list_version=max(row.list_version, beat.list_version),
-                    assignment_version=max(row.assignment_version, beat.assignment_version),
-                    engine_ready=beat.engine_ready,
-                    host=beat.host or row.host,
-                    pid=beat.pid or row.pid,
-                    tasks_text=tasks_to_text(beat.tasks),
-                    capacity=beat.capacity,
-                    region=beat.region,
-                )
-            write_container(connection, row)
-            return BeatOutcome(
-                verdict=Verdict.OK if is_live else Verdict.WITHHELD,
-                assignment=assignment_of(connection, row.name),
-                renewals=row.renewals,
-                reason="" if is_live else "it does not do as asked: its lease runs out",
-            )
+            return tuple(self._beat(connection, beat, at_ms) for beat in beats)
+
+    def _beat(self, connection: sa.Connection, beat: Heartbeat, at_ms: Millis) -> BeatOutcome:
+        row = read_container(connection, beat.container, with_tasks=False)
+        if row is None or row.incarnation != beat.incarnation or not row.may_run:
+            nothing = Assignment(version=current_value(connection, EPOCHS), shards=())
+            return BeatOutcome(verdict=Verdict.REBOOT, assignment=nothing, reason="this incarnation is over")
+        _free_dropped(connection, beat)
+        is_live = row.state is ContainerState.LIVE
+        renew_container(connection, _after(row, beat, at_ms), beat.tasks if _is_news(row, beat) else None)
+        return BeatOutcome(
+            verdict=Verdict.OK if is_live else Verdict.WITHHELD,
+            assignment=assignment_of(connection, row.name),
+            renewals=row.renewals + is_live,
+            reason="" if is_live else "it does not do as asked: its lease runs out",
+        )
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
         """A container renews its row while no Shard Manager answers, and reads its shards. None: over."""
@@ -355,6 +340,29 @@ class ShardStore:
             at_ms=at_ms, actor=actor, kind=kind, subject=subject, decision=decision, reason=reason, data=data
         )
         self._journal.append(connection, entry)
+
+
+def _is_news(row: ContainerRow, beat: Heartbeat) -> bool:
+    """A late beat still counts as a sign of life, but its news is old."""
+    return beat.sequence > row.sequence
+
+
+def _after(row: ContainerRow, beat: Heartbeat, at_ms: Millis) -> ContainerRow:
+    """A container's row after its beat."""
+    row = replace(row, seen_ms=at_ms, renewals=row.renewals + (row.state is ContainerState.LIVE))
+    if not _is_news(row, beat):
+        return row
+    return replace(
+        row,
+        sequence=beat.sequence,
+        list_version=max(row.list_version, beat.list_version),
+        assignment_version=max(row.assignment_version, beat.assignment_version),
+        engine_ready=beat.engine_ready,
+        host=beat.host or row.host,
+        pid=beat.pid or row.pid,
+        capacity=beat.capacity,
+        region=beat.region,
+    )
 
 
 def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from penstock.tasks.shard_load import Vector, add, reserved_load
-from penstock.tasks.specs import TaskSpec
+import numpy as np
+
+from penstock.tasks.shard_load import Vector
 
 SHARD_COUNT = 64  # embedded; a change is a new generation for every job
 
@@ -16,11 +18,20 @@ def shard_of(task_id: str, shards: int) -> int:
     return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) % shards
 
 
-def reserved_loads(specs: Iterable[TaskSpec], shards: int) -> dict[int, tuple[int, Vector]]:
-    """How many tasks each shard has, and what they reserve; shards without tasks are absent."""
-    loads: dict[int, tuple[int, Vector]] = {}
-    for spec in specs:
-        shard, load = shard_of(spec.task_id, shards), reserved_load(spec.config)
-        count, total = loads.get(shard, (0, (0.0,) * len(load)))
-        loads[shard] = (count + 1, add(total, load))
-    return loads
+def reserved_loads(jobs: Iterable[tuple[Sequence[int], Vector]]) -> dict[int, tuple[int, Vector]]:
+    """How many tasks each shard has, and what they reserve; shards without tasks are absent.
+
+    A job is the shards of its tasks and what each of them reserves. On arrays: a fleet has 100,000 tasks.
+    """
+    found = [(shards, load) for shards, load in jobs if shards]
+    if not found:
+        return {}
+    shards = np.fromiter(chain.from_iterable(shards for shards, _ in found), dtype=np.int64)
+    counts = np.bincount(shards)
+    loads = np.repeat(np.array([load for _, load in found]), [len(shards) for shards, _ in found], axis=0)
+    sums = np.stack([np.bincount(shards, column) for column in loads.T], axis=1)
+    used = np.flatnonzero(counts)
+    return {
+        shard: (count, tuple(load))
+        for shard, count, load in zip(used.tolist(), counts[used].tolist(), sums[used].tolist(), strict=True)
+    }

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.tasks.shard_load import Vector
-from penstock.tasks.sharding import reserved_loads
+from penstock.tasks.shard_load import Vector, reserved_load
+from penstock.tasks.sharding import reserved_loads, shard_of
 from penstock.tasks.specs import RunningJob, TaskSpec, has_tasks, partitions_of, task_specs
 
 
@@ -120,12 +120,31 @@ class _Kept:
     has_tasks: bool
     made: tuple[TaskSpec, ...] | None = None
     text: bytes = b""  # of the job on the wire
+    placed: tuple[int, tuple[int, ...]] | None = None  # number of shards, the shard of each task
 
     @property
     def specs(self) -> tuple[TaskSpec, ...]:
         if self.made is None:
             self.made = task_specs(self.row)
         return self.made
+
+    def replaced_by(self, row: RunningJob) -> _Kept:
+        """The job after a change; a release leaves its tasks in their shards."""
+        is_same = row.job == self.row.job and row.mapping == self.row.mapping
+        return _Kept(row, has_tasks(row), placed=self.placed if is_same else None)
+
+    def shards(self, count: int) -> tuple[int, ...]:
+        """The shard of each of its tasks."""
+        if not self.has_tasks:
+            return ()
+        if self.placed is None or self.placed[0] != count:
+            indices = sorted(set(self.row.mapping))
+            self.placed = count, tuple(shard_of(f"{self.row.job}/{index}", count) for index in indices)
+        return self.placed[1]
+
+    def reserved(self) -> Vector:
+        """What each of its tasks reserves. Only that is read of the config."""
+        return reserved_load({"resources": _decode_resources(self.row.config_json).resources})
 
     def encoded(self) -> bytes:
         if not self.text:
@@ -191,8 +210,8 @@ class TaskService:
         with self._lock:
             self._refresh()
             if self._loads is None or self._loads[0] != (self._version, shards):
-                specs = (spec for item in self._jobs.values() for spec in item.specs)
-                self._loads = (self._version, shards), reserved_loads(specs, shards)
+                jobs = ((item.shards(shards), item.reserved()) for item in self._jobs.values())
+                self._loads = (self._version, shards), reserved_loads(jobs)
             return self._loads[1]
 
     def _refresh(self) -> None:
@@ -201,8 +220,8 @@ class TaskService:
             self._jobs, self._version = {}, 0
             page = self._source.snapshot()
         for row in page.rows:
-            self._jobs.pop(row.job, None)
-            self._jobs[row.job] = _Kept(row, has_tasks(row))
+            old = self._jobs.pop(row.job, None)
+            self._jobs[row.job] = _Kept(row, has_tasks(row)) if old is None else old.replaced_by(row)
         self._version = page.version
 
     def _since(self, since: int | None) -> tuple[bool, dict[str, _Kept]]:
@@ -221,4 +240,11 @@ def _without_tasks(kept: Mapping[str, _Kept]) -> list[str]:
     return sorted(job for job, item in kept.items() if not item.has_tasks)
 
 
+class _Resources(msgspec.Struct):
+    """As much of a config as its load needs."""
+
+    resources: dict[str, Any] = {}
+
+
 _encode = msgspec.json.Encoder().encode
+_decode_resources = msgspec.json.Decoder(_Resources).decode

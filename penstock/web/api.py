@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from penstock.app import ControlPlane
 from penstock.web.admin_routes import add_layer_kind_routes, add_token_routes
 from penstock.web.answers import answer_problems
+from penstock.web.beat_lane import BeatLane
 from penstock.web.container_routes import add_container_routes
 from penstock.web.events import EventHub
 from penstock.web.fast_lane import FastLane
@@ -77,6 +78,7 @@ def build_api(
         assert guard.verb_of(route) or route.path in OPEN_ROUTES, f"{route.path} names no verb"
     is_local = not plane.database.is_shared
     app.add_middleware(FastLane, prefix=PREFIX, guard=guard, pages=overview, local=is_local)
+    app.add_middleware(BeatLane, prefix=PREFIX, guard=guard, plane=plane)
     app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)

@@ -20,6 +20,7 @@ from penstock.tasks.messages import Heartbeat
 # What a database column holds.
 INT_MAX = 2**63 - 1
 DAYS_MAX = 3650
+LINE_MAX = 100_000
 PAGE_MAX = 1000
 PROBLEMS_SHOWN_MAX = 5
 
@@ -32,7 +33,7 @@ Name = Annotated[str, Path(pattern=NAME_PATTERN)]
 TokenId = Annotated[str, Path(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
 Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 Word = Annotated[str, Field(max_length=200, pattern=LINE_PATTERN)]
-Line = Annotated[str, Field(max_length=100_000)]
+Line = Annotated[str, Field(max_length=LINE_MAX)]
 Reason = Annotated[str, Field(max_length=REASON_MAX, pattern=LINE_PATTERN)]
 NameText = Annotated[str, Field(pattern=NAME_PATTERN)]
 

@@ -15,6 +15,7 @@ from penstock.web.pools import LONG
 from penstock.web.problems import HeadersTooLarge, TooLarge, TooMany
 
 FRONT_HEADER = b"x-penstock-front"  # only the front sends it; what callers send under this name is dropped
+BEAT_END = "/beat"
 BODY_BYTES_MAX = 1024 * 1024
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
@@ -51,7 +52,8 @@ class LimitBodies:
 
     Paths under `streamed` are left alone: their routes read with `limited`, after they know who calls.
     A body that breaks off is no body: nothing is done with it. What the front has looked at, and says so by
-    the secret that it was given, is not looked at again.
+    the secret that it was given, is not looked at again. Heartbeats are looked at by `beat_lane`, as what
+    they are.
     """
 
     def __init__(self, app: ASGIApp, *, streamed: str, front_secret: str = "") -> None:
@@ -66,7 +68,8 @@ class LimitBodies:
             check_headers(scope)
             if not scope["path"].startswith(self._streamed):
                 is_looked_at = self._mark is not None and self._mark in scope["headers"]
-                receive = _replay(await _read_body(scope, receive, look=not is_looked_at), receive)
+                look = not is_looked_at and not scope["path"].endswith(BEAT_END)
+                receive = replay(await _read_body(scope, receive, look=look), receive)
         except PenstockError as error:
             await problem_response(error)(scope, receive, send)
             return
@@ -75,13 +78,17 @@ class LimitBodies:
 
 async def _read_body(scope: Scope, receive: Receive, *, look: bool) -> bytes:
     body = b"".join([chunk async for chunk in limited(_chunks(receive), BODY_BYTES_MAX, scope)])
-    if not look:
-        return body
+    if look:
+        await look_at(body)
+    return body
+
+
+async def look_at(body: bytes) -> None:
+    """Refuse JSON that would hurt somebody; beside the event loop if there is much of it."""
     if len(body) > LOOK_BYTES_MAX:
         await LONG.run(check_json, body)
     elif body:
         check_json(body)
-    return body
 
 
 def check_headers(scope: Scope) -> None:
@@ -126,15 +133,15 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body once, then whatever else comes (the end of the connection)."""
     is_given = False
 
-    async def replay() -> Message:
+    async def given() -> Message:
         nonlocal is_given
         if is_given:
             return await receive()
         is_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replay
+    return given

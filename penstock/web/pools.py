@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 class Pool:
@@ -62,6 +65,37 @@ class Reads:
                     self._slow_until = ended + SLOW_FOR_S
 
         return answer
+
+
+class Together(Generic[Asked, Answer]):
+    """Answers what is asked meanwhile together: `call` gets all of it, in one of a pool's threads."""
+
+    def __init__(self, pool: Pool, call: Callable[[list[Asked]], list[Answer]], *, at_once: int) -> None:
+        self._pool, self._call, self._at_once = pool, call, at_once
+        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._answering: asyncio.Task[None] | None = None
+
+    async def ask(self, item: Asked) -> Answer:
+        """Its answer, or the error that all who were asked with it get."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, answer))
+        if self._answering is None or self._answering.done():
+            self._answering = asyncio.ensure_future(self._answer())
+        return await answer
+
+    async def _answer(self) -> None:
+        while self._waiting:
+            taken = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
+            asked = self._pool.run(self._call, [item for item, _ in taken])
+            (found,) = await asyncio.gather(asked, return_exceptions=True)
+            answers: list[Any] = [found] * len(taken) if isinstance(found, BaseException) else found
+            for (_, future), answer in zip(taken, answers, strict=True):
+                if future.done():  # who asked has left
+                    continue
+                if isinstance(answer, BaseException):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
 
 
 # A read in place that took so long is the last one for a while.

@@ -201,6 +201,21 @@ def test_a_job_without_metrics_has_no_load(loop: Loop):
     assert loop.jobs.written == [] and loop.decision() == "no metrics yet: a/0"
 
 
+@pytest.mark.parametrize("wrong", [None, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", sorted(CALM))
+def test_a_job_that_leaves_a_number_out_or_reports_nonsense_has_no_load_and_holds_up_nobody(
+    loop: Loop, name: str, wrong: float | None
+):
+    loop.jobs.add(a_job("odd"), {key: value for key, value in CALM.items() if key != name})
+    if wrong is not None:
+        loop.jobs.metrics["odd"][name] = wrong
+    loop.jobs.add(a_job("other"), CALM)
+    loop.run(1)
+    load = loop.controller.loads["odd"]
+    assert isinstance(load, Incomplete) and load.reason == f"odd/0 does not report {name}"
+    assert isinstance(loop.controller.loads["other"], JobLoad)
+
+
 def test_looks_of_an_older_generation_are_forgotten(loop: Loop):
     loop.jobs.add(a_job(), BEHIND)
     loop.run(2)

@@ -32,7 +32,8 @@ class Desk:
         beat = Heartbeat(
             container=name, incarnation=f"{name}-{life}", sequence=sequence, acked=acked, **values
         )
-        return self.store.beat(beat, term=self.term, at_ms=0)
+        (outcome,) = self.store.beats([beat], term=self.term, at_ms=0)
+        return outcome
 
     def move(self, shard: int, source: str | None, target: str) -> None:
         moves = (Move(shard=shard, source=source, target=target, reason="test"),)

@@ -58,6 +58,6 @@ def test_the_shard_of_a_task_never_changes():
 
 
 def test_the_load_of_a_shard_is_the_cpu_its_tasks_reserve():
-    specs = [a_spec("a/0", config={"resources": {"cpu": 2.5}}), a_spec("a/1")]
-    assert sum(load[0] for _, load in reserved_loads(specs, 64).values()) == 3.5
-    assert [load[0] for _, load in reserved_loads(specs, 1).values()] == [3.5]
+    jobs = [((3, 5), (2.5, 100.0)), ((), (9.0, 9.0)), ((5,), (1.0, 50.0))]
+    assert reserved_loads(jobs) == {3: (1, (2.5, 100.0)), 5: (2, (3.5, 150.0))}
+    assert reserved_loads([]) == {}

@@ -64,8 +64,15 @@ def test_the_loads_follow_the_list():
     assert (service.version(), service.reserved_loads(8)) == (0, {})
     jobs.put("a", mapping=(0, 1, 2))
     assert sum(count for count, _ in service.reserved_loads(8).values()) == 3
+    jobs.put("a", mapping=(0, 1, 2), config={"resources": {"cpu": 2.5}})
+    loads = service.reserved_loads(8)
+    assert sum(load[0] for _, load in loads.values()) == 7.5
+    assert sorted(loads) == sorted({shard_of(f"a/{index}", 8) for index in range(3)})
+    assert sum(count for count, _ in service.reserved_loads(3).values()) == 3
+    jobs.put("a", mapping=(0, 0, 0, 3))
+    assert sorted(service.reserved_loads(64)) == sorted(shard_of(f"a/{index}", 64) for index in (0, 3))
     jobs.put("a", state="stopped")
-    assert (service.version(), service.reserved_loads(8)) == (2, {})
+    assert (service.version(), service.reserved_loads(8)) == (4, {})
 
 
 def test_the_job_store_fits():
