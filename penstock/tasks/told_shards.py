@@ -1,4 +1,4 @@
-"""Shards that a container was told of and has not acknowledged yet. Pure: no clock, no I/O."""
+"""Shards that a container was told of and has not acknowledged yet. Time is an argument."""
 
 from __future__ import annotations
 
