@@ -43,7 +43,6 @@ log = structlog.get_logger(__name__)
 
 NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
-REPORTS_MS: Millis = 200
 
 
 def _open_database(settings: Settings) -> Database:
@@ -81,8 +80,7 @@ class ControlPlane:
         self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
-        self._reports: tuple[Millis, dict[str, list[tuple[Millis, TaskReport]]]] = (-REPORTS_MS, {})
-        self.controller = ResourceController(self, self.reports)
+        self.controller = ResourceController(self)
         self._cleaned_ms: Millis = 0
         self._loops = (
             Loop("state syncer", self._sync, every_ms=settings.sync_ms, gap_ms=settings.sync_gap_ms),
@@ -282,9 +280,14 @@ class ControlPlane:
 
     # -- what the scaler needs --------------------------------------------------------------------------
 
-    def reporting_jobs(self) -> Sequence[str]:
-        """The names of jobs of which tasks have reported, sorted."""
-        return sorted(self._task_reports(self.clock.now_ms()))
+    def task_reports(self) -> dict[str, list[TaskReport]]:
+        """What tasks say now, by job: the last words of a container that fell silent are no load."""
+        found: dict[str, list[TaskReport]] = {}
+        heard_ms = self.clock.now_ms() - STALE_MS
+        for row in self.fleet.containers():
+            for task in row.tasks if row.may_run and row.seen_ms >= heard_ms else ():
+                found.setdefault(task.job, []).append(task)
+        return found
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
         """Those of these jobs that run."""
@@ -322,23 +325,6 @@ class ControlPlane:
             reason=reason,
             idempotency_key=None,
         )
-
-    def reports(self, job: str) -> tuple[TaskReport, ...]:
-        """What tasks say now: the last words of a container that fell silent are no load."""
-        now_ms = self.clock.now_ms()
-        found = self._task_reports(now_ms).get(job, ())
-        return tuple(task for seen_ms, task in found if seen_ms >= now_ms - STALE_MS)
-
-    def _task_reports(self, now_ms: Millis) -> dict[str, list[tuple[Millis, TaskReport]]]:
-        """Every task by its job, with when its container was heard; one look serves a whole round."""
-        read_ms, found = self._reports
-        if not 0 <= now_ms - read_ms < REPORTS_MS:
-            found = {}
-            for row in self.fleet.containers():
-                for task in row.tasks if row.may_run else ():
-                    found.setdefault(task.job, []).append((row.seen_ms, task))
-            self._reports = now_ms, found
-        return found
 
     # -- streams ----------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ from penstock.tasks.messages import TaskReport
 
 LOOKS_MAX = 600
 TURN_MAX = 1_000  # jobs that one round looks at: a round must not take longer than the scaler's interval
+
+Reports = Mapping[str, Sequence[TaskReport]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,8 @@ class ScalableJob:
 class JobLayer(Protocol):
     """The job layer, as the controller needs it."""
 
-    def reporting_jobs(self) -> Sequence[str]:
-        """The names of jobs of which tasks have reported, sorted: of others there is nothing to decide on."""
+    def task_reports(self) -> Reports:
+        """What tasks say now, by job: of others there is nothing to decide on."""
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
         """Those of these jobs that could be scaled."""
@@ -53,8 +55,8 @@ class _Watch:
 class ResourceController:
     """One policy in this version: the reactive auto scaler. The only writer of the scaler layer."""
 
-    def __init__(self, jobs: JobLayer, reports: Callable[[str], tuple[TaskReport, ...]]) -> None:
-        self._jobs, self._reports = jobs, reports
+    def __init__(self, jobs: JobLayer) -> None:
+        self._jobs = jobs
         self._watched: dict[str, _Watch] = {}
         self._last = ""  # the last job of the round before, where not all get their turn
         self.loads: dict[str, JobLoad | Incomplete] = {}
@@ -62,7 +64,8 @@ class ResourceController:
 
     def tick(self, now_ms: Millis) -> None:
         """One look at every job, or in a large fleet at the next few. One that fails is left for the next."""
-        names = self._jobs.reporting_jobs()
+        reports = self._jobs.task_reports()  # once: a fleet's tasks are many
+        names = sorted(reports)
         turn = self._next_turn(names)
         jobs = self._jobs.scalable_jobs(turn)
         left = {*turn} - {job.name for job in jobs}
@@ -72,7 +75,7 @@ class ResourceController:
             self.decisions.pop(gone, None)
         for job in jobs:
             try:
-                self._look(job, now_ms)
+                self._look(job, reports[job.name], now_ms)
             except PenstockError as error:
                 self.decisions[job.name] = Hold(reason=f"the last decision was not written: {error.what}")
 
@@ -84,14 +87,12 @@ class ResourceController:
         self._last = turn[-1]
         return turn
 
-    def _look(self, job: ScalableJob, now_ms: Millis) -> None:
+    def _look(self, job: ScalableJob, reports: Sequence[TaskReport], now_ms: Millis) -> None:
         watch = self._watched.get(job.name)
         if watch is None or watch.generation != job.generation:
             # What was seen under another number of tasks says nothing about this one.
             watch = self._watched[job.name] = _Watch(job.generation)
-        load = add_up(
-            self._reports(job.name), task_count=job.task_count, generation=job.generation, at_ms=now_ms
-        )
+        load = add_up(reports, task_count=job.task_count, generation=job.generation, at_ms=now_ms)
         self.loads[job.name] = load
         if isinstance(load, Incomplete):
             watch.looks.clear()  # what was seen before a gap and after it is not one stretch of lag

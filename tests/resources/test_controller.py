@@ -54,8 +54,8 @@ class Jobs:
     def add(self, job: ScalableJob, metrics: dict[str, float]) -> None:
         self.jobs[job.name], self.metrics[job.name] = job, metrics
 
-    def reporting_jobs(self) -> Sequence[str]:
-        return sorted(self.jobs)
+    def task_reports(self) -> dict[str, Sequence[TaskReport]]:
+        return {name: self.reports(name) for name in self.jobs}
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
         self.turns.append(tuple(names))
@@ -108,7 +108,7 @@ class Loop:
 @pytest.fixture
 def loop() -> Loop:
     jobs = Jobs()
-    return Loop(jobs, ResourceController(jobs, jobs.reports))
+    return Loop(jobs, ResourceController(jobs))
 
 
 def test_lag_is_answered_once_with_the_reason(loop: Loop):
@@ -269,13 +269,12 @@ def test_the_last_words_of_a_silent_container_are_no_load(tmp_path: Path):
     beat = Heartbeat(container="c1", incarnation="i", sequence=1, tasks=(report,), engine_ready=True)
     plane.register_container("c1", "i", folder_id="f")
     plane.on_heartbeat(beat)
-    assert plane.reports("a") == (report,)
-    assert plane.reports("b") == ()
+    assert plane.task_reports() == {"a": [report]}
     (row,) = plane.shard_manager.containers()
     plane.clock = LateClock(row.seen_ms + STALE_MS)  # type: ignore[assignment]
-    assert plane.reports("a") == (report,)
+    assert plane.task_reports() == {"a": [report]}
     plane.clock = LateClock(row.seen_ms + STALE_MS + 1)  # type: ignore[assignment]
-    assert plane.reports("a") == ()
+    assert plane.task_reports() == {}
     plane.stop()
 
 
