@@ -31,6 +31,7 @@ from bench.tools.http_load import Done, Kind, Pool, Request
 
 CONTAINERS, TASKS_PER_JOB, SHARDS = 2_000, 4, 10_000
 BEAT_S, DEADLINE_S = 10.0, 40.0
+IDLE_S = 15.0  # less than the server keeps a connection
 DRAINED = 20
 AT_ONCE = 8  # containers that register at the same time
 TOKENS = 40  # one may ask 200 times a second
@@ -229,6 +230,7 @@ async def _live(container: Container, kind: Kind, *, offset_s: float, until: flo
     due = time.perf_counter() + offset_s
     while due < until:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        container.pool.hang_up(idle_s=IDLE_S)
         if not container.pool.is_connected:
             await container.pool.open(1)
         container.pool.send(container.beat(kind))

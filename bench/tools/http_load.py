@@ -44,6 +44,7 @@ class Connection(asyncio.Protocol):
         self._pool, self._buffer = pool, b""
         self._request: Request | None = None
         self._transport: asyncio.Transport | None = None
+        self.used = time.perf_counter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -51,8 +52,12 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: Request) -> None:
         assert self._transport is not None
-        self._request = request
+        self._request, self.used = request, time.perf_counter()
         self._transport.write(request.data)
+
+    def close(self) -> None:
+        assert self._transport is not None
+        self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -112,6 +117,13 @@ class Pool:
     def is_connected(self) -> bool:
         """Whether a request could be sent, or is under way."""
         return bool(self._idle) or self.under_way > 0
+
+    def hang_up(self, *, idle_s: float) -> None:
+        """Close connections before the server does, which might be just when a request is sent."""
+        since = time.perf_counter() - idle_s
+        for connection in [item for item in self._idle if item.used < since]:
+            self._idle.remove(connection)
+            connection.close()
 
     def lost(self, connection: Connection, *, was_busy: bool) -> None:
         if was_busy and not self.is_closing:

@@ -13,6 +13,7 @@ import psycopg
 import sqlalchemy as sa
 
 from penstock.core import json_text
+from penstock.core.quick_store import MADE_ONCE
 
 Row = tuple[Any, ...]
 _encode = msgspec.json.encode
@@ -68,6 +69,7 @@ class ByName:
 
     def __init__(self, query: sa.Select[Any], column: sa.ColumnElement[str]) -> None:
         names = sa.bindparam("names", type_=sa.Text)
+        query = query.execution_options(**MADE_ONCE)
         self._one = query.where(column == sa.bindparam("name", type_=column.type))
         self._some = {
             dialect: query.where(_is_in(dialect, column, names)) for dialect in ("sqlite", "postgresql")

@@ -43,8 +43,8 @@ class Entry:
 class Journal(Protocol):
     """Remembers decisions. `connection` is the caller's open transaction, None for one of its own."""
 
-    def append(self, connection: Any | None, entry: Entry) -> Entry:
-        """Write one entry; returns it with its id. It stands or falls with the caller's transaction."""
+    def append(self, connection: Any | None, entry: Entry) -> None:
+        """Write one entry, which gets the next id. It stands or falls with the caller's transaction."""
 
     def entries(
         self, subject: str | None = None, since: int = 0, limit: int = 100, *, kind: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -12,8 +11,8 @@ from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry
-from penstock.core.quick_store import insert_all
-from penstock.core.sql_store import METADATA, Database, next_value, next_values
+from penstock.core.quick_store import insert_all, later
+from penstock.core.sql_store import METADATA, Database, counted, next_value, next_values
 
 JOURNAL = sa.Table(
     "journal",
@@ -30,7 +29,9 @@ JOURNAL = sa.Table(
 )
 
 
+COUNTER = "journal"
 _INSERT = insert_all(JOURNAL)
+_COUNT_AND_INSERT = insert_all(JOURNAL, id=counted(COUNTER))
 _WRITTEN = ("at_ms", "actor", "kind", "subject", "decision", "reason")
 
 
@@ -40,13 +41,14 @@ class JournalStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def append(self, connection: sa.Connection | None, entry: Entry) -> Entry:
+    def append(self, connection: sa.Connection | None, entry: Entry) -> None:
         """Write one entry inside the caller's transaction, or in one of its own when there is none."""
         data = _encode(entry)
         if connection is None:
             with self._database.transaction() as own:
-                return _insert(own, entry, data)
-        return _insert(connection, entry, data)
+                _insert(own, entry, data)
+        else:
+            _insert(connection, entry, data)
 
     def append_all(
         self,
@@ -61,7 +63,7 @@ class JournalStore:
         if not entries:
             return
         columns = ("id", "at_ms", "actor", "kind", "decision", "subject", "reason", "data")
-        numbers = next_values(connection, "journal", len(entries))
+        numbers = next_values(connection, COUNTER, len(entries))
         rows = [(number, at_ms, actor, kind, *entry) for number, entry in zip(numbers, entries, strict=True)]
         insert_rows(connection, JOURNAL, columns, rows)
 
@@ -103,11 +105,12 @@ def _encode(entry: Entry) -> str:
         ) from error
 
 
-def _insert(connection: sa.Connection, entry: Entry, data: str) -> Entry:
-    entry_id = next_value(connection, "journal")
-    values = {name: getattr(entry, name) for name in _WRITTEN}
-    connection.execute(_INSERT, {**values, "id": entry_id, "data": data})
-    return replace(entry, id=entry_id)
+def _insert(connection: sa.Connection, entry: Entry, data: str) -> None:
+    values = {**{name: getattr(entry, name) for name in _WRITTEN}, "data": data}
+    if connection.dialect.name == "postgresql":
+        later(connection, _COUNT_AND_INSERT, values)
+    else:
+        connection.execute(_INSERT, {**values, "id": next_value(connection, COUNTER)})
 
 
 def _entry(row: sa.Row[tuple[object, ...]]) -> Entry:

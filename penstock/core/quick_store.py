@@ -20,11 +20,11 @@ DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
 MADE_ONCE = {"made_once": True}
 
 
-def insert_all(table: sa.Table, insert: Any = None, *, without: Sequence[str] = ()) -> Any:
-    """An INSERT of one row, made once, with a parameter for each column but those `without`."""
-    names = [column.name for column in table.c if column.name not in without]
+def insert_all(table: sa.Table, insert: Any = None, *, without: Sequence[str] = (), **given: Any) -> Any:
+    """An INSERT of one row, made once, with a parameter for each column but those `without` and `given`."""
+    names = [column.name for column in table.c if column.name not in (*without, *given)]
     made = (sa.insert(table) if insert is None else insert).inline()
-    return made.values({name: sa.bindparam(name) for name in names}).execution_options(**MADE_ONCE)
+    return made.values({name: sa.bindparam(name) for name in names} | given).execution_options(**MADE_ONCE)
 
 
 class QuickConnection:
@@ -34,37 +34,84 @@ class QuickConnection:
         self, dialect: sa.Dialect, raw: Any, slow: Callable[[], sa.Connection], hear: Hear | None = None
     ) -> None:
         self.dialect, self._raw, self._slow, self._hear = dialect, raw, slow, hear
+        self.writes = 0  # statements that may have changed something
+        self.memory: dict[str, Any] = {}  # what was read under the lock and nobody changes meanwhile
+        self._later: list[str] = []
+        # One for all statements: psycopg takes as long to make one as to run a small statement.
+        self._cursor: Any = None
 
     @property
     def connection(self) -> Any:
         """SQLAlchemy's own handle of the driver's connection."""
+        self.flush()
+        self.writes += 1
         return self._slow().connection
 
     @property
     def whole(self) -> sa.Connection:
         """SQLAlchemy's connection, for what stores do not use."""
+        self.flush()
+        self.writes += 1
         return self._slow()
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Run a statement; its rows are there when this returns."""
+        self.flush()
+        self.writes += not getattr(statement, "is_select", False)
         quick = None if isinstance(parameters, list) else _compiled(statement, self.dialect)
         if quick is None:
             return self._slow().execute(statement, parameters)
         if self._hear is not None:
             self._hear(quick.text)
         try:
-            return QuickResult(quick, self._raw.execute(quick.text, quick.bound(parameters or {})))
+            if self._cursor is None:
+                self._cursor = self._raw.cursor()
+            return QuickResult(quick, self._cursor.execute(quick.text, quick.bound(parameters or {})))
         except DRIVER_ERRORS as error:
             raise self._wrapped(quick.text, error) from error
 
+    def later(self, statement: Any, parameters: Mapping[str, Any]) -> None:
+        """Run a statement before anything else is asked, or with the commit: on a server several in one go.
+
+        For writes whose outcome nobody looks at; what goes wrong with them is told then.
+        """
+        quick = _compiled(statement, self.dialect) if self.dialect.name == "postgresql" else None
+        if quick is None:
+            self.execute(statement, parameters)
+            return
+        self.writes += 1
+        self._later.append(psycopg.ClientCursor(self._raw).mogrify(quick.text, quick.bound(parameters)))
+
+    def flush(self) -> None:
+        """Run what was left for later."""
+        if not self._later:
+            return
+        text, self._later = ";\n".join(self._later), []
+        try:
+            self._raw.execute(text)
+        except DRIVER_ERRORS as error:
+            raise self._wrapped(text, error) from error
+
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run text as it is, through SQLAlchemy."""
+        self.flush()
+        self.writes += 1
         return self._slow().exec_driver_sql(text, parameters)
 
     def _wrapped(self, text: str, error: Exception) -> Exception:
         """As if SQLAlchemy had run it: whoever translates knows one kind of error."""
         base: Any = psycopg.Error if isinstance(error, psycopg.Error) else sqlite3.Error
         return sa.exc.DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=self.dialect)
+
+
+def writes_of(connection: Any) -> int:
+    """How many statements of this transaction may have changed something."""
+    return int(connection.writes)
+
+
+def later(connection: Any, statement: Any, parameters: Mapping[str, Any]) -> None:
+    """Run a write whose outcome nobody looks at with others; see `QuickConnection.later`."""
+    connection.later(statement, parameters)
 
 
 class _Compiled:

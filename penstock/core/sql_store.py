@@ -104,7 +104,9 @@ class Database:
         with self._backend.lock, self._translated(progress):
             self._fault("begin")
             with self._backend.writing.begin() as connection:
-                yield self._quick(connection)
+                quick = self._quick(connection)
+                yield quick
+                quick.flush()  # type: ignore[attr-defined]
                 self._fault("commit")
                 progress.is_committing = True
             progress.is_committing = False
@@ -187,15 +189,24 @@ def next_values(connection: sa.Connection, counter: str, count: int) -> range:
     return range(last - count + 1, last + 1)
 
 
+def counted(counter: str) -> Any:
+    """The next number of a counter, inside a statement that writes it down. On PostgreSQL only."""
+    counting = _counting(postgresql.insert(COUNTERS), sa.literal(counter), sa.literal(1, sa.BigInteger))
+    return sa.select(counting.cte(f"next_{counter}").c.value).scalar_subquery()
+
+
+def _counting(insert: Any, counter: Any, step: Any) -> Any:
+    return (
+        insert.values(name=counter, value=step)
+        .on_conflict_do_update(index_elements=["name"], set_={"value": COUNTERS.c.value + step})
+        .returning(COUNTERS.c.value)
+    )
+
+
 def _count(insert: Any) -> Any:
     """Made once: every write counts several times, and making the statement takes longer than running it."""
     step = sa.bindparam("step", type_=sa.BigInteger)
-    return (
-        insert.values(name=sa.bindparam("counter"), value=step)
-        .on_conflict_do_update(index_elements=["name"], set_={"value": COUNTERS.c.value + step})
-        .returning(COUNTERS.c.value)
-        .execution_options(**MADE_ONCE)
-    )
+    return _counting(insert, sa.bindparam("counter"), step).execution_options(**MADE_ONCE)
 
 
 _VALUE = (

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, Refused
+from penstock.core.peek_store import Peek
 from penstock.core.sql_store import METADATA, Database
 
 TOKENS = sa.Table(
@@ -33,6 +34,8 @@ BELIEVED_MS: Millis = 900
 BELIEVED_MAX = 10_000
 ID_LENGTH = 16
 _TOKEN = re.compile(r"pk_[A-Za-z0-9_-]{43}")
+
+_ONE = Peek(sa.select(TOKENS).where(TOKENS.c.hash == sa.bindparam("name", type_=TOKENS.c.hash.type)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +145,8 @@ class TokenStore:
         return caller
 
     def _find(self, digest: str) -> TokenRow | None:
-        with self._database.reading() as connection:
-            row = connection.execute(sa.select(TOKENS).where(TOKENS.c.hash == digest)).first()
-        return None if row is None else _row(row)
+        rows = self._database.peek(_ONE, digest)
+        return _from_values(dict(zip(TOKENS.columns.keys(), rows[0], strict=True))) if rows else None
 
 
 def insert_token(

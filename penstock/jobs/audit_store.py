@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
-from penstock.core.quick_store import insert_all
+from penstock.core.quick_store import insert_all, later
 from penstock.core.sql_store import METADATA, ROW_ID
 
 AUDIT = sa.Table(
@@ -59,7 +59,7 @@ def append_audits(
 def append_audit(connection: sa.Connection, row: AuditRow) -> None:
     """Requires: inside the transaction that makes the change."""
     values = {name: getattr(row, name) for name in AuditRow.__slots__ if name != "id"}
-    connection.execute(_INSERT, {**values, "data": dict(row.data)})
+    later(connection, _INSERT, {**values, "data": dict(row.data)})
 
 
 def read_audit(

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import KeyReused, NotFound, VersionConflict
-from penstock.core.quick_store import MADE_ONCE, insert_all
-from penstock.core.sql_store import METADATA, NAME, Database, current_value, next_value
+from penstock.core.quick_store import MADE_ONCE, insert_all, later
+from penstock.core.sql_store import METADATA, NAME, Database, counted, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
 from penstock.jobs.layer_store import LAYERS, delete_layers, layer_rows, read_history, read_kinds, read_layers
@@ -91,12 +91,17 @@ _KEY = _KEY.execution_options(**MADE_ONCE)
 _OWN_KEY = sa.delete(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
 _OLD_KEYS = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
 _BUMPED = ("deleted", "desired", "changed", "expected_version")
-_BUMP = (
-    sa.update(JOBS)
-    .where(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
-    .values({name: sa.bindparam(f"new_{name}") for name in _BUMPED})
-    .execution_options(**MADE_ONCE)
-)
+
+
+def _bump(**given: Any) -> Any:
+    values = {name: sa.bindparam(f"new_{name}") for name in _BUMPED} | given
+    is_seen = sa.and_(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
+    return sa.update(JOBS).where(is_seen).values(values).execution_options(**MADE_ONCE)
+
+
+_BUMP, _COUNT_AND_BUMP = _bump(), _bump(changed=counted(EXPECTED_COUNTER))
+_CHANGED = sa.select(JOBS.c.name).where(JOBS.c.changed > sa.bindparam("since", type_=sa.BigInteger))
+_CHANGED = _CHANGED.execution_options(**MADE_ONCE)
 _NEW_KEY, _NEW_JOB = insert_all(KEYS), insert_all(JOBS)
 
 
@@ -206,8 +211,8 @@ class JobStore:
             if now == version:
                 return Changed(version=now, jobs=())
             # Sorted here: asked for an order, SQLite would walk all names instead of the few that changed.
-            query = sa.select(JOBS.c.name).where(JOBS.c.changed > version)
-            return Changed(version=now, jobs=tuple(sorted(connection.execute(query).scalars())))
+            found = connection.execute(_CHANGED, {"since": version})
+            return Changed(version=now, jobs=tuple(sorted(name for (name,) in found)))
 
     def history(
         self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 1000
@@ -325,10 +330,12 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
 
 def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
     """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
-    version, changed = row.expected_version + 1, next_value(connection, EXPECTED_COUNTER)
-    values = dict(zip(_BUMPED, (deleted, desired, changed, version), strict=True))
+    version, bump = row.expected_version + 1, _COUNT_AND_BUMP
+    values: dict[str, Any] = {"deleted": deleted, "desired": desired, "expected_version": version}
+    if connection.dialect.name != "postgresql":
+        bump, values["changed"] = _BUMP, next_value(connection, EXPECTED_COUNTER)
     values = {f"new_{name}": value for name, value in values.items()}
-    updated = connection.execute(_BUMP, {"this": row.name, "seen": row.expected_version, **values})
+    updated = connection.execute(bump, {"this": row.name, "seen": row.expected_version, **values})
     if updated.rowcount != 1:
         query = sa.select(JOBS.c.expected_version).where(JOBS.c.name == row.name)
         actual = int(connection.execute(query).scalar() or 0)
@@ -381,7 +388,7 @@ def keep_answer(
 ) -> None:
     """Remember the answer, in the transaction that made it true."""
     values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
-    connection.execute(_NEW_KEY, values)
+    later(connection, _NEW_KEY, values)
 
 
 def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock.core.quick_store import MADE_ONCE, insert_all
+from penstock.core.quick_store import MADE_ONCE, insert_all, later
 from penstock.core.sql_store import METADATA, NAME, ROW_ID
 from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, Origin
 
@@ -51,6 +51,7 @@ LAYER_HISTORY = sa.Table(
 
 # Built once: to build a statement takes longer than to run it, and these run with every write.
 _KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
+_KEPT = "layer kinds"
 _REMEMBER = insert_all(LAYER_HISTORY, without=("id",))
 
 
@@ -79,9 +80,19 @@ def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
     return tuple(Layer(**{**kind, "writers": frozenset(kind["writers"])}) for kind in kinds)
 
 
+def kept_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
+    """The same, read once in a transaction that writes: nobody else changes them meanwhile."""
+    memory: dict[str, Any] = connection.memory  # type: ignore[attr-defined]
+    if _KEPT not in memory:
+        memory[_KEPT] = read_kinds(connection)
+    found: tuple[Layer, ...] = memory[_KEPT]
+    return found
+
+
 def insert_kind(connection: sa.Connection, layer: Layer) -> None:
     """Requires: neither its name nor its precedence is taken."""
     connection.execute(sa.insert(LAYER_KINDS).values(_kind_values(layer)))
+    connection.memory.pop(_KEPT, None)  # type: ignore[attr-defined]
 
 
 def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[LayerRow, ...]]:
@@ -103,8 +114,8 @@ def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str)
     """Write one layer and its history. Requires: `row.version` was taken in this transaction."""
     values = {name: getattr(row, name) for name, _ in _COLUMNS} | {"job": job, "layer": row.layer}
     replace = _REPLACE[connection.dialect.name]
-    connection.execute(replace, {**values, "origins": [_pack(item) for item in row.origins]})
-    connection.execute(_REMEMBER, {**values, "birth": birth})
+    later(connection, replace, {**values, "origins": [_pack(item) for item in row.origins]})
+    later(connection, _REMEMBER, {**values, "birth": birth})
 
 
 def delete_layers(connection: sa.Connection, job: str) -> None:

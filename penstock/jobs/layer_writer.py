@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
+from penstock.core.group_store import GroupedWrites
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.jobs import job_store
@@ -21,7 +22,7 @@ from penstock.jobs.audit_store import AuditRow, append_audit
 from penstock.jobs.config import FIELD_WRITERS, JobConfig, validate_config
 from penstock.jobs.job_list_store import put_labels
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
-from penstock.jobs.layer_store import put_layer, read_kinds
+from penstock.jobs.layer_store import kept_kinds, put_layer
 from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, merge_layers
 from penstock.jobs.text_rules import check_json, check_line, shown
 
@@ -83,7 +84,7 @@ class LayerWriter:
     @cached_property
     def kinds(self) -> Mapping[str, Layer]:
         """The layers there are, by name; read under the lock, so that a new one counts at once."""
-        return {layer.name: layer for layer in read_kinds(self.connection)}
+        return {layer.name: layer for layer in kept_kinds(self.connection)}
 
     def authorise(self, layer: str) -> None:
         """Deny by default: only a role that the layer names may write it."""
@@ -201,6 +202,7 @@ class WriteDesk:
 
     def __init__(self, store: JobStore) -> None:
         self._store, self._journal = store, JournalStore(store.database)
+        self._writes = GroupedWrites(store.database)
         self._tidied_ms: Millis = -TIDY_MS
 
     def once(
@@ -217,7 +219,8 @@ class WriteDesk:
         check_json("the request", request)
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         actor, key = call.actor.name, call.idempotency_key
-        with self._store.transaction() as connection:
+
+        def run(connection: sa.Connection) -> Answer:
             writer = LayerWriter(connection, self._journal, call)
             if layer is not None:
                 writer.authorise(layer)
@@ -226,8 +229,8 @@ class WriteDesk:
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
                 )
                 if kept is not None:
-                    answer: Answer = kept
-                    return answer
+                    recalled: Answer = kept
+                    return recalled
             answer = write(writer)
             if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
                 job_store.forget_answers(connection, now_ms=call.now_ms)
@@ -237,6 +240,8 @@ class WriteDesk:
                     connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
                 )
             return answer
+
+        return self._writes.run(run)
 
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:

@@ -238,21 +238,26 @@ def read_running(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, Ru
 
 def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, PlanRow]:
     """The open plans of these jobs."""
-    return {row.job: _plan_row(row) for row in _PLANS.rows(connection, jobs)}
+    return {row.job: row for row in map(_plan_row, _PLANS.rows(connection, jobs))}
 
 
 def read_quarantine(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, QuarantineRow]:
     """The quarantined ones of these jobs."""
-    rows = _QUARANTINE.rows(connection, jobs)
-    return {row.job: QuarantineRow(**row._mapping) for row in rows}
+    rows = (_named(QUARANTINE, row) for row in _QUARANTINE.rows(connection, jobs))
+    return {row["job"]: QuarantineRow(**row) for row in rows}
 
 
 def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[Retirement, ...]]:
     """What these jobs still have to retire, oldest first."""
     found: dict[str, tuple[Retirement, ...]] = {}
-    for row in _RETIREMENTS.rows(connection, jobs):
-        found[row.job] = (*found.get(row.job, ()), Retirement(**row._mapping))
+    for values in _RETIREMENTS.rows(connection, jobs):
+        row = Retirement(**_named(RETIREMENTS, values))
+        found[row.job] = (*found.get(row.job, ()), row)
     return found
+
+
+def _named(table: sa.Table, values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(table.columns.keys(), values, strict=True))
 
 
 def _running_row(row: sa.Row[Any]) -> RunningRow:
@@ -275,6 +280,11 @@ def _running_row(row: sa.Row[Any]) -> RunningRow:
     )
 
 
-def _plan_row(row: sa.Row[Any]) -> PlanRow:
-    typed = {"mapping": tuple(row.mapping), "abandoned": tuple(row.abandoned), "step": PlanStep(row.step)}
-    return PlanRow(**{**row._mapping, **typed})
+def _plan_row(values: Sequence[Any]) -> PlanRow:
+    row = _named(PLANS, values)
+    typed = {
+        "mapping": tuple(row["mapping"]),
+        "abandoned": tuple(row["abandoned"]),
+        "step": PlanStep(row["step"]),
+    }
+    return PlanRow(**{**row, **typed})

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from penstock.core import json_text
 from penstock.core.bulk_store import ByName
+from penstock.core.quick_store import MADE_ONCE
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS, JobRecord, JobRow
 from penstock.jobs.layer_store import LAYERS, read_kinds
@@ -66,6 +67,9 @@ _GLANCES = ByName(
     JOBS.c.name,
 )
 
+_OCCUPIED = sa.union_all(*(sa.select(table.c.job) for table in (PLANS, QUARANTINE, RETIREMENTS)))
+_OCCUPIED = _OCCUPIED.execution_options(**MADE_ONCE)
+
 
 class Glance(NamedTuple):
     """A job that exists and has a running row without a hold, its JSON as it is stored."""
@@ -87,10 +91,7 @@ class SyncStore:
     def occupied(self) -> frozenset[str]:
         """The jobs with a plan, in quarantine, or with something to retire."""
         with self._database.reading() as connection:
-            names: list[str] = []
-            for table in (PLANS, QUARANTINE, RETIREMENTS):
-                names += connection.execute(sa.select(table.c.job)).scalars()
-            return frozenset(names)
+            return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
     def glance(self, names: Sequence[str]) -> list[tuple[Glance, list[tuple[int, str]]]]:
         """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""

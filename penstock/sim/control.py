@@ -126,9 +126,11 @@ class ControlPlane:
         old, self.active = self.active, None
         assert old is not None and old.process is process
         process.pause()
+        process.is_inside = True
         self.zombies.append(old)
         self._restart_later()
         self.sim.run_inside(min(self.sim.now_ms + for_ms, until_ms))
+        process.is_inside = False
         if not process.is_alive:
             raise ProcessCrashed
         # What came in during the pause is for after this round.

@@ -182,6 +182,7 @@ class Process:
     clock: ProcessClock
     is_alive: bool = True
     is_paused: bool = False
+    is_inside: bool = False  # paused between two lines: only whoever paused it there lets it go on
     resumed_ms: Millis = -(10**12)  # the end of the last pause
     on_death: list[Action] = field(default_factory=list)
     _kept: list[tuple[str, Action]] = field(default_factory=list)
@@ -225,7 +226,7 @@ class Process:
 
     def resume(self) -> None:
         """Go on where it stood: what was due in the meantime happens now."""
-        if not self.is_paused:
+        if not self.is_paused or self.is_inside:
             return
         self.is_paused, self.resumed_ms = False, self.sim.now_ms
         self.sim.note(f"{self.name} resumes with {len(self._kept)} kept events")

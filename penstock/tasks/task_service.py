@@ -120,6 +120,7 @@ class _Kept:
     has_tasks: bool
     made: tuple[TaskSpec, ...] | None = None
     text: bytes = b""  # of the job on the wire
+    load: Vector | None = None
     placed: tuple[int, tuple[int, ...]] | None = None  # number of shards, the shard of each task
 
     @property
@@ -144,7 +145,9 @@ class _Kept:
 
     def reserved(self) -> Vector:
         """What each of its tasks reserves. Only that is read of the config."""
-        return reserved_load({"resources": _decode_resources(self.row.config_json).resources})
+        if self.load is None:
+            self.load = reserved_load({"resources": _decode_resources(self.row.config_json).resources})
+        return self.load
 
     def encoded(self) -> bytes:
         if not self.text:

@@ -35,7 +35,7 @@ def life_of(database: Database) -> list[object]:
     gives = Placement(moves=tuple(Move(shard=n, source=None, target="c1", reason="new") for n in range(4)))
     seen.append(store.rearrange(lambda shards, containers: gives, term=term, at_ms=6))
     beat = Heartbeat(container="c1", incarnation="c1-1", sequence=1, capacity=(1.5, 2.0), engine_ready=True)
-    seen += [store.beat(beat, term=term, at_ms=7), store.read(), store.containers()]
+    seen += [store.beats([beat], term=term, at_ms=7), store.read(), store.containers()]
     seen += [store.renew("c1", "c1-1"), store.renew("c1", "other"), store.cordon(
         "c2", cordoned=True, draining=True, term=term, at_ms=8, reason="work")]  # fmt: skip
     renewals = next(row.renewals for row in store.containers() if row.name == "c1")

@@ -1,0 +1,91 @@
+"""Writes of many callers in one transaction: what waits for the writer in front goes with the next one.
+
+A transaction has a price of its own (a lock, a write to the disk, on PostgreSQL five round trips) that all of
+them share. Each is as alone as before: one that is refused before it wrote is refused alone; one that fails
+later takes the transaction with it, and then each is repeated by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.core.errors import PenstockError
+from penstock.core.quick_store import writes_of
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from penstock.core.sql_store import Database
+
+Answer = TypeVar("Answer")
+AT_ONCE = 16
+
+
+class _Asked(Generic[Answer]):
+    """One caller's write, and what came of it."""
+
+    def __init__(self, work: Callable[[sa.Connection], Answer]) -> None:
+        self.work = work
+        self.answer: Answer | None = None
+        self.error: PenstockError | None = None
+        self.is_taken = False
+        self.is_over = False
+
+
+class GroupedWrites:
+    """Runs writes for any number of threads, those that come meanwhile together."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: deque[_Asked[Any]] = deque()
+        self._turn = threading.Lock()  # of the thread that writes, for all that wait
+
+    def run(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """What `work` returns, once that is written. It may run twice, in any thread; it must not wait."""
+        asked = _Asked(work)
+        self._waiting.append(asked)
+        with self._turn:
+            while not asked.is_taken:
+                self._write_together()
+            if not asked.is_over:
+                # Nobody else wrote meanwhile, or there was trouble: by itself that is this caller's alone.
+                with self._database.transaction() as connection:
+                    return work(connection)
+        if asked.error is not None:
+            raise asked.error
+        return asked.answer  # type: ignore[return-value]
+
+    def _write_together(self) -> None:
+        taken = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        for asked in taken:
+            asked.is_taken = True
+        if len(taken) == 1:
+            return
+        is_begun = is_done = False
+        try:
+            with self._database.transaction() as connection:
+                is_begun = True
+                for asked in taken:
+                    _answer(asked, connection)
+                is_done = True
+        except PenstockError as error:
+            # A store that is away, or that did not say whether it has written, is so for all of them.
+            if is_done or not is_begun:
+                is_done = True
+                for asked in taken:
+                    asked.error = asked.error or error
+        for asked in taken:
+            asked.is_over = is_done
+
+
+def _answer(asked: _Asked[Any], connection: sa.Connection) -> None:
+    before = writes_of(connection)
+    try:
+        asked.answer = asked.work(connection)
+    except PenstockError as error:
+        if writes_of(connection) != before:
+            raise
+        asked.error = error

@@ -1,0 +1,161 @@
+"""Claims about writes that go together: each is as alone as before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from penstock.core.errors import ConfigError, OutcomeUnknown, PenstockError, StoreUnavailable
+from penstock.core.group_store import GroupedWrites
+from penstock.core.quick_store import insert_all, later
+from penstock.core.sql_store import COUNTERS, Database, current_value, next_value
+
+Work = Callable[[Any], Any]
+_PUT = insert_all(COUNTERS)
+
+
+class Desk:
+    """Writes that wait behind one that is held open, so that they go together."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.writes = database, GroupedWrites(database)
+        self.threads = ThreadPoolExecutor(20)
+
+    def together(self, *works: Work) -> list[Any]:
+        """What came of each: its answer, or its error."""
+        is_held, may_go = threading.Event(), threading.Event()
+
+        def hold(connection: Any) -> None:
+            is_held.set()
+            may_go.wait(10)
+
+        first = self.threads.submit(self.writes.run, hold)
+        is_held.wait(10)
+        futures = list[Future[Any]]()
+        for number, work in enumerate(works):
+            futures.append(self.threads.submit(self.writes.run, work))
+            while len(self.writes._waiting) <= number:
+                pass  # in this order
+        may_go.set()
+        first.result(10)
+        return [future.exception(10) or future.result(10) for future in futures]
+
+    def value(self, counter: str) -> int:
+        with self.database.reading() as connection:
+            return current_value(connection, counter)
+
+
+@pytest.fixture
+def database(place: Path | str | None) -> Iterator[Database]:
+    database = Database(place)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def desk(database: Database):
+    desk = Desk(database)
+    yield desk
+    desk.threads.shutdown()
+
+
+def count(counter: str, log: list[Any] | None = None) -> Work:
+    def work(connection: Any) -> int:
+        if log is not None:
+            log.append(connection)
+        return next_value(connection, counter)
+
+    return work
+
+
+def refuse(what: str, *, after: str = "") -> Work:
+    def work(connection: Any) -> None:
+        if after:
+            next_value(connection, after)
+        raise ConfigError(what, why="a test", fix="none")
+
+    return work
+
+
+def test_what_waits_goes_in_one_transaction_in_its_order(desk: Desk):
+    log: list[Any] = []
+    assert desk.together(*[count("a", log) for _ in range(5)]) == [1, 2, 3, 4, 5]
+    assert len({id(connection) for connection in log}) == 1 and desk.value("a") == 5
+
+
+def test_more_than_fit_go_in_several(desk: Desk):
+    assert desk.together(*[count("a") for _ in range(19)]) == list(range(1, 20))
+
+
+def test_one_that_is_refused_before_it_wrote_is_refused_alone(desk: Desk):
+    log: list[Any] = []
+    first, second, third = desk.together(count("a", log), refuse("no"), count("a", log))
+    assert (first, str(second.what), third) == (1, "no", 2) and len(log) == 2
+
+
+def test_one_that_fails_after_it_wrote_leaves_nothing_and_takes_nobody_with_it(desk: Desk):
+    first, second, third = desk.together(count("a"), refuse("no", after="b"), count("a"))
+    assert isinstance(second, ConfigError) and {first, third} == {1, 2}
+    assert (desk.value("a"), desk.value("b")) == (2, 0)
+
+
+def test_what_was_left_for_later_and_fails_is_the_trouble_of_who_asked(desk: Desk):
+    def twice(connection: Any) -> None:
+        for _ in range(2):
+            later(connection, _PUT, {"name": "same", "value": 1})
+
+    first, second, third = desk.together(count("a"), twice, count("a"))
+    assert isinstance(second, PenstockError) and {first, third} == {1, 2}
+    assert (desk.value("a"), desk.value("same")) == (2, 0)
+
+
+def test_a_write_left_for_later_is_seen_by_the_next_statement(desk: Desk):
+    def work(connection: Any) -> int:
+        later(connection, _PUT, {"name": "x", "value": 7})
+        return current_value(connection, "x")
+
+    assert desk.together(work, lambda connection: current_value(connection, "x")) == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("point", "error"),
+    [("begin", StoreUnavailable), ("commit", StoreUnavailable), ("committed", OutcomeUnknown)],
+)
+def test_a_store_that_goes_away_is_told_to_all_and_nothing_is_written_twice(
+    database: Database, point: str, error: type[StoreUnavailable], monkeypatch
+):
+    desk, points = Desk(database), list[str]()
+
+    def fault(now: str) -> None:
+        points.append(now)
+        # The first transaction holds the others; the second is theirs.
+        if now == point and points.count(point) == 2:
+            raise error("away", why="a test", fix="wait")
+
+    monkeypatch.setattr(database, "_fault", fault)
+    found = desk.together(count("a"), count("a"), count("a"))
+    assert [type(item) for item in found] == [error] * 3
+    assert desk.value("a") == (3 if point == "committed" else 0)
+    desk.threads.shutdown()
+
+
+def test_a_single_writer_has_its_own_transaction(desk: Desk):
+    assert desk.writes.run(count("a")) == 1
+    with pytest.raises(ConfigError):
+        desk.writes.run(refuse("no", after="a"))
+    assert desk.writes.run(count("a")) == 2
+
+
+def test_statements_through_sqlalchemy_count_as_writes(desk: Desk):
+    def work(connection: Any) -> None:
+        connection.execute(sa.insert(COUNTERS).values(name="x", value=1))
+        raise ConfigError("no", why="a test", fix="none")
+
+    first, _ = desk.together(count("a"), work)
+    assert (first, desk.value("a"), desk.value("x")) == (1, 1, 0)
