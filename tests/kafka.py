@@ -108,7 +108,9 @@ def fetch_jars() -> Path:
 
 def _resolve(module: tuple[str, str, str], into: Path) -> None:
     found = importlib.util.find_spec("pyspark")
-    ivy = next((Path(found.origin).parent / "jars").glob("ivy-*.jar"), None) if found and found.origin else None
+    ivy = (
+        next((Path(found.origin).parent / "jars").glob("ivy-*.jar"), None) if found and found.origin else None
+    )
     if ivy is None:
         raise NoBroker("PySpark, whose Ivy fetches the broker, is not installed")
     pattern = f"{into}/[artifact]-[revision].[ext]"
@@ -121,7 +123,9 @@ def _resolve(module: tuple[str, str, str], into: Path) -> None:
         raise NoBroker(f"{':'.join(module)} could not be fetched: {error}") from error
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if "error" in line.lower() or "not found" in line]
-        raise NoBroker(f"{':'.join(module)} could not be fetched: {' '.join(lines[:3]) or done.stderr[-300:]}")
+        raise NoBroker(
+            f"{':'.join(module)} could not be fetched: {' '.join(lines[:3]) or done.stderr[-300:]}"
+        )
 
 
 def _java_command() -> str:

@@ -55,15 +55,13 @@ def read_range(
     lateness = _Lateness(
         source, log, interval.ref.partition, row.input_low, row.event_time_max.get(source.birth, LOW_MIN), end
     )
-    offset = start
-    for batch in log.read(source.category, interval.ref.partition, start, end):
+    count = 0
+    for offsets, batch in log.scan(source.category, interval.ref.partition, start, end):
         if batch.num_rows:
-            yield _rows(batch, offset, schema, source, lateness)
-        offset += batch.num_rows
+            yield _rows(batch, offsets, schema, source, lateness)
+        count += batch.num_rows
     seen = {source.birth: lateness.event_time_max} if source.watermark == "event_time" else {}
-    yield _control(
-        schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": offset - start}
-    )
+    yield _control(schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": count})
 
 
 class _Lateness:
@@ -96,9 +94,12 @@ class _Lateness:
 
 
 def _rows(
-    batch: pa.RecordBatch, first: int, schema: pa.Schema, source: Input, lateness: _Lateness
+    batch: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    schema: pa.Schema,
+    source: Input,
+    lateness: _Lateness,
 ) -> pa.RecordBatch:
-    offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
     ts = batch.column("_ts")
     bad: dict[int, str] = {}
     if source.format == "json":
@@ -128,7 +129,7 @@ def _rows(
         "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
     }
     rows = _assemble(schema, len(picked), {**system, **columns})
-    return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad))
+    return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad))
 
 
 def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,7 +153,9 @@ def _event_times(
     return stamps.filter(has), positions[mask], kept, tuple(int(position) for position in positions[~mask])
 
 
-def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping[int, str]) -> pa.RecordBatch:
+def _bad_rows(
+    batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], schema: pa.Schema, bad: Mapping[int, str]
+) -> pa.RecordBatch:
     places = sorted(bad)
     taken = batch.take(pa.array(places, pa.int64()))
     return _assemble(
@@ -161,7 +164,7 @@ def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping
         {
             "_kind": _constant(BAD, len(places), pa.int8()),
             "_input": _constant(0, len(places), pa.int8()),
-            "_offset": pa.array([first + place for place in places], pa.int64()),
+            "_offset": pa.array(offsets[places]),
             "_ts": taken.column("_ts"),
             "_key": taken.column("_key"),
             "_late": _constant(False, len(places), pa.bool_()),

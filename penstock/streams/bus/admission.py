@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec
+from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, RecordsExpired, SequenceGap
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec, Run
 
 # Marks are at most this often, but for the last one (LOW_MAX).
 MARK_EVERY_MS: Millis = 200
@@ -108,6 +108,23 @@ def check_range(spec: CategorySpec, partition: int, end: int, end_offset: int) -
             why="whoever asked has seen more of this log than it holds, so the log is older than its readers",
             fix="restore the log and its readers' rows from the same moment; nothing was skipped",
         )
+
+
+def check_start(category: str, partition: int, start: int, first: int) -> None:
+    """A reader that comes after its records went is told, never given what is left."""
+    if start < first:
+        raise RecordsExpired(
+            f"records of category {category!r} partition {partition} are gone before they were read",
+            why=f"asked for was from offset {start}, the first that is still there is {first}",
+            fix="keep records longer than their slowest reader needs; what is gone is gone",
+        )
+
+
+def count_offsets(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Run]:
+    """The offsets of batches that follow each other without gaps."""
+    for batch in batches:
+        yield np.arange(start, start + batch.num_rows, dtype=np.int64), batch
+        start += batch.num_rows
 
 
 def sequences(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

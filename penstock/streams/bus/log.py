@@ -2,7 +2,9 @@
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
 `_late` bool, then the category's own columns. A `json` category has one own column, `_value` (binary).
-Offsets count from 0 in each partition, without gaps.
+Offsets ascend in each partition. Memory and embedded log count from 0 without gaps; on Kafka there are gaps,
+because the end of a transaction takes an offset too. A position is an offset; a range [start, end) has the
+records whose offsets lie in it, which may be fewer than end - start.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
@@ -89,6 +93,9 @@ class Published:
     trimmed: Mapping[int, int] = field(default_factory=dict)
 
 
+Run = tuple[npt.NDArray[np.int64], pa.RecordBatch]  # offsets, and the rows that lie there
+
+
 class Log(Protocol):
     """The bus. Safe for many processes at once; every method opens what it needs."""
 
@@ -129,6 +136,9 @@ class Log(Protocol):
         An empty range yields nothing. `end` above the end offset is CorruptData too: whoever asks was told of
         records that this log does not have, and a shorter answer would lose them in silence.
         """
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""

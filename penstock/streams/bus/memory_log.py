@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.streams.bus import admission
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Published
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Published, Run
 
 
 @dataclass(slots=True)
@@ -147,6 +147,10 @@ class MemoryLog:
             found = stored.partitions[partition]
             admission.check_range(stored.category.spec, partition, end, found.end)
             return iter(found.cut(start, end))
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
+        return admission.count_offsets(start, self.read(category, partition, start, end))
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""

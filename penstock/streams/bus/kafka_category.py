@@ -1,0 +1,179 @@
+"""Categories on Kafka: what is there, and how it is changed in one fenced transaction."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError, CorruptData, StoreUnavailable
+from penstock.core.loop import sleep_ms
+from penstock.streams.bus import admission
+from penstock.streams.bus.kafka_clients import Clients, Topic
+from penstock.streams.bus.kafka_control import ControlState, ProducerState, Update
+from penstock.streams.bus.kafka_place import KafkaPlace
+from penstock.streams.bus.kafka_read import ControlReader
+from penstock.streams.bus.kafka_records import Outgoing
+from penstock.streams.bus.kafka_writer import Writer, WriterLost, Writers
+from penstock.streams.bus.log import Category
+
+# How often a write starts again because somebody else took its transactional id meanwhile.
+TRIES_MAX = 12
+_PAUSE_MS_MAX = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one transaction writes."""
+
+    updates: tuple[Update, ...]
+    data: tuple[Outgoing, ...] = ()
+    state: ProducerState | None = None  # the producer's, once it is committed
+
+
+class _OfProcess:
+    """Everything with threads or connections."""
+
+    def __init__(self, place: KafkaPlace) -> None:
+        self.pid = os.getpid()
+        self.clients = Clients(place.settings(os.environ))
+        self.writers = Writers(lambda name: Writer(self.clients, name))
+        self.control = ControlReader(self.clients)
+
+
+Decide = Callable[[ControlState, ProducerState], Change | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A category, and the id of its control topic."""
+
+    category: Category
+    control_id: str
+
+
+class KafkaCategories:
+    """The categories under one place, for all threads of a process; after a fork it starts anew."""
+
+    def __init__(self, place: KafkaPlace, fault: Callable[[str], None]) -> None:
+        self.place, self._fault = place, fault
+        self._mine = _OfProcess(place)
+        self._inherited: list[_OfProcess] = []  # over a fork: never touched again
+        self._known: dict[tuple[str, str], Category] = {}  # by name and birth: a spec never changes
+
+    @property
+    def clients(self) -> Clients:
+        """This process's clients."""
+        return self._here().clients
+
+    def close(self) -> None:
+        """Close this process's clients."""
+        here = self._here()
+        here.writers.close()
+        here.control.close()
+        here.clients.close()
+
+    def transact(
+        self,
+        name: str,
+        control_id: str,
+        decide: Decide,
+        producer: str = "",
+        *,
+        tries: int = TRIES_MAX,
+        is_fresh: bool = False,
+    ) -> None:
+        """Decide on what is there and commit, under the producer's id or the category's; if overtaken, again."""
+        here, topic, control = self._here(), self.place.topic(name), self.place.control(name)
+        writer = here.writers.get(f"{control}:{control_id}:{producer}")
+        for attempt in range(tries):
+            with writer.lock:
+                if writer.is_new:
+                    writer.start()
+                    self._fault("writer:started")
+                if writer.state is None or not producer or is_fresh:
+                    state = here.control.catch_up(control, control_id)
+                    if writer.state is None and producer:
+                        writer.state = state.producers.get(producer, ProducerState())
+                else:
+                    state = ControlState()  # a publish depends on its producer alone
+                change = decide(state, writer.state or ProducerState())
+                if change is None:
+                    return
+                try:
+                    writer.commit(
+                        data=change.data,
+                        topic=topic,
+                        producer=producer,
+                        control=control,
+                        updates=change.updates,
+                    )
+                except WriterLost:
+                    if attempt == tries - 1:
+                        raise
+                else:
+                    if producer:
+                        writer.state = change.state
+                    return
+            # Several that take one id from each other would do so for ever without a difference.
+            sleep_ms(random.randint(1, _PAUSE_MS_MAX))
+
+    def find(self, name: str) -> Found:
+        """The category, and its control topic's id. Always asked for: topics may go at any time."""
+        admission.check_name(name)
+        topic, control = self.place.topic(name), self.place.control(name)
+        found = self._here().clients.topics([topic, control])
+        if topic not in found or control not in found:
+            raise admission.missing(name)
+        known = self._known.get((name, found[topic].id))
+        if known is None:
+            state = self._here().control.catch_up(control, found[control].id)
+            known = _checked(name, state.category, found[topic])
+            self._known[name, known.birth] = known
+        if found[topic].partitions != known.spec.partitions:
+            raise ConfigError(
+                f"the topic of category {name!r} has another number of partitions than the category",
+                why=f"{found[topic].partitions}, not {known.spec.partitions}: keys lie elsewhere now",
+                fix="stop its producers, and plan a new category with the new number of partitions",
+            )
+        return Found(known, found[control].id)
+
+    def state(self, name: str) -> ControlState:
+        """What its control topic says, with everything that was committed before this call."""
+        return self.known_state(name, self.find(name).control_id)
+
+    def known_state(self, name: str, control_id: str) -> ControlState:
+        """The same, of a category that was just found or made."""
+        return self._here().control.catch_up(self.place.control(name), control_id)
+
+    def settled(self, topic: str, control: str) -> dict[str, Topic]:
+        """Both topics, once every broker that we ask knows of them."""
+        for _ in range(100):
+            found = self._here().clients.topics([topic, control])
+            if len(found) == 2:
+                return found
+            sleep_ms(50)
+        raise StoreUnavailable(
+            f"topic {topic!r} was created, but Kafka does not show it",
+            why="for 5 seconds it was not among the topics",
+            fix="look at the brokers' logs, then try again",
+        )
+
+    def _here(self) -> _OfProcess:
+        if self._mine.pid != os.getpid():
+            self._inherited.append(self._mine)
+            self._mine = _OfProcess(self.place)
+        return self._mine
+
+
+def _checked(name: str, category: Category | None, topic: Topic) -> Category:
+    if category is None:
+        raise admission.missing(name)  # somebody is just creating it
+    if category.birth != topic.id:
+        raise CorruptData(
+            f"the topic of category {name!r} was deleted and created again outside Penstock",
+            why=f"it was born as {category.birth}, it is now {topic.id}: none of the old records are in it",
+            fix="create the category again, which makes it a new one, and submit what reads it again",
+        )
+    return category
