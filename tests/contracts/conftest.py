@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.loop import SystemClock
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.kafka_log import KafkaLog
 from penstock.streams.bus.kafka_place import parse_place
@@ -19,7 +20,7 @@ from tests.contracts.buses import SPEC, NewLog
 def new_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewLog]:
     """Makes handles on one and the same bus."""
     if request.param == "memory":
-        memory = MemoryLog()
+        memory = MemoryLog(now_ms=SystemClock().now_ms)
         yield lambda: memory
         return
     handles: list[EmbeddedLog | KafkaLog] = []
@@ -38,7 +39,7 @@ def new_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewLog]:
 @pytest.fixture(params=["memory", "embedded"])
 def quick_log(request: pytest.FixtureRequest, tmp_path: Path) -> NewLog:
     """As `new_log`, for properties that need hundreds of publishes; Kafka has its own, with fewer."""
-    memory = MemoryLog()
+    memory = MemoryLog(now_ms=SystemClock().now_ms)
     return (lambda: memory) if request.param == "memory" else (lambda: EmbeddedLog(tmp_path / "bus"))
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, RecordsExpired, SequenceGap
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec, Run
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec, Lag, Run
 
 # Marks are at most this often, but for the last one (LOW_MAX).
 MARK_EVERY_MS: Millis = 200
@@ -53,6 +54,7 @@ def check_spec(spec: CategorySpec) -> None:
             f"watermark {spec.watermark!r} is not known",
             f"use one of {list(_WATERMARKS)}",
         ),
+        (spec.retention_ms < 0, f"its retention is {spec.retention_ms} ms", "use 0 or more"),
         (spec.lateness_ms < 0, f"its lateness is {spec.lateness_ms} ms", "use 0 or more"),
     ]
     for is_wrong, why, fix in complaints:
@@ -118,6 +120,31 @@ def check_start(category: str, partition: int, start: int, first: int) -> None:
             why=f"asked for was from offset {start}, the first that is still there is {first}",
             fix="keep records longer than their slowest reader needs; what is gone is gone",
         )
+
+
+def check_truncate(spec: CategorySpec, before: Mapping[int, int], ends: Sequence[int]) -> None:
+    """What does not exist cannot go."""
+    for partition, offset in before.items():
+        check_partition(spec, partition)
+        check_range(spec, partition, offset, ends[partition])
+
+
+def times_of(batches: Iterable[pa.RecordBatch]) -> tuple[Millis, Millis] | None:
+    """The smallest and the largest `_ts` of some records."""
+    found = [pc.min_max(batch.column("_ts")).as_py() for batch in batches if batch.num_rows]
+    if not found:
+        return None
+    return min(times["min"] for times in found), max(times["max"] for times in found)
+
+
+def sum_lags(lags: Iterable[Lag]) -> Lag:
+    """Together so much, and as old as the oldest."""
+    found = list(lags)
+    return Lag(
+        records=sum(lag.records for lag in found),
+        bytes=sum(lag.bytes for lag in found),
+        ms=max((lag.ms for lag in found), default=0),
+    )
 
 
 def count_offsets(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Run]:

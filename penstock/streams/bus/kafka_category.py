@@ -84,7 +84,7 @@ class KafkaCategories:
         tries: int = TRIES_MAX,
         is_fresh: bool = False,
     ) -> None:
-        """Decide on what is there and commit, under the producer's id or the category's; if overtaken, again."""
+        """Decide on what is there and commit, under the producer's id or the category's; again if fenced."""
         here, topic, control = self._here(), self.place.topic(name), self.place.control(name)
         writer = here.writers.get(f"{control}:{control_id}:{producer}")
         for attempt in range(tries):

@@ -22,10 +22,10 @@ from penstock.streams.bus.kafka_control import (
     after_publish,
 )
 from penstock.streams.bus.kafka_place import KafkaPlace
-from penstock.streams.bus.kafka_read import read_messages
+from penstock.streams.bus.kafka_read import first_time, read_messages
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX, decode_rows, encode_rows
 from penstock.streams.bus.kafka_writer import WriterLost
-from penstock.streams.bus.log import Category, CategorySpec, Mark, Published, Run
+from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
 
 # How often a mark is tried when others write to the category at the same time.
 MARK_TRIES_MAX = 3
@@ -135,6 +135,28 @@ class KafkaLog:
         appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
         return Published(appended=appended, trimmed=trimmed)
 
+    def start_offsets(self, category: str) -> tuple[int, ...]:
+        """The first offset of each partition that is still there."""
+        spec = self._all.find(category).category.spec
+        return self._all.clients.starts(self._place.topic(category), spec.partitions)
+
+    def truncate(self, category: str, before: Mapping[int, int]) -> None:
+        """Let the records below these offsets go, then the marks that nobody needs without them."""
+        found, topic = self._all.find(category), self._place.topic(category)
+        spec, clients = found.category.spec, self._all.clients
+        admission.check_truncate(spec, before, clients.visible_ends(topic, spec.partitions))
+        first = clients.starts(topic, spec.partitions)
+        clients.delete_records(topic, {p: offset for p, offset in before.items() if offset > first[p]})
+        starts = clients.starts(topic, spec.partitions)
+
+        def decide(state: ControlState, _: ProducerState) -> Change | None:
+            passed = state.passed_marks(starts)
+            return (
+                Change(updates=tuple(kafka_control.mark_update(n, None) for n in passed)) if passed else None
+            )
+
+        self._change_category("truncate", category, decide)
+
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """The last stable offset of each partition: below it every transaction is decided."""
         spec = self._all.find(category).category.spec
@@ -156,9 +178,30 @@ class KafkaLog:
             admission.check_range(
                 spec, partition, end, clients.visible_ends(topic, spec.partitions)[partition]
             )
+        admission.check_start(category, partition, start, clients.starts(topic, spec.partitions)[partition])
         return (
             decode_rows(spec, messages) for messages in read_messages(clients, topic, partition, start, end)
         )
+
+    def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
+        """The smallest and the largest `_ts` in [start, end); it is read, Kafka knows only its own times."""
+        return admission.times_of(self.read(category, partition, start, end))
+
+    def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
+        """What lies between positions and ends; bytes are estimated by the mean of what was published."""
+        spec, topic = self._all.find(category).category.spec, self._place.topic(category)
+        clients, mean = self._all.clients, self._all.state(category).record_bytes()
+        ends = clients.stable_ends(topic, spec.partitions)
+        starts = clients.starts(topic, spec.partitions)
+        lags = []
+        for partition, asked in positions.items():
+            admission.check_partition(spec, partition)
+            position, end = max(asked, starts[partition]), ends[partition]
+            at_ms = first_time(clients, topic, partition, position, end) if position < end else None
+            if at_ms is not None:  # else only ends of transactions lie there
+                count = end - position
+                lags.append(Lag(records=count, bytes=round(count * mean), ms=max(0, now_ms - at_ms)))
+        return admission.sum_lags(lags)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -285,7 +328,7 @@ class KafkaLog:
 def _topic_settings(spec: CategorySpec) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
-        "retention.ms": "-1",
+        "retention.ms": str(spec.retention_ms or -1),
         "retention.bytes": "-1",
         "max.message.bytes": str(MESSAGE_BYTES_MAX),
     }

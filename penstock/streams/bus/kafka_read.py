@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import TRANSACTION_MS, Clients, is_passing, translate, translated
@@ -20,14 +21,14 @@ _CONTROL_SILENCES_MAX = 2 * (TRANSACTION_MS // 1000 + 15)
 
 
 def read_messages(
-    clients: Clients, topic: str, partition: int, start: int, end: int
+    clients: Clients, topic: str, partition: int, start: int, end: int, *, rows: int = BATCH_ROWS
 ) -> Iterator[list[Message]]:
     """Committed messages with offsets in [start, end). Requires: `end` is at most the last stable offset."""
     with clients.consumer() as consumer, translated(f"{topic} partition {partition} could not be read"):
         consumer.assign([TopicPartition(topic, partition, start)])
         silences = 0
         while True:
-            found = _next(consumer)
+            found = _next(consumer, rows)
             silences = 0 if found else silences + 1
             if silences == _SILENCES_MAX:
                 raise _silent(topic)
@@ -38,10 +39,17 @@ def read_messages(
                 return
 
 
-def _next(consumer: Consumer) -> list[Message]:
+def first_time(clients: Clients, topic: str, partition: int, start: int, end: int) -> Millis | None:
+    """When the first record of a range was appended; None if there is none."""
+    for messages in read_messages(clients, topic, partition, start, end, rows=1):
+        return messages[0].timestamp()[1]
+    return None
+
+
+def _next(consumer: Consumer, rows: int = BATCH_ROWS) -> list[Message]:
     """What has come; nothing after a silence. (`consume` alone waits for as many as it may give.)"""
     first = consumer.poll(_SILENCE_S)
-    found = [] if first is None else [first, *consumer.consume(BATCH_ROWS - 1, 0)]
+    found = [] if first is None else [first, *(consumer.consume(rows - 1, 0) if rows > 1 else ())]
     return [message for message in found if not _is_passing(message)]
 
 
