@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, CorruptData, StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import Clients, Topic
 from penstock.streams.bus.kafka_control import ControlState, ProducerState, Update
@@ -21,6 +22,8 @@ from penstock.streams.bus.log import Category
 # How often a write starts again because somebody else took its transactional id meanwhile.
 TRIES_MAX = 12
 _PAUSE_MS_MAX = 50
+# Readers, who ask all the time, notice after so long that a topic is gone or another one; writers at once.
+RECENT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,10 @@ class Found:
     category: Category
     control_id: str
 
+    def life(self, producer: str) -> str:
+        """What tells the transactional ids of two lives of one name apart."""
+        return self.category.birth if producer else self.control_id
+
 
 class KafkaCategories:
     """The categories under one place, for all threads of a process; after a fork it starts anew."""
@@ -61,6 +68,8 @@ class KafkaCategories:
         self._mine = _OfProcess(place)
         self._inherited: list[_OfProcess] = []  # over a fork: never touched again
         self._known: dict[tuple[str, str], Category] = {}  # by name and birth: a spec never changes
+        self._looked: dict[str, tuple[Millis, Found]] = {}  # when each category was last looked up
+        self._clock = SystemClock()
 
     @property
     def clients(self) -> Clients:
@@ -77,7 +86,7 @@ class KafkaCategories:
     def transact(
         self,
         name: str,
-        control_id: str,
+        found: Found,
         decide: Decide,
         producer: str = "",
         *,
@@ -86,14 +95,14 @@ class KafkaCategories:
     ) -> None:
         """Decide on what is there and commit, under the producer's id or the category's; again if fenced."""
         here, topic, control = self._here(), self.place.topic(name), self.place.control(name)
-        writer = here.writers.get(f"{control}:{control_id}:{producer}")
+        writer = here.writers.get(f"{control}:{found.life(producer)}:{producer}")
         for attempt in range(tries):
             with writer.lock:
                 if writer.is_new:
                     writer.start()
                     self._fault("writer:started")
                 if writer.state is None or not producer or is_fresh:
-                    state = here.control.catch_up(control, control_id)
+                    state = here.control.catch_up(control, found.control_id)
                     if writer.state is None and producer:
                         writer.state = state.producers.get(producer, ProducerState())
                 else:
@@ -119,8 +128,17 @@ class KafkaCategories:
             # Several that take one id from each other would do so for ever without a difference.
             sleep_ms(random.randint(1, _PAUSE_MS_MAX))
 
-    def find(self, name: str) -> Found:
-        """The category, and its control topic's id. Always asked for: topics may go at any time."""
+    def find(self, name: str, *, is_recent: bool = False) -> Found:
+        """The category as it is now, or with `is_recent` as it was within the last second."""
+        now_ms, looked = self._clock.boot_ms(), self._looked.get(name)
+        if is_recent and looked is not None and now_ms - looked[0] < RECENT_MS:
+            return looked[1]
+        self._looked.pop(name, None)
+        found = self._find(name)
+        self._looked[name] = now_ms, found
+        return found
+
+    def _find(self, name: str) -> Found:
         admission.check_name(name)
         topic, control = self.place.topic(name), self.place.control(name)
         found = self._here().clients.topics([topic, control])
@@ -139,12 +157,9 @@ class KafkaCategories:
             )
         return Found(known, found[control].id)
 
-    def state(self, name: str) -> ControlState:
+    def state(self, name: str, found: Found | None = None) -> ControlState:
         """What its control topic says, with everything that was committed before this call."""
-        return self.known_state(name, self.find(name).control_id)
-
-    def known_state(self, name: str, control_id: str) -> ControlState:
-        """The same, of a category that was just found or made."""
+        control_id = (found or self.find(name, is_recent=True)).control_id
         return self._here().control.catch_up(self.place.control(name), control_id)
 
     def settled(self, topic: str, control: str) -> dict[str, Topic]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.streams.bus import admission, kafka_control
-from penstock.streams.bus.kafka_category import Change, Decide, KafkaCategories
+from penstock.streams.bus.kafka_category import Change, Decide, Found, KafkaCategories
 from penstock.streams.bus.kafka_control import (
     ControlState,
     MarkRecord,
@@ -74,9 +74,10 @@ class KafkaLog:
                 return None
             return Change(updates=(kafka_control.category_update(wanted),))
 
-        state = self._all.known_state(spec.name, topics[control].id)
+        made = Found(wanted, topics[control].id)
+        state = self._all.state(spec.name, made)
         if decide(state, ProducerState()) is not None:
-            self._all.transact(spec.name, topics[control].id, decide)
+            self._all.transact(spec.name, made, decide)
         self._fault("create:after")
         category = self.describe(spec.name)
         admission.check_same(category, spec)
@@ -130,14 +131,14 @@ class KafkaLog:
             return Change(data=tuple(data), updates=(update,), state=state)
 
         if arranged:
-            self._all.transact(category, found.control_id, decide, producer)
+            self._all.transact(category, found, decide, producer)
         self._fault("publish:after")
         appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
         return Published(appended=appended, trimmed=trimmed)
 
     def start_offsets(self, category: str) -> tuple[int, ...]:
         """The first offset of each partition that is still there."""
-        spec = self._all.find(category).category.spec
+        spec = self._all.find(category, is_recent=True).category.spec
         return self._all.clients.starts(self._place.topic(category), spec.partitions)
 
     def truncate(self, category: str, before: Mapping[int, int]) -> None:
@@ -159,7 +160,7 @@ class KafkaLog:
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """The last stable offset of each partition: below it every transaction is decided."""
-        spec = self._all.find(category).category.spec
+        spec = self._all.find(category, is_recent=True).category.spec
         return self._all.clients.visible_ends(self._place.topic(category), spec.partitions)
 
     def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -169,7 +170,7 @@ class KafkaLog:
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
         assert start >= 0, "offsets count from 0"
-        spec = self._all.find(category).category.spec
+        spec = self._all.find(category, is_recent=True).category.spec
         admission.check_partition(spec, partition)
         if end <= start:
             return iter(())
@@ -189,7 +190,7 @@ class KafkaLog:
 
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
         """What lies between positions and ends; bytes are estimated by the mean of what was published."""
-        spec, topic = self._all.find(category).category.spec, self._place.topic(category)
+        spec, topic = self._all.find(category, is_recent=True).category.spec, self._place.topic(category)
         clients, mean = self._all.clients, self._all.state(category).record_bytes()
         ends = clients.stable_ends(topic, spec.partitions)
         starts = clients.starts(topic, spec.partitions)
@@ -211,7 +212,7 @@ class KafkaLog:
     def fence(self, category: str, producer: str, epoch: int) -> None:
         """Take the producer's transactional id and leave the epoch: who had it before fails in its write."""
         found = self._all.find(category)
-        known = self._all.state(category).producers.get(producer)
+        known = self._all.state(category, found).producers.get(producer)
         if known is not None and known.epoch is not None and known.epoch >= epoch:
             return
 
@@ -222,7 +223,7 @@ class KafkaLog:
             return Change(updates=(kafka_control.producer_update(producer, state),), state=state)
 
         self._fault("fence:before")
-        self._all.transact(category, found.control_id, decide, producer)
+        self._all.transact(category, found, decide, producer)
         self._fault("fence:after")
 
     # Watermarks
@@ -255,8 +256,8 @@ class KafkaLog:
 
     def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
         """Raise the producer's output low under its own id; append a mark under the category's if due."""
-        found = self._all.find(category)
-        seen = self._all.state(category)
+        found = self._all.find(category, is_recent=True)
+        seen = self._all.state(category, found)
 
         def decide(state: ControlState, mine: ProducerState) -> Change | None:
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
@@ -275,14 +276,18 @@ class KafkaLog:
 
         self._fault("report_low:before")
         if decide(seen, seen.producers.get(producer, ProducerState())) is not None:
-            self._all.transact(category, found.control_id, decide, producer, is_fresh=True)
+            self._all.transact(category, found, decide, producer, is_fresh=True)
+            seen = self._all.state(category, found)
         self._fault("report_low:mark")
-        self.advance(category, now_ms=now_ms)
+        self._mark(category, found, seen, now_ms)
         self._fault("report_low:after")
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
         """Append the mark that is due, if any. Of several who try at once one does, the others see it."""
-        found = self._all.find(category)
+        found = self._all.find(category, is_recent=True)
+        self._mark(category, found, self._all.state(category, found), now_ms)
+
+    def _mark(self, category: str, found: Found, seen: ControlState, now_ms: Millis) -> None:
         topic, spec = self._place.topic(category), found.category.spec
 
         def decide(state: ControlState, _: ProducerState) -> Change | None:
@@ -295,10 +300,10 @@ class KafkaLog:
             mark = MarkRecord(low=due, ends=ends, at_ms=now_ms)
             return Change(updates=(kafka_control.mark_update(state.mark_number(), mark),))
 
-        if decide(self._all.state(category), ProducerState()) is None:
+        if decide(seen, ProducerState()) is None:
             return
         try:
-            self._all.transact(category, found.control_id, decide, tries=MARK_TRIES_MAX)
+            self._all.transact(category, found, decide, tries=MARK_TRIES_MAX)
         except WriterLost:
             return  # others write to the category all the time: the next report tries again
 
@@ -320,8 +325,8 @@ class KafkaLog:
     def _change_category(self, effect: str, category: str, decide: Decide) -> None:
         found = self._all.find(category)
         self._fault(f"{effect}:before")
-        if decide(self._all.state(category), ProducerState()) is not None:
-            self._all.transact(category, found.control_id, decide)
+        if decide(self._all.state(category, found), ProducerState()) is not None:
+            self._all.transact(category, found, decide)
         self._fault(f"{effect}:after")
 
 
