@@ -38,10 +38,10 @@ class Change:
 class _OfProcess:
     """Everything with threads or connections."""
 
-    def __init__(self, place: KafkaPlace) -> None:
+    def __init__(self, place: KafkaPlace, fault: Callable[[str], None], answer_s: float) -> None:
         self.pid = os.getpid()
-        self.clients = Clients(place.settings(os.environ))
-        self.writers = Writers(lambda name: Writer(self.clients, name))
+        self.clients = Clients(place.settings(os.environ), answer_s=answer_s)
+        self.writers = Writers(lambda name: Writer(self.clients, name, fault))
         self.control = ControlReader(self.clients)
 
 
@@ -63,9 +63,9 @@ class Found:
 class KafkaCategories:
     """The categories under one place, for all threads of a process; after a fork it starts anew."""
 
-    def __init__(self, place: KafkaPlace, fault: Callable[[str], None]) -> None:
-        self.place, self._fault = place, fault
-        self._mine = _OfProcess(place)
+    def __init__(self, place: KafkaPlace, fault: Callable[[str], None], answer_s: float) -> None:
+        self.place, self._fault, self._answer_s = place, fault, answer_s
+        self._mine = _OfProcess(place, fault, answer_s)
         self._inherited: list[_OfProcess] = []  # over a fork: never touched again
         self._known: dict[tuple[str, str], Category] = {}  # by name and birth: a spec never changes
         self._looked: dict[str, tuple[Millis, Found]] = {}  # when each category was last looked up
@@ -178,7 +178,7 @@ class KafkaCategories:
     def _here(self) -> _OfProcess:
         if self._mine.pid != os.getpid():
             self._inherited.append(self._mine)
-            self._mine = _OfProcess(self.place)
+            self._mine = _OfProcess(self.place, self._fault, self._answer_s)
         return self._mine
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,13 +109,14 @@ class _OfProcess:
     pid: int
     admin: AdminClient | None = None
     idle: list[Consumer] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Clients:
     """One process's clients of one cluster."""
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self._settings = {**settings, "client.id": "penstock"}
+    def __init__(self, settings: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
+        self._settings, self.answer_s = {**settings, "client.id": "penstock"}, answer_s
         self._mine = _OfProcess(os.getpid())
         # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
         self._inherited: list[_OfProcess] = []
@@ -123,7 +125,7 @@ class Clients:
         """Those of the topics that exist."""
         found = {}
         with translated(f"topics {', '.join(names)} could not be looked up"):
-            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
+            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=self.answer_s)
             for name, answer in asked.items():
                 try:
                     described = answer.result()
@@ -137,14 +139,14 @@ class Clients:
     def names(self) -> list[str]:
         """The names of all topics that may be seen."""
         with translated("the topics could not be listed"):
-            return sorted(self._admin().list_topics(timeout=ANSWER_S).topics)
+            return sorted(self._admin().list_topics(timeout=self.answer_s).topics)
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Create it, unless it exists; the broker's default says how often it is replicated."""
         new = NewTopic(name, num_partitions=partitions, replication_factor=-1, config=dict(settings))
         with translated(f"topic {name!r} could not be created"):
             try:
-                self._admin().create_topics([new], request_timeout=ANSWER_S)[name].result()
+                self._admin().create_topics([new], request_timeout=self.answer_s)[name].result()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
@@ -178,7 +180,7 @@ class Clients:
         """Let the records below these offsets go."""
         places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         with translated(f"records of {topic!r} could not be deleted"):
-            for answer in self._admin().delete_records(places, request_timeout=ANSWER_S).values():
+            for answer in self._admin().delete_records(places, request_timeout=self.answer_s).values():
                 answer.result()
 
     def producer(self, transactional_id: str) -> Producer:
@@ -244,7 +246,7 @@ class Clients:
         with translated(f"the offsets of {topic!r} could not be read"):
             for attempt in range(_PASSING_TRIES):
                 answers = self._admin().list_offsets(
-                    asked, isolation_level=isolation, request_timeout=ANSWER_S
+                    asked, isolation_level=isolation, request_timeout=self.answer_s
                 )
                 try:
                     return tuple(answers[place].result().offset for place in asked)
@@ -256,11 +258,12 @@ class Clients:
 
     def _admin(self) -> AdminClient:
         mine = self._here()
-        if mine.admin is None:
-            with translated("no connection could be made"):
-                settings: dict[str, Any] = {**self._settings, "logger": _log}
-                mine.admin = AdminClient(settings)
-        return mine.admin
+        with mine.lock:  # the loser of a race would end its client under another's question
+            if mine.admin is None:
+                with translated("no connection could be made"):
+                    settings: dict[str, Any] = {**self._settings, "logger": _log}
+                    mine.admin = AdminClient(settings)
+            return mine.admin
 
     def _here(self) -> _OfProcess:
         if self._mine.pid != os.getpid():

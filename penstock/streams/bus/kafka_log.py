@@ -14,6 +14,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.streams.bus import admission, kafka_control
 from penstock.streams.bus.kafka_category import Change, Decide, Found, KafkaCategories
+from penstock.streams.bus.kafka_clients import ANSWER_S
 from penstock.streams.bus.kafka_control import (
     ControlState,
     MarkRecord,
@@ -34,10 +35,16 @@ MARK_TRIES_MAX = 3
 class KafkaLog:
     """The `Log` protocol on a Kafka cluster, shared by handles, threads, processes and hosts."""
 
-    def __init__(self, place: KafkaPlace, *, fault: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        place: KafkaPlace,
+        *,
+        fault: Callable[[str], None] | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         self._place = place
         self._fault = fault or (lambda point: None)
-        self._all = KafkaCategories(place, self._fault)
+        self._all = KafkaCategories(place, self._fault, answer_s)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Handles travel to Spark's workers; connections do not.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from confluent_kafka import KafkaException, Producer
 
 from penstock.core.errors import OutcomeUnknown
-from penstock.streams.bus.kafka_clients import ANSWER_S, Clients, translated
+from penstock.streams.bus.kafka_clients import Clients, translated
 from penstock.streams.bus.kafka_control import ProducerState, Update
 from penstock.streams.bus.kafka_records import HEADER, PRODUCER, Outgoing
 
@@ -38,12 +38,12 @@ class WriterLost(OutcomeUnknown):
 class Writer:
     """Commits transactions under one id. `lock` is held by whoever uses it."""
 
-    def __init__(self, clients: Clients, transactional_id: str) -> None:
+    def __init__(self, clients: Clients, transactional_id: str, fault: Callable[[str], None]) -> None:
         self.lock = threading.RLock()
         self.state: ProducerState | None = None  # of a producer's writer: as its last commit left it
         self._id = transactional_id
         self._producer: Producer | None = None
-        self._clients = clients
+        self._clients, self._fault = clients, fault
 
     @property
     def is_new(self) -> bool:
@@ -54,7 +54,7 @@ class Writer:
         """Take the id from whoever has it. Returns when all that was written under it is decided."""
         producer = self._clients.producer(self._id)
         with translated(f"the transactional id {self._id!r} could not be taken"):
-            producer.init_transactions(ANSWER_S)
+            producer.init_transactions(self._clients.answer_s)
         self._producer = producer
 
     def commit(
@@ -77,7 +77,10 @@ class Writer:
                 client.produce(topic, message.value, message.key, message.partition, headers=headers)
             for key, value in updates:
                 client.produce(control, value, key, 0)
+            client.flush(self._clients.answer_s)
+            self._fault("transaction:before")
             self._commit(client)
+            self._fault("transaction:after")
         except KafkaException as error:
             self.drop()
             raise WriterLost(self._id, error) from error
@@ -91,7 +94,7 @@ class Writer:
     def _commit(self, client: Producer) -> None:
         for attempt in range(_COMMIT_TRIES):
             try:
-                client.commit_transaction(ANSWER_S)
+                client.commit_transaction(self._clients.answer_s)
             except KafkaException as error:
                 if not error.args[0].retriable() or attempt == _COMMIT_TRIES - 1:
                     raise
