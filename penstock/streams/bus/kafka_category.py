@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, CorruptData, StoreUnavailable
+from penstock.core.errors import ConfigError, CorruptData, SequenceGap, StoreUnavailable
 from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import Clients, Topic
 from penstock.streams.bus.kafka_control import ControlState, ProducerState, Update
 from penstock.streams.bus.kafka_place import KafkaPlace
-from penstock.streams.bus.kafka_read import ControlReader
+from penstock.streams.bus.kafka_read import ControlReader, Seen
 from penstock.streams.bus.kafka_records import Outgoing
 from penstock.streams.bus.kafka_writer import Writer, WriterLost, Writers
 from penstock.streams.bus.log import Category
@@ -24,6 +24,7 @@ TRIES_MAX = 12
 _PAUSE_MS_MAX = 50
 # Readers, who ask all the time, notice after so long that a topic is gone or another one; writers at once.
 RECENT_MS = 1000
+GLANCE_MS = 200  # how long a look waits for transactions of others to be decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +92,33 @@ class KafkaCategories:
         producer: str = "",
         *,
         tries: int = TRIES_MAX,
-        is_fresh: bool = False,
+        patience_ms: Millis | None = None,
     ) -> None:
         """Decide on what is there and commit, under the producer's id or the category's; again if fenced."""
         here, topic, control = self._here(), self.place.topic(name), self.place.control(name)
+        state = ControlState()  # a publish depends on its producer alone
         writer = here.writers.get(f"{control}:{found.life(producer)}:{producer}")
         for attempt in range(tries):
             with writer.lock:
-                if writer.is_new:
+                is_new = writer.is_new
+                if is_new:
                     writer.start()
                     self._fault("writer:started")
-                if writer.state is None or not producer or is_fresh:
-                    state = here.control.catch_up(control, found.control_id)
-                    if writer.state is None and producer:
-                        writer.state = state.producers.get(producer, ProducerState())
-                else:
-                    state = ControlState()  # a publish depends on its producer alone
-                change = decide(state, writer.state or ProducerState())
+                if writer.state is None and producer:
+                    state = here.control.catch_up(control, found.control_id).state
+                    writer.state = state.producers.get(producer, ProducerState())
+                elif not producer:
+                    seen = here.control.catch_up(control, found.control_id, patience_ms=patience_ms)
+                    if not seen.is_whole:
+                        return  # whoever is impatient tries another time
+                    state = seen.state
+                try:
+                    change = decide(state, writer.state or ProducerState())
+                except SequenceGap:
+                    if is_new:
+                        raise
+                    writer.drop()  # a twin may have sent what is missing; what is remembered here is old
+                    continue
                 if change is None:
                     return
                 try:
@@ -146,8 +157,13 @@ class KafkaCategories:
             raise admission.missing(name)
         known = self._known.get((name, found[topic].id))
         if known is None:
-            state = self._here().control.catch_up(control, found[control].id)
-            known = _checked(name, state.category, found[topic])
+            # A glance is enough to find what never changes.
+            seen = self._here().control.catch_up(control, found[control].id, patience_ms=GLANCE_MS)
+            if not seen.is_whole and (
+                seen.state.category is None or seen.state.category.birth != found[topic].id
+            ):
+                seen = self._here().control.catch_up(control, found[control].id)
+            known = _checked(name, seen.state.category, found[topic])
             self._known[name, known.birth] = known
         if found[topic].partitions != known.spec.partitions:
             raise ConfigError(
@@ -160,7 +176,13 @@ class KafkaCategories:
     def state(self, name: str, found: Found | None = None) -> ControlState:
         """What its control topic says, with everything that was committed before this call."""
         control_id = (found or self.find(name, is_recent=True)).control_id
-        return self._here().control.catch_up(self.place.control(name), control_id)
+        return self._here().control.catch_up(self.place.control(name), control_id).state
+
+    def glance(self, name: str, found: Found | None = None) -> Seen:
+        """The same, or less if somebody left a transaction open."""
+        control_id = (found or self.find(name, is_recent=True)).control_id
+        control = self.place.control(name)
+        return self._here().control.catch_up(control, control_id, patience_ms=GLANCE_MS)
 
     def settled(self, topic: str, control: str) -> dict[str, Topic]:
         """Both topics, once every broker that we ask knows of them."""

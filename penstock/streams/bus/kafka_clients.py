@@ -29,13 +29,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
-from penstock.core.errors import PenstockError, Refused, StoreUnavailable
+from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
 from penstock.core.loop import sleep_ms
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX
 
 ANSWER_S = 15.0  # how long one question to the cluster may take
 # A publisher that died inside a transaction holds its readers back for so long, unless a successor starts.
-TRANSACTION_MS = 30_000
+TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
 
 _log = logging.getLogger("penstock.kafka")
@@ -148,6 +148,12 @@ class Clients:
             try:
                 self._admin().create_topics([new], request_timeout=self.answer_s)[name].result()
             except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
+                    raise ConfigError(
+                        f"Kafka does not take {name!r} as the name of a topic",
+                        why=error.args[0].str(),
+                        fix="choose another name; to Kafka names that differ in dots and underscores are one",
+                    ) from error
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 

@@ -6,14 +6,15 @@ Why it is made so: docs/decisions/0012-kafka.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus import admission, kafka_control
-from penstock.streams.bus.kafka_category import Change, Decide, Found, KafkaCategories
+from penstock.streams.bus.kafka_category import GLANCE_MS, Change, Decide, Found, KafkaCategories
 from penstock.streams.bus.kafka_clients import ANSWER_S
 from penstock.streams.bus.kafka_control import (
     ControlState,
@@ -23,7 +24,7 @@ from penstock.streams.bus.kafka_control import (
     after_publish,
 )
 from penstock.streams.bus.kafka_place import KafkaPlace
-from penstock.streams.bus.kafka_read import first_time, read_messages
+from penstock.streams.bus.kafka_read import Seen, first_time, read_messages
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX, decode_rows, encode_rows
 from penstock.streams.bus.kafka_writer import WriterLost
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
@@ -97,7 +98,11 @@ class KafkaLog:
     def categories(self) -> tuple[Category, ...]:
         """All categories, by name."""
         names = self._place.category_names(self._all.clients.names())
-        return tuple(self.describe(name) for name in names)
+        found = []
+        for name in names:
+            with suppress(NotFound):  # its topics are there, but its creator is not done, or died before
+                found.append(self.describe(name))
+        return tuple(found)
 
     # Records
 
@@ -198,7 +203,7 @@ class KafkaLog:
     def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
         """What lies between positions and ends; bytes are estimated by the mean of what was published."""
         spec, topic = self._all.find(category, is_recent=True).category.spec, self._place.topic(category)
-        clients, mean = self._all.clients, self._all.state(category).record_bytes()
+        clients, mean = self._all.clients, self._all.glance(category).state.record_bytes()
         ends = clients.stable_ends(topic, spec.partitions)
         starts = clients.starts(topic, spec.partitions)
         lags = []
@@ -219,7 +224,7 @@ class KafkaLog:
     def fence(self, category: str, producer: str, epoch: int) -> None:
         """Take the producer's transactional id and leave the epoch: who had it before fails in its write."""
         found = self._all.find(category)
-        known = self._all.state(category, found).producers.get(producer)
+        known = self._all.glance(category, found).state.producers.get(producer)
         if known is not None and known.epoch is not None and known.epoch >= epoch:
             return
 
@@ -259,40 +264,42 @@ class KafkaLog:
 
     def producers(self, category: str) -> Mapping[str, Millis]:
         """Registered producers and their output lows."""
-        return self._all.state(category).lows()
+        return self._all.glance(category).state.lows()
 
     def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
         """Raise the producer's output low under its own id; append a mark under the category's if due."""
         found = self._all.find(category, is_recent=True)
-        seen = self._all.state(category, found)
+        seen = self._all.glance(category, found)
+        if not seen.is_whole and producer not in seen.state.lows():
+            seen = Seen(self._all.state(category, found), True)
 
-        def decide(state: ControlState, mine: ProducerState) -> Change | None:
+        def decide(_: ControlState, mine: ProducerState) -> Change | None:
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
-            lows = state.lows()
+            lows = seen.state.lows()
             if producer not in lows:
                 raise admission.not_registered(category, producer)
             raised = msgspec.structs.replace(
                 mine,
                 epoch=epoch,
                 low=max(low, lows[producer]),
-                registration=state.registered[producer].number,
+                registration=seen.state.registered[producer].number,
             )
             if low <= lows[producer] and mine.epoch == epoch:
                 return None
             return Change(updates=(kafka_control.producer_update(producer, raised),), state=raised)
 
         self._fault("report_low:before")
-        if decide(seen, seen.producers.get(producer, ProducerState())) is not None:
-            self._all.transact(category, found, decide, producer, is_fresh=True)
-            seen = self._all.state(category, found)
+        if decide(seen.state, seen.state.producers.get(producer, ProducerState())) is not None:
+            self._all.transact(category, found, decide, producer)
+            seen = self._all.glance(category, found)
         self._fault("report_low:mark")
-        self._mark(category, found, seen, now_ms)
+        self._mark(category, found, seen.state, now_ms)
         self._fault("report_low:after")
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
         """Append the mark that is due, if any. Of several who try at once one does, the others see it."""
         found = self._all.find(category, is_recent=True)
-        self._mark(category, found, self._all.state(category, found), now_ms)
+        self._mark(category, found, self._all.glance(category, found).state, now_ms)
 
     def _mark(self, category: str, found: Found, seen: ControlState, now_ms: Millis) -> None:
         topic, spec = self._place.topic(category), found.category.spec
@@ -310,20 +317,20 @@ class KafkaLog:
         if decide(seen, ProducerState()) is None:
             return
         try:
-            self._all.transact(category, found, decide, tries=MARK_TRIES_MAX)
+            self._all.transact(category, found, decide, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
         except WriterLost:
             return  # others write to the category all the time: the next report tries again
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
-        state = self._all.state(category)
+        state = self._all.glance(category).state
         assert state.category is not None
         admission.check_partition(state.category.spec, partition)
         return state.cut_marks(partition, above=above, up_to=up_to)
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
-        return self._all.state(category).watermark()[0]
+        return self._all.glance(category).state.watermark()[0]
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Kafka itself ends what dead publishers left open."""

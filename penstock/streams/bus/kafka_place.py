@@ -79,7 +79,8 @@ def parse_place(place: str) -> KafkaPlace:
     ]
     for is_wrong, why in complaints:
         if is_wrong:
-            raise ConfigError(f"no such bus: {place.split('?')[0]!r}", why=why, fix=f"write it as {FORM}")
+            shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+            raise ConfigError(f"no such bus: {shown!r}", why=why, fix=f"write it as {FORM}")
     return KafkaPlace(parts.netloc, prefix, options)
 
 

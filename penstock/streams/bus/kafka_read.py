@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -14,7 +15,7 @@ from penstock.streams.bus.kafka_clients import TRANSACTION_MS, Clients, is_passi
 from penstock.streams.bus.kafka_control import ControlState
 
 BATCH_ROWS = 10_000
-_SILENCE_S = 0.5
+_SILENCE_S, _GLANCE_S = 0.5, 0.02
 _SILENCES_MAX = 60
 # A control topic is held up by a publisher that died inside a transaction, until Kafka gives up on it.
 _CONTROL_SILENCES_MAX = 2 * (TRANSACTION_MS // 1000 + 15)
@@ -46,9 +47,9 @@ def first_time(clients: Clients, topic: str, partition: int, start: int, end: in
     return None
 
 
-def _next(consumer: Consumer, rows: int = BATCH_ROWS) -> list[Message]:
+def _next(consumer: Consumer, rows: int = BATCH_ROWS, *, silence_s: float = _SILENCE_S) -> list[Message]:
     """What has come; nothing after a silence. (`consume` alone waits for as many as it may give.)"""
-    first = consumer.poll(_SILENCE_S)
+    first = consumer.poll(silence_s)
     found = [] if first is None else [first, *(consumer.consume(rows - 1, 0) if rows > 1 else ())]
     return [message for message in found if not _is_passing(message)]
 
@@ -83,6 +84,14 @@ def _cut(
     return kept, False
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a control topic says, and whether that is all that was committed."""
+
+    state: ControlState
+    is_whole: bool
+
+
 class ControlReader:
     """What one process knows of control topics; it reads on where it stopped."""
 
@@ -91,21 +100,28 @@ class ControlReader:
         self._consumer: Consumer | None = None
         self._states: dict[str, tuple[str, ControlState]] = {}  # topic -> its id, and what it says
 
-    def catch_up(self, topic: str, topic_id: str) -> ControlState:
-        """Everything that was committed to the topic before this call."""
+    def catch_up(self, topic: str, topic_id: str, *, patience_ms: Millis | None = None) -> Seen:
+        """Everything that was committed to the topic before this call; with a patience, maybe less.
+
+        A transaction that somebody left open hides what others committed after it, until it is decided.
+        """
         end = self._clients.highest_ends(topic, 1)[0]
+        silence_s = _SILENCE_S if patience_ms is None else _GLANCE_S
+        silences_max = _CONTROL_SILENCES_MAX if patience_ms is None else max(1, patience_ms // 20)
         with self._lock, translated(f"the control topic {topic!r} could not be read"):
             state = self._open(topic, topic_id)
             silences = 0
             while state.position < end:
                 assert self._consumer is not None
-                found = _next(self._consumer)
+                found = _next(self._consumer, silence_s=silence_s)
                 silences = 0 if found else silences + 1
-                if silences == _CONTROL_SILENCES_MAX:
+                if silences == silences_max and patience_ms is None:
                     raise _silent(topic)
+                if silences == silences_max:
+                    break
                 for message in found:
                     self._take(message)
-            return state.copy()
+            return Seen(state.copy(), state.position >= end)
 
     def close(self) -> None:
         """Let the connection go; what is known is read again."""

@@ -91,7 +91,9 @@ def _work(told: Connection, place: str, number: int, seconds: float, seed: int) 
     def produce(name: str, rng: random.Random) -> None:
         last, epoch = dict.fromkeys(range(SPEC.partitions), 0), 1
         while time.monotonic() < until:
-            batches = {p: _batch(name, last[p] + 1, rng.choice((1, 10, 300))) for p in rng.sample(range(4), 2)}
+            batches = {
+                p: _batch(name, last[p] + 1, rng.choice((1, 10, 300))) for p in rng.sample(range(4), 2)
+            }
             if rng.random() < 0.1:
                 epoch += 1
             for _ in range(rng.choice((1, 1, 2))):  # a repeat, as after a lost answer
