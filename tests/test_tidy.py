@@ -12,7 +12,7 @@ from tests import tidy_rules as tidy
 from tests.tidy_rules import ROOT, RULES, Rule, Source
 
 SOURCES = tidy.package_sources()
-KAFKA = "penstock.streams.bus.kafka_"
+KAFKA = ("penstock.streams.bus.kafka_", "penstock.streams.bus.avro")
 ENGINE = ("penstock.streams.engine", "penstock.streams.bus.spark_source")
 
 

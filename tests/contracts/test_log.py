@@ -130,8 +130,9 @@ def test_records_come_back_as_they_were_published(log: Log):
     assert read.schema.equals(SPEC.schema()) and read.equals(sent)
 
 
-def test_a_json_category_keeps_values_and_null_keys(log: Log):
-    spec = CategorySpec(name="raw", partitions=1, columns=(("q", "string"),), format="json")
+@pytest.mark.parametrize("format_", ["json", "avro", "bytes"])
+def test_a_category_of_an_edge_keeps_values_and_null_keys(log: Log, format_: str):
+    spec = CategorySpec(name="raw", partitions=1, columns=(("q", "binary"),), format=format_)
     log.create(spec)
     arrays = [
         pa.array([5]),

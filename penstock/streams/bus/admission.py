@@ -22,7 +22,8 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Catego
 MARK_EVERY_MS: Millis = 200
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_FORMATS = ("typed", "json")
+_AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FORMATS = ("typed", "json", "avro", "bytes")
 _WATERMARKS = ("producers", "injector", "event_time")
 
 
@@ -49,6 +50,21 @@ def check_spec(spec: CategorySpec) -> None:
         (bool(doubled), f"columns {doubled} occur twice", "rename them"),
         (bool(unknown), f"types {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
         (spec.format not in _FORMATS, f"format {spec.format!r} is not known", f"use one of {list(_FORMATS)}"),
+        (
+            spec.format == "bytes" and [kind for _, kind in spec.columns] != ["binary"],
+            "a bytes category has one column, of type binary",
+            "give it one, or choose another format",
+        ),
+        (
+            spec.format == "avro" and not all(_AVRO_NAME.fullmatch(name) for name in names),
+            "Avro fields are named by letters, digits and underscores",
+            "rename the columns",
+        ),
+        (
+            bool(spec.ts_column) and dict(spec.columns).get(spec.ts_column) not in ("bigint", "int"),
+            f"its event time column {spec.ts_column!r} is not among its columns, or no whole number",
+            "declare it as bigint",
+        ),
         (
             spec.watermark not in _WATERMARKS,
             f"watermark {spec.watermark!r} is not known",

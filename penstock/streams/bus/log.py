@@ -1,7 +1,8 @@
 """What the bus promises: categories of partitions, idempotent fenced publishing, marks.
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
-`_late` bool, then the category's own columns. A `json` category has one own column, `_value` (binary).
+`_late` bool, then the category's own columns. A `json`, `avro` or `bytes` category has one own column,
+`_value` (binary), which readers decode into the declared columns.
 Offsets ascend in each partition. Memory and embedded log count from 0 without gaps; on Kafka there are gaps,
 because the end of a transaction takes an offset too. A position is an offset; a range [start, end) has the
 records whose offsets lie in it, which may be fewer than end - start.
@@ -53,18 +54,18 @@ class CategorySpec:
 
     name: str
     partitions: int
-    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`: inside the object
-    format: str = "typed"  # typed | json
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`, `avro`: inside the value
+    format: str = "typed"  # typed | json | avro | bytes
     watermark: str = "producers"
     lateness_ms: Millis = 0
     retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
-    ts_column: str = ""  # json: which column holds the event time in ms ("" = the record's own `_ts`)
+    ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of what lies on the bus."""
         own = (
             [pa.field("_value", pa.binary())]
-            if self.format == "json"
+            if self.format != "typed"
             else [pa.field(name, ARROW_TYPES[kind]) for name, kind in self.columns]
         )
         return pa.schema([*SYSTEM_FIELDS, *own])
