@@ -1,10 +1,11 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills stress sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
 EXAMPLES ?= 100
+SECONDS ?= 60
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
@@ -22,6 +23,7 @@ test: check  ## everything that must hold: check, fast tests, then the ones with
 	@echo "test: fast tests, two at a time"
 	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e and not drill" </dev/null
 	@echo "test: tests with Spark and with processes, one after another"
+	@$(RUN) $(PY) -m tests.kafka </dev/null
 	@$(RUN) $(PY) -m pytest -q -m "spark" </dev/null
 	@$(RUN) $(PY) -m pytest -q -m "e2e and not spark" </dev/null
 
@@ -40,6 +42,9 @@ fast: setup  ## the tests that need neither Spark nor processes
 
 drills: setup  ## kill -9, freeze, cut off and double real containers and the control plane; prints recovery times
 	@$(RUN) $(PY) -m pytest -q -s -m "drill" tests/drills </dev/null
+
+stress: setup  ## 20 producers and 10 readers on the bus for SECONDS=60, on disk and on Kafka
+	@$(RUN) $(PY) -m tests.streams.bus.stress --seconds $(SECONDS) </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null

@@ -47,12 +47,17 @@ def _names_its_own(metafunc: pytest.Metafunc, argument: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` is marked `e2e`."""
+    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` or needs a broker `e2e`."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
-        if "e2e" in item.path.parts:
+        if "e2e" in item.path.parts or _needs_broker(item):
             item.add_marker("e2e")
+
+
+def _needs_broker(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return "kafka" in getattr(item, "fixturenames", ()) or "kafka" in parameters.values()
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +84,22 @@ def postgres() -> Iterator[Any]:
 
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Any]:
+    """A real Kafka broker, one per process of the run; see `tests.kafka`."""
+    from tests.kafka import NoBroker, kafka_server
+
+    try:
+        server = kafka_server()
+        running = server.__enter__()
+    except NoBroker as reason:
+        pytest.skip(f"no Kafka broker: {reason}")
+    try:
+        yield running
+    finally:
+        server.__exit__(None, None, None)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

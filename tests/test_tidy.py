@@ -12,6 +12,7 @@ from tests import tidy_rules as tidy
 from tests.tidy_rules import ROOT, RULES, Rule, Source
 
 SOURCES = tidy.package_sources()
+KAFKA = ("penstock.streams.bus.kafka_", "penstock.streams.bus.avro")
 ENGINE = ("penstock.streams.engine", "penstock.streams.bus.spark_source")
 
 
@@ -27,7 +28,8 @@ def test_a_module_keeps_the_rules(source: Source):
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_a_module_imports_only_what_is_declared(source: Source):
-    assert not list(tidy.undeclared(source, with_spark=needs_spark(source.module)))
+    extras = {"spark": needs_spark(source.module), "kafka": source.module.startswith(KAFKA)}
+    assert not list(tidy.undeclared(source, extras=tuple(name for name, needed in extras.items() if needed)))
 
 
 def test_what_calls_itself_pure_reaches_no_effect():
@@ -64,14 +66,15 @@ def test_a_lock_file_holds_pins_and_hashes_and_nothing_else(name: str):
     assert all(lines[number + 1].startswith("    --hash=sha256:") for number in pins)
 
 
-def test_the_control_plane_imports_without_pyspark():
-    """Plan: import every module outside the engine in a fresh process in which PySpark cannot be found."""
+def test_the_control_plane_imports_without_its_extras():
+    """Plan: import every module outside engine and Kafka in a fresh process that finds neither's packages."""
     # Alembic runs its environment as a script; nothing imports it.
     scripts = {"penstock.core.migrations.env"}
-    modules = [module for module in SOURCES if not needs_spark(module) and module not in scripts]
+    bare = [module for module in SOURCES if not needs_spark(module) and not module.startswith(KAFKA)]
+    modules = [module for module in bare if module not in scripts]
     program = (
         "import importlib, sys\n"
-        "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pandas', 'pytest', 'hypothesis'), None))\n"
+        "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pandas', 'confluent_kafka', 'fastavro', 'pytest'), None))\n"
         "for module in sys.argv[1:]: importlib.import_module(module)\n"
     )
     done = subprocess.run(

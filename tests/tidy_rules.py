@@ -351,10 +351,13 @@ def impure(sources: Mapping[str, Source]) -> Iterator[str]:
                 yield f"{name} says it is pure, but reaches {effect}: {' -> '.join(chain)}"
 
 
-def undeclared(source: Source, *, with_spark: bool) -> Iterator[str]:
+def undeclared(source: Source, *, extras: tuple[str, ...] = ()) -> Iterator[str]:
     """Complaints about imports that the installed package would lack."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *(project["optional-dependencies"]["spark"] if with_spark else ())]
+    lines = [
+        *project["dependencies"],
+        *(line for name in extras for line in project["optional-dependencies"][name]),
+    ]
     # FastAPI brings Starlette, PySpark brings Py4J: importing them by name is part of using the two.
     # PyYAML's module has another name.
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("-", "_").lower() for line in lines} | {
@@ -364,7 +367,7 @@ def undeclared(source: Source, *, with_spark: bool) -> Iterator[str]:
     }
     for top in sorted(tops(source.imports) - {"penstock"}):
         if not _is_standard(top) and top.lower() not in declared:
-            yield f"imports {top}, which pyproject.toml does not declare{'' if with_spark else ' for the control plane'}"
+            yield f"imports {top}, which pyproject.toml does not declare for {extras or 'the control plane'}"
 
 
 def _is_standard(top: str) -> bool:
@@ -397,23 +400,10 @@ TEXT_RULES: Mapping[str, re.Pattern[str]] = {
     "names a path of one machine": MACHINE_PATH,
     "names a package registry": REGISTRIES,
 }
-SKIPPED = {".git", ".venv", ".penstock", "build", "dist", "spark-warehouse", "__pycache__"}
+SKIPPED = {".git", ".venv", ".cache", ".penstock", "build", "dist", "spark-warehouse", "__pycache__"}
 TEXT_SUFFIXES = {
-    "",
-    ".cfg",
-    ".in",
-    ".ini",
-    ".json",
-    ".lock",
-    ".md",
-    ".py",
-    ".sh",
-    ".sql",
-    ".toml",
-    ".txt",
-    ".yaml",
-    ".yml",
-}
+    "", ".cfg", ".in", ".ini", ".json", ".lock", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml",
+}  # fmt: skip
 
 
 def text_files(root: Path = ROOT) -> Iterator[Path]:

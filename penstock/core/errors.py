@@ -14,6 +14,7 @@ PenstockError
 │   └── OutcomeUnknown         it may or may not have been written: repeat with the same key
 ├── DiskFull                   no room: nothing was half-written
 ├── CorruptData                a checksum or format does not match: stop, never guess
+├── RecordsExpired             the bus let records go before their reader came
 ├── IntervalError              the rows of an interval do not fit what was planned
 │   ├── IntervalMissing        absent, or of another birth: the plan creates, a task only opens
 │   ├── OffsetAhead            a planned start lies above the committed offset
@@ -116,6 +117,10 @@ class DiskFull(PenstockError):
 
 class CorruptData(PenstockError):
     """A checksum or a format does not match."""
+
+
+class RecordsExpired(PenstockError):
+    """The bus let records go before their reader came."""
 
 
 class IntervalError(PenstockError):

@@ -162,7 +162,7 @@ class _Cutter:
         partitions, category = self._origin(road)
         outputs = [output]
         source = road.origin if isinstance(road.origin, Source) else None
-        if source is not None and self._schemas.sources[source.name].format == "json":
+        if source is not None and self._schemas.sources[source.name].format in ("json", "avro"):
             # As many partitions as the source: what a category is must not depend on who reads it.
             dead = f"{source.category}.dead"
             outputs.append(

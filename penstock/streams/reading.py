@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.decode import decode_json
+from penstock.streams.bus.decode import Decoded, decode_bytes, decode_json
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
@@ -55,15 +55,13 @@ def read_range(
     lateness = _Lateness(
         source, log, interval.ref.partition, row.input_low, row.event_time_max.get(source.birth, LOW_MIN), end
     )
-    offset = start
-    for batch in log.read(source.category, interval.ref.partition, start, end):
+    count = 0
+    for offsets, batch in log.scan(source.category, interval.ref.partition, start, end):
         if batch.num_rows:
-            yield _rows(batch, offset, schema, source, lateness)
-        offset += batch.num_rows
+            yield _rows(batch, offsets, schema, source, lateness)
+        count += batch.num_rows
     seen = {source.birth: lateness.event_time_max} if source.watermark == "event_time" else {}
-    yield _control(
-        schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": offset - start}
-    )
+    yield _control(schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": count})
 
 
 class _Lateness:
@@ -96,13 +94,16 @@ class _Lateness:
 
 
 def _rows(
-    batch: pa.RecordBatch, first: int, schema: pa.Schema, source: Input, lateness: _Lateness
+    batch: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    schema: pa.Schema,
+    source: Input,
+    lateness: _Lateness,
 ) -> pa.RecordBatch:
-    offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
     ts = batch.column("_ts")
     bad: dict[int, str] = {}
-    if source.format == "json":
-        decoded = decode_json(batch.column("_value"), source.columns)
+    if source.format != "typed":
+        decoded = _decode(batch.column("_value"), source)
         columns = {name: decoded.table.column(name).combine_chunks() for name, _ in source.columns}
         bad = dict(decoded.bad)
         good = None if decoded.rows is None else np.array(decoded.rows, dtype=np.int64)
@@ -128,7 +129,16 @@ def _rows(
         "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
     }
     rows = _assemble(schema, len(picked), {**system, **columns})
-    return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad))
+    return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad))
+
+
+def _decode(values: pa.Array, source: Input) -> Decoded:
+    if source.format == "avro":
+        # Imported here: only who reads Avro needs its decoder.
+        from penstock.streams.bus.avro import decode_avro
+
+        return decode_avro(values, source.columns)
+    return (decode_bytes if source.format == "bytes" else decode_json)(values, source.columns)
 
 
 def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,7 +162,9 @@ def _event_times(
     return stamps.filter(has), positions[mask], kept, tuple(int(position) for position in positions[~mask])
 
 
-def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping[int, str]) -> pa.RecordBatch:
+def _bad_rows(
+    batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], schema: pa.Schema, bad: Mapping[int, str]
+) -> pa.RecordBatch:
     places = sorted(bad)
     taken = batch.take(pa.array(places, pa.int64()))
     return _assemble(
@@ -161,7 +173,7 @@ def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping
         {
             "_kind": _constant(BAD, len(places), pa.int8()),
             "_input": _constant(0, len(places), pa.int8()),
-            "_offset": pa.array([first + place for place in places], pa.int64()),
+            "_offset": pa.array(offsets[places]),
             "_ts": taken.column("_ts"),
             "_key": taken.column("_key"),
             "_late": _constant(False, len(places), pa.bool_()),

@@ -25,8 +25,10 @@ from penstock.streams.rows.row_store import RowStore
 class Stage:
     """One folder: bus, rows, packages, and the jobs of one pipeline."""
 
-    def __init__(self, spark: Any, folder: Path, pipeline: Path, category: dict[str, Any]) -> None:
-        self.bus, self.rows_place = f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
+    def __init__(
+        self, spark: Any, folder: Path, pipeline: Path, category: dict[str, Any], *, bus: str = ""
+    ) -> None:
+        self.bus, self.rows_place = bus or f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
         self.log: Log = open_log(self.bus)
         self.rows: RowStore = open_rows(self.rows_place)
         self.log.create(category_from_json(category))

@@ -41,12 +41,21 @@ def stored(log: Log, partition: int, start: int = 0, end: int | None = None) -> 
     return [n for batch in log.read("clicks", partition, start, last) for n in batch.column("n").to_pylist()]
 
 
+def offsets(log: Log, partition: int) -> list[int]:
+    """Where the records of a partition lie."""
+    end = log.end_offsets("clicks")[partition]
+    return [int(offset) for run, _ in log.scan("clicks", partition, 0, end) for offset in run]
+
+
 def report(log: Log, producer: str, low: int, now_ms: int, epoch: int = 1) -> None:
     log.report_low("clicks", producer=producer, epoch=epoch, low=low, now_ms=now_ms)
 
 
 def all_marks(log: Log, partition: int = 0) -> list[tuple[int, int]]:
-    return [(m.low, m.end) for m in log.marks("clicks", partition, above=LOW_MIN, up_to=2**40)]
+    """Each mark's low, and how many records of the partition lie before it."""
+    marks = log.marks("clicks", partition, above=LOW_MIN, up_to=2**40)
+    places = offsets(log, partition)
+    return [(mark.low, sum(place < mark.end for place in places)) for mark in marks]
 
 
 def assert_three_parts(error: PenstockError) -> None:

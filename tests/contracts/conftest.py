@@ -7,28 +7,40 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.loop import SystemClock
 from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.kafka_log import KafkaLog
+from penstock.streams.bus.kafka_place import parse_place
 from penstock.streams.bus.log import Log
 from penstock.streams.bus.memory_log import MemoryLog
 from tests.contracts.buses import SPEC, NewLog
 
 
-@pytest.fixture(params=["memory", "embedded"])
+@pytest.fixture(params=["memory", "embedded", "kafka"])
 def new_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewLog]:
     """Makes handles on one and the same bus."""
     if request.param == "memory":
-        memory = MemoryLog()
+        memory = MemoryLog(now_ms=SystemClock().now_ms)
         yield lambda: memory
         return
-    handles: list[EmbeddedLog] = []
+    handles: list[EmbeddedLog | KafkaLog] = []
+    place = request.getfixturevalue("kafka").new_place() if request.param == "kafka" else ""
 
-    def open_handle() -> EmbeddedLog:
-        handles.append(EmbeddedLog(tmp_path / "bus"))
-        return handles[-1]
+    def open_handle() -> Log:
+        made = KafkaLog(parse_place(place)) if place else EmbeddedLog(tmp_path / "bus")
+        handles.append(made)
+        return made
 
     yield open_handle
     for handle in handles:
         handle.close()
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def quick_log(request: pytest.FixtureRequest, tmp_path: Path) -> NewLog:
+    """As `new_log`, for properties that need hundreds of publishes; Kafka has its own, with fewer."""
+    memory = MemoryLog(now_ms=SystemClock().now_ms)
+    return (lambda: memory) if request.param == "memory" else (lambda: EmbeddedLog(tmp_path / "bus"))
 
 
 @pytest.fixture

@@ -11,8 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
+from penstock.streams.bus.kafka_log import KafkaLog
 from penstock.streams.bus.log import CategorySpec, Log
-from tests.contracts.buses import EXAMPLES, SPEC, NewLog, assert_three_parts, publish, records, stored
+from tests.contracts.buses import (
+    EXAMPLES,
+    SPEC,
+    NewLog,
+    assert_three_parts,
+    offsets,
+    publish,
+    records,
+    stored,
+)
 
 # Categories
 
@@ -58,7 +68,8 @@ def test_every_field_of_a_spec_comes_back(log: Log):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", ".hidden", "-a", "a b", "a\n", "ä", "a" * 129, "a\0b"]
 )
-def test_a_name_that_could_leave_its_folder_is_refused(log: Log, name: str):
+def test_a_name_that_could_leave_its_folder_is_refused(new_log: NewLog, name: str):
+    log = new_log()
     with pytest.raises(ConfigError) as caught:
         log.create(CategorySpec(name=name, partitions=1, columns=()))
     assert_three_parts(caught.value)
@@ -79,7 +90,8 @@ def test_a_name_that_could_leave_its_folder_is_refused(log: Log, name: str):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_spec_that_cannot_be_stored_is_refused(log: Log, change: dict):
+def test_a_spec_that_cannot_be_stored_is_refused(new_log: NewLog, change: dict):
+    log = new_log()
     with pytest.raises(ConfigError) as caught:
         log.create(CategorySpec(**{"name": "bad", "partitions": 1, "columns": (), **change}))
     assert_three_parts(caught.value)
@@ -118,8 +130,9 @@ def test_records_come_back_as_they_were_published(log: Log):
     assert read.schema.equals(SPEC.schema()) and read.equals(sent)
 
 
-def test_a_json_category_keeps_values_and_null_keys(log: Log):
-    spec = CategorySpec(name="raw", partitions=1, columns=(("q", "string"),), format="json")
+@pytest.mark.parametrize("format_", ["json", "avro", "bytes"])
+def test_a_category_of_an_edge_keeps_values_and_null_keys(log: Log, format_: str):
+    spec = CategorySpec(name="raw", partitions=1, columns=(("q", "binary"),), format=format_)
     log.create(spec)
     arrays = [
         pa.array([5]),
@@ -133,13 +146,16 @@ def test_a_json_category_keeps_values_and_null_keys(log: Log):
     assert next(log.read("raw", 0, 0, 1)).to_pylist() == sent.to_pylist()
 
 
-def test_offsets_count_without_gaps_in_each_partition(log: Log):
+def test_offsets_ascend_in_each_partition(log: Log):
     assert log.end_offsets("clicks") == (0, 0)
     both = {0: records(1, 2), 1: records(1)}
     assert log.publish("clicks", producer="a", epoch=1, batches=both, gapless=True).appended == {0: 2, 1: 1}
     publish(log, 0, 7, 9, producer="b")
-    assert log.end_offsets("clicks") == (4, 1)
     assert stored(log, 0) == [1, 2, 7, 9] and stored(log, 1) == [1]
+    for partition, end in enumerate(log.end_offsets("clicks")):
+        places = offsets(log, partition)
+        assert places[0] == 0 and places == sorted(set(places)) and places[-1] < end
+    assert isinstance(log, KafkaLog) or log.end_offsets("clicks") == (4, 1)  # there without gaps
 
 
 def test_every_range_reads_exactly_its_records(log: Log):
@@ -147,9 +163,12 @@ def test_every_range_reads_exactly_its_records(log: Log):
     publish(log, 0, 4)
     publish(log, 0, 3, 4, 5, 6, 7)
     publish(log, 1, 8)
-    for start in range(8):
-        for end in range(start, 8):
-            assert stored(log, 0, start, end) == list(range(start + 1, end + 1)), (start, end)
+    places, last = offsets(log, 0), log.end_offsets("clicks")[0]
+    assert len(places) == 7
+    for start in range(last + 1):
+        for end in range(start, last + 1, 1 if start % 3 == 0 else 4):
+            expected = [seq for seq, place in enumerate(places, start=1) if start <= place < end]
+            assert stored(log, 0, start, end) == expected, (start, end)
 
 
 def test_an_empty_range_reads_nothing(log: Log):
@@ -163,7 +182,7 @@ def test_an_empty_range_reads_nothing(log: Log):
 def test_reading_beyond_the_end_is_an_error_not_a_short_answer(log: Log):
     publish(log, 0, 1, 2)
     with pytest.raises(CorruptData) as caught:
-        log.read("clicks", 0, 0, 3)
+        log.read("clicks", 0, 0, log.end_offsets("clicks")[0] + 1)
     assert_three_parts(caught.value)
 
 
@@ -279,9 +298,9 @@ def test_published_to_tells_the_highest_sequence_per_partition(log: Log):
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1)), max_size=12))
 def test_however_batches_overlap_each_sequence_appears_once(
-    new_log: NewLog, spans: list[tuple[int, int, int]]
+    quick_log: NewLog, spans: list[tuple[int, int, int]]
 ):
-    log = new_log()
+    log = quick_log()
     log.create(SPEC)
     # Examples share the bus, so each has a producer and a starting point of its own.
     before, producer = log.end_offsets("clicks"), f"p{next(EXAMPLES)}"
@@ -388,7 +407,7 @@ def test_two_handles_see_and_fence_each_other(new_log: NewLog):
     publish(two, 0, 2, 3, epoch=2)
     with pytest.raises(Fenced):
         publish(one, 0, 4, epoch=1)
-    assert stored(one, 0) == [1, 2, 3] and one.end_offsets("clicks") == (3, 0)
+    assert stored(one, 0) == [1, 2, 3] and one.end_offsets("clicks")[1] == 0
     two.register_producer("clicks", "a")
     one.report_low("clicks", producer="a", epoch=2, low=7, now_ms=0)
     assert two.watermark("clicks") == 7
@@ -404,7 +423,7 @@ def test_threads_of_one_handle_publish_side_by_side(log: Log):
         thread.start()
     for thread in threads:
         thread.join()
-    assert log.end_offsets("clicks") == (40, 40)
+    assert len(stored(log, 0)) == len(stored(log, 1)) == 40
     assert sorted(stored(log, 0)) == sorted([*range(2, 21, 2)] * 4)
 
 

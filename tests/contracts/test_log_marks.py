@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import Fenced, NotFound
-from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log, Mark
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from tests.contracts.buses import (
     EXAMPLES,
     SPEC,
@@ -54,8 +54,11 @@ def test_marks_are_cut_by_low_and_by_offset(log: Log):
     for step in range(1, 6):
         publish(log, 0, step)
         report(log, "a", step * 10, now_ms=step * 200)
-    assert log.marks("clicks", 0, above=20, up_to=4) == (Mark(low=30, end=3), Mark(low=40, end=4))
-    assert log.marks("clicks", 0, above=50, up_to=9) == ()
+    marks = log.marks("clicks", 0, above=LOW_MIN, up_to=2**40)
+    assert all_marks(log) == [(10, 1), (20, 2), (30, 3), (40, 4), (50, 5)]
+    assert log.marks("clicks", 0, above=20, up_to=marks[3].end) == marks[2:4]
+    assert log.marks("clicks", 0, above=20, up_to=marks[4].end - 1) == marks[2:4]
+    assert log.marks("clicks", 0, above=50, up_to=2**40) == ()
     assert log.marks("clicks", 0, above=LOW_MIN, up_to=0) == ()
 
 
@@ -211,9 +214,9 @@ def test_unregistering_keeps_epoch_and_sequences(log: Log):
         max_size=30,
     ),
 )
-def test_marks_only_rise_and_never_pass_a_low(new_log: NewLog, steps: list[tuple[str, str, int]]):
+def test_marks_only_rise_and_never_pass_a_low(quick_log: NewLog, steps: list[tuple[str, str, int]]):
     """Whatever happens, marks ascend in low and end, W is the last of them, and no registered low is below it."""
-    log, name, now_ms, seq = new_log(), f"c{next(EXAMPLES)}", 0, 0
+    log, name, now_ms, seq = quick_log(), f"c{next(EXAMPLES)}", 0, 0
     log.create(CategorySpec(name=name, partitions=2, columns=SPEC.columns))
     for kind, producer, number in steps:
         now_ms, seq = now_ms + 90, seq + 1

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec
+from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, RecordsExpired, SequenceGap
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec, Lag, Run
 
 # Marks are at most this often, but for the last one (LOW_MAX).
 MARK_EVERY_MS: Millis = 200
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_FORMATS = ("typed", "json")
+_AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FORMATS = ("typed", "json", "avro", "bytes")
 _WATERMARKS = ("producers", "injector", "event_time")
 
 
@@ -49,10 +51,26 @@ def check_spec(spec: CategorySpec) -> None:
         (bool(unknown), f"types {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
         (spec.format not in _FORMATS, f"format {spec.format!r} is not known", f"use one of {list(_FORMATS)}"),
         (
+            spec.format == "bytes" and [kind for _, kind in spec.columns] != ["binary"],
+            "a bytes category has one column, of type binary",
+            "give it one, or choose another format",
+        ),
+        (
+            spec.format == "avro" and not all(_AVRO_NAME.fullmatch(name) for name in names),
+            "Avro fields are named by letters, digits and underscores",
+            "rename the columns",
+        ),
+        (
+            bool(spec.ts_column) and dict(spec.columns).get(spec.ts_column) not in ("bigint", "int"),
+            f"its event time column {spec.ts_column!r} is not among its columns, or no whole number",
+            "declare it as bigint",
+        ),
+        (
             spec.watermark not in _WATERMARKS,
             f"watermark {spec.watermark!r} is not known",
             f"use one of {list(_WATERMARKS)}",
         ),
+        (spec.retention_ms < 0, f"its retention is {spec.retention_ms} ms", "use 0 or more"),
         (spec.lateness_ms < 0, f"its lateness is {spec.lateness_ms} ms", "use 0 or more"),
     ]
     for is_wrong, why, fix in complaints:
@@ -108,6 +126,48 @@ def check_range(spec: CategorySpec, partition: int, end: int, end_offset: int) -
             why="whoever asked has seen more of this log than it holds, so the log is older than its readers",
             fix="restore the log and its readers' rows from the same moment; nothing was skipped",
         )
+
+
+def check_start(category: str, partition: int, start: int, first: int) -> None:
+    """A reader that comes after its records went is told, never given what is left."""
+    if start < first:
+        raise RecordsExpired(
+            f"records of category {category!r} partition {partition} are gone before they were read",
+            why=f"asked for was from offset {start}, the first that is still there is {first}",
+            fix="keep records longer than their slowest reader needs; what is gone is gone",
+        )
+
+
+def check_truncate(spec: CategorySpec, before: Mapping[int, int], ends: Sequence[int]) -> None:
+    """What does not exist cannot go."""
+    for partition, offset in before.items():
+        check_partition(spec, partition)
+        check_range(spec, partition, offset, ends[partition])
+
+
+def times_of(batches: Iterable[pa.RecordBatch]) -> tuple[Millis, Millis] | None:
+    """The smallest and the largest `_ts` of some records."""
+    found = [pc.min_max(batch.column("_ts")).as_py() for batch in batches if batch.num_rows]
+    if not found:
+        return None
+    return min(times["min"] for times in found), max(times["max"] for times in found)
+
+
+def sum_lags(lags: Iterable[Lag]) -> Lag:
+    """Together so much, and as old as the oldest."""
+    found = list(lags)
+    return Lag(
+        records=sum(lag.records for lag in found),
+        bytes=sum(lag.bytes for lag in found),
+        ms=max((lag.ms for lag in found), default=0),
+    )
+
+
+def count_offsets(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Run]:
+    """The offsets of batches that follow each other without gaps."""
+    for batch in batches:
+        yield np.arange(start, start + batch.num_rows, dtype=np.int64), batch
+        start += batch.num_rows
 
 
 def sequences(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -67,6 +67,21 @@ def _decoder(columns: tuple[tuple[str, str], ...]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names, gc=False))
 
 
+def decode_bytes(values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decoded:
+    """Every value is its own column; none is bad."""
+    schema = pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])
+    return Decoded(table=pa.table([values], schema=schema), rows=None)
+
+
+def table_of(rows: Sequence[tuple[Any, ...]], columns: Sequence[tuple[str, str]]) -> pa.Table:
+    """Rows of values as columns."""
+    schema = pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])
+    turned = zip(*rows, strict=True) if rows else ([] for _ in columns)
+    return pa.table(
+        [pa.array(column, schema.field(n).type) for n, column in enumerate(turned)], schema=schema
+    )
+
+
 def _table(objects: list[Any], columns: Sequence[tuple[str, str]]) -> pa.Table:
     return pa.table(
         [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.core.clock import Millis
-from penstock.streams.bus import log_index
+from penstock.streams.bus import log_index, log_retention
 from penstock.streams.bus.embedded_publish import give_up, remove_file
+from penstock.streams.bus.log import CategorySpec
 from penstock.streams.bus.log_index import LogIndex
 from penstock.streams.bus.segments import SUFFIX, translated
 
@@ -36,6 +38,24 @@ def clean_category(index: LogIndex, *, now_ms: Millis, older_than_ms: Millis) ->
                 remove_file(index, segment)
                 removed += 1
         return removed
+
+
+def truncate_category(index: LogIndex, before: Mapping[int, int]) -> int:
+    """Let records below these offsets go; returns how many segments went with them."""
+    with index.writing("truncate") as connection:
+        gone = log_retention.truncate(connection, before)
+    for segment in gone:  # after the commit: a file that stays behind is garbage to the next cleaner
+        remove_file(index, segment)
+    return len(gone)
+
+
+def expire_category(index: LogIndex, spec: CategorySpec, *, now_ms: Millis) -> int:
+    """Let records go that were appended longer ago than the category keeps them."""
+    if not spec.retention_ms:
+        return 0
+    with index.reading() as connection:
+        before = log_retention.find_expired(connection, now_ms - spec.retention_ms)
+    return truncate_category(index, before) if before else 0
 
 
 def clean_unfinished(folder: Path, *, now_ms: Millis, older_than_ms: Millis) -> int:

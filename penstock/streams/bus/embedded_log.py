@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shutil
 import sqlite3
@@ -14,15 +15,23 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.streams.bus import admission, log_index
-from penstock.streams.bus.embedded_clean import UNFINISHED, clean_category, clean_unfinished
+from penstock.core.loop import SystemClock
+from penstock.streams.bus import admission, log_index, log_retention
+from penstock.streams.bus.embedded_clean import (
+    UNFINISHED,
+    clean_category,
+    clean_unfinished,
+    expire_category,
+    truncate_category,
+)
 from penstock.streams.bus.embedded_publish import Publish, SegmentCleaned, publish_once
-from penstock.streams.bus.log import Category, CategorySpec, Mark, Published
+from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
 from penstock.streams.bus.log_index import Entry, LogIndex
 from penstock.streams.bus.segments import read_batch, segment_path, sync_folder, translated
 
 # How often a publish starts again when the cleaner took its file for a dead publisher's.
 PUBLISH_TRIES = 5
+_CLOCK = SystemClock()
 
 
 class EmbeddedLog:
@@ -38,10 +47,11 @@ class EmbeddedLog:
         *,
         fault: Callable[[str], None] | None = None,
         new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
+        now_ms: Callable[[], Millis] = _CLOCK.now_ms,
     ) -> None:
         self._folder = folder.absolute()
-        self._fault, self._new_birth = fault or (lambda point: None), new_birth
-        self._opened: dict[str, tuple[LogIndex, Category]] = {}
+        self._fault, self._new_birth, self._now_ms = fault or (lambda point: None), new_birth, now_ms
+        self._opened: dict[str, tuple[int, LogIndex, Category]] = {}  # with the index file's inode
 
     def __reduce__(self) -> tuple[object, ...]:
         # Handles travel to Spark's workers; connections and hooks do not.
@@ -49,7 +59,7 @@ class EmbeddedLog:
 
     def close(self) -> None:
         """Close this process's idle connections; the handle may be used again."""
-        for index, _ in self._opened.values():
+        for _, index, _ in self._opened.values():
             index.close()
 
     def create(self, spec: CategorySpec) -> Category:
@@ -92,10 +102,22 @@ class EmbeddedLog:
         )
         for _ in range(PUBLISH_TRIES - 1):
             try:
-                return publish_once(index, publish, self._fault)
+                return publish_once(index, publish, self._fault, self._now_ms())
             except SegmentCleaned:
                 continue
-        return publish_once(index, publish, self._fault)
+        return publish_once(index, publish, self._fault, self._now_ms())
+
+    def start_offsets(self, category: str) -> tuple[int, ...]:
+        """The first offset of each partition that is still there."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_starts(connection)
+
+    def truncate(self, category: str, before: Mapping[int, int]) -> None:
+        """Let the records below these offsets go; files go when nothing in them is left."""
+        index, described = self._of(category)
+        with index.reading() as connection:
+            admission.check_truncate(described.spec, before, log_index.load_ends(connection))
+        truncate_category(index, before)
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """One past the last record of each partition."""
@@ -111,9 +133,34 @@ class EmbeddedLog:
             return iter(())
         with index.reading() as connection:
             admission.check_range(described.spec, partition, end, log_index.load_ends(connection)[partition])
+            admission.check_start(category, partition, start, log_index.load_starts(connection)[partition])
             entries = log_index.load_entries(connection, partition, start, end)
         _check_whole(index.folder, entries, start, end)
-        return _batches(index.folder, described.spec.schema(), entries, start, end)
+        return _batches(index, described.spec.schema(), entries, start, end)
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
+        return admission.count_offsets(start, self.read(category, partition, start, end))
+
+    def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
+        """The smallest and the largest `_ts` in [start, end): from the index, but at the edges."""
+        self.read(category, partition, start, end)  # refuses what cannot be asked
+        with self._of(category)[0].reading() as connection:
+            found = log_retention.load_times(connection, partition, start, max(start, end))
+        edges = (admission.times_of(self.read(category, partition, *cut)) for cut in found.cut)
+        times = [*found.whole, *(edge for edge in edges if edge is not None)]
+        return (min(low for low, _ in times), max(high for _, high in times)) if times else None
+
+    def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
+        """What a reader at these positions has yet to read."""
+        index, described = self._of(category)
+        for partition in positions:
+            admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            return admission.sum_lags(
+                log_retention.load_lag(connection, partition, position, now_ms)
+                for partition, position in positions.items()
+            )
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -187,20 +234,32 @@ class EmbeddedLog:
         A pending file's age counts from the first `clean` that saw it. A live publisher whose file is taken
         publishes again, so `older_than_ms` only has to be longer than most publishes.
         """
-        removed = sum(
-            clean_category(self._of(category.spec.name)[0], now_ms=now_ms, older_than_ms=older_than_ms)
-            for category in self.categories()
-        )
+        removed = 0
+        for category in self.categories():
+            index = self._of(category.spec.name)[0]
+            removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
+            removed += expire_category(index, category.spec, now_ms=now_ms)
         return removed + clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:
+        admission.check_name(name)
+        try:
+            # A category that was removed, or made anew, must not live on in an open file.
+            inode = os.stat(self._folder / name / log_index.INDEX).st_ino
+        except FileNotFoundError:
+            raise admission.missing(name) from None
         found = self._opened.get(name)
-        if found is None:
-            admission.check_name(name)
+        if found is None or found[0] != inode:
             index = LogIndex(self._folder / name, self._fault)
             with index.reading() as connection:
-                found = self._opened.setdefault(name, (index, log_index.load_category(connection)))
-        return found
+                is_old = log_index.is_old(connection)
+            if is_old:
+                with index.writing("upgrade") as connection:
+                    log_index.upgrade(connection)
+            with index.reading() as connection:
+                found = (inode, index, log_index.load_category(connection))
+            self._opened[name] = found
+        return found[1], found[2]
 
     def _build(self, spec: CategorySpec) -> None:
         """Made aside and renamed, so that nobody ever sees half a category."""
@@ -265,10 +324,16 @@ def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> No
 
 
 def _batches(
-    folder: Path, schema: pa.Schema, entries: list[Entry], start: int, end: int
+    index: LogIndex, schema: pa.Schema, entries: list[Entry], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     for entry in entries:
-        path = segment_path(folder, entry.segment)
-        batch = read_batch(schema, entry.place, path=path, inline=entry.payload)
+        path = segment_path(index.folder, entry.segment)
+        try:
+            batch = read_batch(schema, entry.place, path=path, inline=entry.payload)
+        except CorruptData:
+            with index.reading() as connection:
+                first = log_index.load_starts(connection)[entry.partition]
+            admission.check_start(index.folder.name, entry.partition, max(start, entry.first), first)
+            raise
         first, last = max(start, entry.first), min(end, entry.first + entry.rows)
         yield batch.slice(entry.skip + first - entry.first, last - first)

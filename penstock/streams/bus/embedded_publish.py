@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError, StoreUnavailable
 from penstock.streams.bus import admission, log_index
 from penstock.streams.bus.log import Published
-from penstock.streams.bus.log_index import Entry, LogIndex
+from penstock.streams.bus.log_index import Entry, LogIndex, Times
 from penstock.streams.bus.segments import Encoded, encode, segment_path, write_segment
 
 # Up to this size a segment lies in the index itself, which saves a transaction and two syncs.
@@ -56,7 +57,9 @@ class _Admitted:
         return Published(appended=appended, trimmed=dict(self.trimmed))
 
 
-def publish_once(index: LogIndex, publish: Publish, fault: Callable[[str], None]) -> Published:
+def publish_once(
+    index: LogIndex, publish: Publish, fault: Callable[[str], None], now_ms: Millis
+) -> Published:
     """Append what is new, all partitions or none. SegmentCleaned: nothing was written, try again."""
     with index.reading() as connection:
         before = _admit(connection, publish)
@@ -73,12 +76,12 @@ def publish_once(index: LogIndex, publish: Publish, fault: Callable[[str], None]
         return before.published(publish)
     encoded = encode(next(iter(fresh.values())).schema, fresh)
     if encoded.bytes <= INLINE_BYTES_MAX:
-        return _commit(index, publish, before, encoded, segment=None)
+        return _commit(index, publish, before, encoded, segment=None, now_ms=now_ms)
     with index.writing("register") as connection:
         segment = log_index.register_segment(connection, encoded.bytes)
     try:
         write_segment(segment_path(index.folder, segment), encoded, fault)
-        published = _commit(index, publish, before, encoded, segment)
+        published = _commit(index, publish, before, encoded, segment=segment, now_ms=now_ms)
     except PenstockError:
         # Whatever went wrong, the file goes only with its pending row: a commit that did happen keeps it.
         with suppress(PenstockError):  # then the cleaner does it
@@ -118,7 +121,13 @@ def _admit(connection: sqlite3.Connection, publish: Publish) -> _Admitted:
 
 
 def _commit(
-    index: LogIndex, publish: Publish, before: _Admitted, encoded: Encoded, segment: int | None
+    index: LogIndex,
+    publish: Publish,
+    before: _Admitted,
+    encoded: Encoded,
+    *,
+    segment: int | None,
+    now_ms: Millis,
 ) -> Published:
     with index.writing("publish") as connection:
         now = _admit(connection, publish)
@@ -147,8 +156,7 @@ def _commit(
             log_index.append(
                 connection,
                 entry,
-                ts_min=times["min"],
-                ts_max=times["max"],
+                times=Times(min=times["min"], max=times["max"], at_ms=now_ms),
                 producer=publish.producer,
                 last=int(admission.sequences(batch)[-1]),
             )

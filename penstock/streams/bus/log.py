@@ -1,8 +1,11 @@
 """What the bus promises: categories of partitions, idempotent fenced publishing, marks.
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
-`_late` bool, then the category's own columns. A `json` category has one own column, `_value` (binary).
-Offsets count from 0 in each partition, without gaps.
+`_late` bool, then the category's own columns. A `json`, `avro` or `bytes` category has one own column,
+`_value` (binary), which readers decode into the declared columns.
+Offsets ascend in each partition. Memory and embedded log count from 0 without gaps; on Kafka there are gaps,
+because the end of a transaction takes an offset too. A position is an offset; a range [start, end) has the
+records whose offsets lie in it, which may be fewer than end - start.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
@@ -49,17 +54,18 @@ class CategorySpec:
 
     name: str
     partitions: int
-    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`: inside the object
-    format: str = "typed"  # typed | json
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`, `avro`: inside the value
+    format: str = "typed"  # typed | json | avro | bytes
     watermark: str = "producers"
     lateness_ms: Millis = 0
-    ts_column: str = ""  # json: which column holds the event time in ms ("" = the record's own `_ts`)
+    retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
+    ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of what lies on the bus."""
         own = (
             [pa.field("_value", pa.binary())]
-            if self.format == "json"
+            if self.format != "typed"
             else [pa.field(name, ARROW_TYPES[kind]) for name, kind in self.columns]
         )
         return pa.schema([*SYSTEM_FIELDS, *own])
@@ -87,6 +93,18 @@ class Published:
 
     appended: Mapping[int, int] = field(default_factory=dict)
     trimmed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """What lies beyond a reader's positions: how much, and how long the oldest of it has been there."""
+
+    records: int
+    bytes: int
+    ms: Millis
+
+
+Run = tuple[npt.NDArray[np.int64], pa.RecordBatch]  # offsets, and the rows that lie there
 
 
 class Log(Protocol):
@@ -120,14 +138,36 @@ class Log(Protocol):
         written. `Published` has every given partition, with 0 where nothing was appended or trimmed.
         """
 
+    def start_offsets(self, category: str) -> tuple[int, ...]:
+        """The first offset of each partition that retention and truncation left."""
+
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """One past the last record of each partition."""
+
+    def truncate(self, category: str, before: Mapping[int, int]) -> None:
+        """Let the records of these partitions below these offsets go; what is gone already is no matter.
+
+        Beyond the end: CorruptData. Sequences and epochs stay, and so does the watermark.
+        """
 
     def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Records [start, end) in offset order, schema = spec.schema(); CorruptData on a bad checksum.
 
         An empty range yields nothing. `end` above the end offset is CorruptData too: whoever asks was told of
-        records that this log does not have, and a shorter answer would lose them in silence.
+        records that this log does not have, and a shorter answer would lose them in silence. `start` below
+        the start offset, or records that go while they are read: RecordsExpired.
+        """
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
+
+    def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
+        """The smallest and the largest `_ts` of the records in [start, end); None if there are none."""
+
+    def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
+        """What a reader at these positions has yet to read of what is there.
+
+        On Kafka records are counted with the ends of transactions, and bytes are estimated.
         """
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
@@ -171,4 +211,4 @@ class Log(Protocol):
         """W of the last mark, LOW_MIN if none."""
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Remove what dead publishers left; returns how much there was."""
+        """Remove what dead publishers left and what is past its retention; returns how much there was."""

@@ -21,7 +21,7 @@ from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
 from penstock.streams.bus.segments import Place
 
 INDEX = "index.db"
-_FORMAT = 1
+_FORMAT = 2
 _TABLES = """
 CREATE TABLE category (one INTEGER PRIMARY KEY CHECK (one = 1), spec TEXT NOT NULL, birth TEXT NOT NULL,
     low INTEGER NOT NULL, marked_ms INTEGER);
@@ -31,7 +31,8 @@ CREATE TABLE segments (id INTEGER PRIMARY KEY AUTOINCREMENT, visible INTEGER NOT
 CREATE INDEX pending ON segments (id) WHERE visible = 0;
 CREATE TABLE batches (partition INTEGER, first INTEGER, rows INTEGER NOT NULL, segment INTEGER NOT NULL,
     position INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL, skip INTEGER NOT NULL,
-    ts_min INTEGER NOT NULL, ts_max INTEGER NOT NULL, PRIMARY KEY (partition, first)) WITHOUT ROWID;
+    ts_min INTEGER NOT NULL, ts_max INTEGER NOT NULL, at_ms INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (partition, first)) WITHOUT ROWID;
 CREATE TABLE producers (producer TEXT PRIMARY KEY, epoch INTEGER, low INTEGER) WITHOUT ROWID;
 CREATE TABLE sequences (producer TEXT, partition INTEGER, last INTEGER NOT NULL, next INTEGER NOT NULL,
     PRIMARY KEY (producer, partition)) WITHOUT ROWID;
@@ -51,6 +52,15 @@ class Entry:
     place: Place
     skip: int
     payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Of a run: its smallest and largest event time, and when it was appended."""
+
+    min: Millis
+    max: Millis
+    at_ms: Millis
 
 
 class LogIndex:
@@ -163,6 +173,18 @@ def build(folder: Path, category: Category) -> None:
             connection.close()
 
 
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring an index of format 1 to this one. What it holds was appended at an unknown time: long ago."""
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+        connection.execute("ALTER TABLE batches ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0")
+        connection.execute(f"PRAGMA user_version={_FORMAT}")
+
+
+def is_old(connection: sqlite3.Connection) -> bool:
+    """Whether the index has a format that can be brought to this one."""
+    return bool(connection.execute("PRAGMA user_version").fetchone() == (1,))
+
+
 def load_category(connection: sqlite3.Connection) -> Category:
     """The category as it was created."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -181,6 +203,11 @@ def load_category(connection: sqlite3.Connection) -> Category:
 def load_ends(connection: sqlite3.Connection) -> tuple[int, ...]:
     """One past the last record of each partition."""
     return tuple(row[0] for row in connection.execute("SELECT next FROM partitions ORDER BY partition"))
+
+
+def load_starts(connection: sqlite3.Connection) -> tuple[int, ...]:
+    """The first offset of each partition that is still there."""
+    return tuple(row[0] for row in connection.execute("SELECT first FROM partitions ORDER BY partition"))
 
 
 def load_epoch(connection: sqlite3.Connection, producer: str) -> int | None:
@@ -236,16 +263,14 @@ def drop_segment(connection: sqlite3.Connection, segment: int) -> bool:
     return connection.execute("DELETE FROM segments WHERE id = ? AND visible = 0", (segment,)).rowcount == 1
 
 
-def append(
-    connection: sqlite3.Connection, entry: Entry, *, ts_min: Millis, ts_max: Millis, producer: str, last: int
-) -> None:
+def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, producer: str, last: int) -> None:
     """Show one run of records and move the dedup mark past it. Requires: `entry.first` is the end offset."""
     place = entry.place
     connection.execute(
-        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             *(entry.partition, entry.first, entry.rows, entry.segment),
-            *(place.position, place.length, place.crc, entry.skip, ts_min, ts_max),
+            *(place.position, place.length, place.crc, entry.skip, times.min, times.max, times.at_ms),
         ),
     )
     following = entry.first + entry.rows

@@ -13,19 +13,36 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.streams.bus import admission
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Published
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run
 
 
 @dataclass(slots=True)
 class _Partition:
     starts: list[int] = field(default_factory=list)  # first offset of each batch
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    times: list[Millis] = field(default_factory=list)  # when each batch was appended
+    first: int = 0
     end: int = 0
 
-    def append(self, batch: pa.RecordBatch) -> None:
+    def append(self, batch: pa.RecordBatch, now_ms: Millis) -> None:
         self.starts.append(self.end)
         self.batches.append(batch)
+        self.times.append(now_ms)
         self.end += batch.num_rows
+
+    def truncate(self, before: int) -> None:
+        self.first = max(self.first, before)
+        gone = bisect_right(self.starts, self.first) - (self.first < self.end)
+        del self.starts[:gone], self.batches[:gone], self.times[:gone]
+
+    def lag(self, position: int, now_ms: Millis) -> Lag:
+        waiting = self.cut(max(position, self.first), self.end) if position < self.end else []
+        oldest = bisect_right(self.starts, max(position, self.first)) - 1
+        return Lag(
+            records=sum(batch.num_rows for batch in waiting),
+            bytes=sum(batch.nbytes for batch in waiting),
+            ms=max(0, now_ms - self.times[oldest]) if waiting else 0,
+        )
 
     def cut(self, start: int, end: int) -> list[pa.RecordBatch]:
         cuts = []
@@ -57,6 +74,28 @@ class _Stored:
     def ends(self) -> tuple[int, ...]:
         return tuple(partition.end for partition in self.partitions)
 
+    def truncate(self, before: Mapping[int, int]) -> None:
+        for partition, offset in before.items():
+            self.partitions[partition].truncate(offset)
+        firsts = tuple(partition.first for partition in self.partitions)
+        passed = [
+            number
+            for number, (_, ends) in enumerate(self.marks)
+            if all(end <= first for end, first in zip(ends, firsts, strict=True))
+        ]
+        del self.marks[: max(0, len(passed) - 1)]  # the last one still tells W at the start
+
+    def expire(self, now_ms: Millis) -> int:
+        if not self.category.spec.retention_ms:
+            return 0
+        oldest_ms, before = now_ms - self.category.spec.retention_ms, {}
+        for number, partition in enumerate(self.partitions):
+            old = sum(at_ms <= oldest_ms for at_ms in partition.times)
+            if old:
+                before[number] = (*partition.starts, partition.end)[old]
+        self.truncate(before)
+        return len(before)
+
     def mark_if_due(self, now_ms: Millis) -> None:
         due = admission.decide_mark(self.lows, last=self.low, last_ms=self.marked_ms, now_ms=now_ms)
         if due is not None:
@@ -76,8 +115,9 @@ class MemoryLog:
         *,
         fault: Callable[[str], None] | None = None,
         new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
+        now_ms: Callable[[], Millis] = lambda: 0,
     ) -> None:
-        self._fault, self._new_birth = fault or (lambda point: None), new_birth
+        self._fault, self._new_birth, self._now_ms = fault or (lambda point: None), new_birth, now_ms
         self._lock = threading.RLock()
         self._stored: dict[str, _Stored] = {}
 
@@ -126,10 +166,22 @@ class MemoryLog:
             for partition, batch in arranged.items():
                 new = batch.slice(trimmed[partition])
                 if new.num_rows:
-                    stored.partitions[partition].append(new)
+                    stored.partitions[partition].append(new, self._now_ms())
                     stored.sequences.setdefault(producer, {})[partition] = int(admission.sequences(new)[-1])
             appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
             return Published(appended=appended, trimmed=trimmed)
+
+    def start_offsets(self, category: str) -> tuple[int, ...]:
+        """The first offset of each partition that is still there."""
+        with self._lock:
+            return tuple(partition.first for partition in self._of(category).partitions)
+
+    def truncate(self, category: str, before: Mapping[int, int]) -> None:
+        """Let the records below these offsets go."""
+        with self._effect("truncate"):
+            stored = self._of(category)
+            admission.check_truncate(stored.category.spec, before, stored.ends())
+            stored.truncate(before)
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
         """One past the last record of each partition."""
@@ -146,7 +198,27 @@ class MemoryLog:
                 return iter(())
             found = stored.partitions[partition]
             admission.check_range(stored.category.spec, partition, end, found.end)
+            admission.check_start(category, partition, start, found.first)
             return iter(found.cut(start, end))
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
+        return admission.count_offsets(start, self.read(category, partition, start, end))
+
+    def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
+        """The smallest and the largest `_ts` of the records in [start, end)."""
+        return admission.times_of(self.read(category, partition, start, end))
+
+    def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
+        """What a reader at these positions has yet to read."""
+        with self._lock:
+            stored = self._of(category)
+            for partition in positions:
+                admission.check_partition(stored.category.spec, partition)
+            return admission.sum_lags(
+                stored.partitions[partition].lag(position, now_ms)
+                for partition, position in positions.items()
+            )
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
@@ -203,8 +275,9 @@ class MemoryLog:
             )
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Nothing is ever left in memory."""
-        return 0
+        """Let go what is past its retention; nothing else is ever left in memory."""
+        with self._lock:
+            return sum(stored.expire(now_ms) for stored in self._stored.values())
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""

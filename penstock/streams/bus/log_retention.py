@@ -1,0 +1,89 @@
+"""What the embedded log lets go, and what is asked of ranges without reading them. SQL, as in `log_index`.
+
+Functions that take a connection run inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.core.clock import Millis
+from penstock.streams.bus.log import Lag
+
+# Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
+_BELOW = "partition = :partition AND first < :before AND first + rows <= :before"
+_FROM = (
+    "partition = :partition AND first + rows > :start AND first >= coalesce("
+    "(SELECT max(first) FROM batches WHERE partition = :partition AND first <= :start), 0)"
+)
+
+
+def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[int]:
+    """Let runs that lie wholly below the offsets go; returns the segments that nothing points to any more."""
+    touched: set[int] = set()
+    for partition, offset in before.items():
+        where = {"partition": partition, "before": offset}
+        connection.execute(
+            "UPDATE partitions SET first = :before WHERE partition = :partition AND first < :before", where
+        )
+        found = connection.execute(f"SELECT segment FROM batches WHERE {_BELOW}", where)
+        touched.update(row[0] for row in found)
+        connection.execute(f"DELETE FROM batches WHERE {_BELOW}", where)
+        # The last mark that is passed stays: it tells W at the start.
+        connection.execute(
+            "DELETE FROM marks WHERE partition = :partition AND low <"
+            " (SELECT max(low) FROM marks WHERE partition = :partition AND next <= :before)",
+            where,
+        )
+    span = (min(touched, default=0), max(touched, default=-1))
+    kept = connection.execute("SELECT DISTINCT segment FROM batches WHERE segment BETWEEN ? AND ?", span)
+    gone = sorted(touched - {row[0] for row in kept})
+    connection.executemany("DELETE FROM segments WHERE id = ?", ((segment,) for segment in gone))
+    return gone
+
+
+def find_expired(connection: sqlite3.Connection, oldest_ms: Millis) -> dict[int, int]:
+    """Per partition, below which offset everything was appended at or before `oldest_ms`."""
+    rows = connection.execute(
+        "SELECT partition, first, coalesce((SELECT min(first) FROM batches b"
+        " WHERE b.partition = p.partition AND b.at_ms > ?), next) FROM partitions p",
+        (oldest_ms,),
+    )
+    return {partition: kept for partition, first, kept in rows if first < kept}
+
+
+def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_ms: Millis) -> Lag:
+    """What lies at and beyond a position; of a run that is cut, the bytes in proportion."""
+    (first,) = connection.execute("SELECT first FROM partitions WHERE partition = ?", (partition,)).fetchone()
+    rows, size, at_ms = connection.execute(
+        "SELECT coalesce(sum(rows - max(0, :start - first)), 0),"
+        " coalesce(sum(length * (rows - max(0, :start - first)) / rows), 0), min(at_ms)"
+        f" FROM batches WHERE {_FROM}",
+        {"partition": partition, "start": max(position, first)},
+    ).fetchone()
+    return Lag(records=rows, bytes=size, ms=max(0, now_ms - at_ms) if rows else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTimes:
+    """Event times of the runs that lie wholly in a range, and the ranges of the rest, which must be read."""
+
+    whole: list[tuple[Millis, Millis]]
+    cut: list[tuple[int, int]]
+
+
+def load_times(connection: sqlite3.Connection, partition: int, start: int, end: int) -> RangeTimes:
+    """What the index knows of [start, end)."""
+    rows = connection.execute(
+        f"SELECT first, rows, ts_min, ts_max FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
+        {"partition": partition, "start": start, "end": end},
+    )
+    whole, cut = [], []
+    for first, count, ts_min, ts_max in rows:
+        if first >= start and first + count <= end:
+            whole.append((ts_min, ts_max))
+        else:
+            cut.append((max(first, start), min(first + count, end)))
+    return RangeTimes(whole, cut)
