@@ -67,6 +67,7 @@ def test_the_example_compiles_to_exactly_these_jobs():
                 "key": "query",
                 "computation": None,
                 "late": "process",
+                "reads": [["query", "lang", "ts"]],
             },
         },
         {
@@ -86,7 +87,13 @@ def test_the_example_compiles_to_exactly_these_jobs():
                     "format": "typed",
                 }
             ],
-            "plan": {"stages": [], "key": None, "computation": {"class": "CountPerSecond"}, "late": "drop"},
+            "plan": {
+                "stages": [],
+                "key": None,
+                "computation": {"class": "CountPerSecond"},
+                "late": "drop",
+                "reads": [["query"]],
+            },
         },
     ]
     assert [node["name"] for node in answer["graph"]["nodes"]] == [
@@ -133,24 +140,25 @@ def test_only_a_json_source_has_dead_letters_in_as_many_partitions_as_it_has():
     assert [output["stream"] for output in jobs["p.b"]["outputs"]] == ["out"]
 
 
-def test_steps_between_key_and_computation_run_in_the_stateful_job():
+def test_steps_between_key_and_computation_run_before_the_shuffle_where_they_can():
     p = a_pipeline()
     keyed = p.source("queries").key_by("query")
     keyed.filter("ts > 0").select("query", "upper(lang) AS lang").process(Count).sink("counts")
     jobs = jobs_of(p)
     assert jobs["p.by_query"]["plan"]["stages"] == [
-        {
-            "op": "select",
-            "columns": [
-                ["query", "`query`", "string"],
-                ["lang", "`lang`", "string"],
-                ["ts", "`ts`", "bigint"],
-            ],
-        }
+        {"op": "filter", "expr": "ts > 0"},
+        {"op": "select", "columns": [["query", "query", "string"], ["lang", "upper(lang)", "string"]]},
     ]
-    stages = jobs["p.count"]["plan"]["stages"]
-    assert [stage["op"] for stage in stages] == ["filter", "select"]
-    assert stages[1]["columns"] == [["query", "query", "string"], ["lang", "upper(lang)", "string"]]
+    assert jobs["p.count"]["plan"]["stages"] == []
+
+
+def test_steps_that_cannot_go_before_the_shuffle_run_in_the_stateful_job():
+    p = a_pipeline()
+    keyed = p.source("queries").key_by("query")
+    keyed.select("upper(query) AS query").filter("query <> 'A'").process(Count).sink("counts")
+    jobs = jobs_of(p)
+    assert jobs["p.by_query"]["plan"]["stages"][-1]["columns"] == [["query", "`query`", "string"]]
+    assert [stage["op"] for stage in jobs["p.count"]["plan"]["stages"]] == ["select", "filter"]
 
 
 def test_steps_behind_a_computation_are_a_further_job():
@@ -227,13 +235,16 @@ def test_a_key_before_a_sink_needs_no_shuffle():
     assert job["plan"]["key"] == "query" and job["name"] == "p.by_query_out"
 
 
-def test_a_key_whose_columns_are_lost_before_the_sink_is_written_first():
+def test_a_key_whose_columns_are_lost_before_the_sink_is_computed_on_the_way():
     p = a_pipeline()
     p.source("queries").key_by("query").select("lang").sink("langs")
-    jobs = jobs_of(p)
-    assert list(jobs) == ["p.by_query", "p.langs"]
-    assert out_of(jobs["p.by_query"])["columns"] == [["query", "string"], ["lang", "string"]]
-    assert jobs["p.langs"]["plan"]["key"] is None
+    (job,) = jobs_of(p).values()
+    assert job["plan"]["key"] is None
+    assert job["plan"]["stages"] == [
+        {"op": "key", "expr": "query"},
+        {"op": "select", "columns": [["lang", "lang", "string"]]},
+    ]
+    assert job["plan"]["reads"] == [["query", "lang", "ts"]]
 
 
 def test_only_the_last_of_several_keys_counts():
@@ -254,9 +265,9 @@ def test_a_shuffle_carries_only_what_is_used_behind_it_and_the_key():
     )
     keyed.filter("ts > 0").select("query AS q").process(Count).sink("counts")
     job = jobs_of(p)["p.by_lower_lang"]
-    assert out_of(job)["columns"] == [["query", "string"], ["lang", "string"], ["ts", "bigint"]]
-    (stage,) = job["plan"]["stages"]
-    assert [name for name, _, _ in stage["columns"]] == ["query", "lang", "ts"]
+    assert out_of(job)["columns"] == [["query", "string"], ["lang", "string"]]
+    first, *_ = job["plan"]["stages"]
+    assert [name for name, _, _ in first["columns"]] == ["query", "lang", "ts"]  # a filter uses ts
 
 
 def test_a_column_used_only_by_a_filter_ends_there():
@@ -266,7 +277,7 @@ def test_a_column_used_only_by_a_filter_ends_there():
     job = jobs_of(p)["p.by_query"]
     assert [stage["op"] for stage in job["plan"]["stages"]] == ["select", "filter", "select"]
     assert [name for name, _, _ in job["plan"]["stages"][0]["columns"]] == ["query", "lang"]
-    assert job["plan"]["stages"][2]["columns"] == [["query", "`query`", "string"]]
+    assert job["plan"]["stages"][2]["columns"] == [["query", "query", "string"]]
     assert out_of(job)["columns"] == [["query", "string"]]
 
 
