@@ -35,8 +35,14 @@ class Drawn:
         self._count = 0
         for name in ("one", "two"):
             self.streams.append((self.pipeline.source(name), COLUMNS, False))
-        for _ in range(self._pick(range(1, 9))):
-            self._grow()
+        for _ in range(self._pick(range(1, 4))):
+            if self._pick([True, False]):
+                self._grow(["key_by"])
+                for _ in range(self._pick(range(4))):
+                    self._grow(["filter", "select", "select", "flat_map"])
+                self._grow(["process", "process", "key_by", "union"])
+            else:
+                self._grow(["filter", "select", "key_by", "flat_map", "union"], among=4)
         graph = self.pipeline.graph()
         read = {edge.source for edge in graph.edges}
         for number, (stream, _, _) in enumerate(self.streams):
@@ -46,10 +52,9 @@ class Drawn:
     def _pick(self, choices: Any) -> Any:
         return self._data.draw(st.sampled_from(list(choices)))
 
-    def _grow(self) -> None:
-        stream, columns, keyed = self._pick(self.streams[-4:])
+    def _grow(self, ops: list[str], among: int = 1) -> None:
+        stream, columns, keyed = self._pick(self.streams[-among:])
         self._count += 1
-        ops = ["filter", "filter", "select", "key_by", "flat_map", "union", *(["process"] * 3 if keyed else [])]
         match self._pick(ops):
             case "filter":
                 self.streams.append((stream.filter(self._condition(columns)), columns, keyed))
@@ -66,7 +71,7 @@ class Drawn:
             case "union":
                 fitting = [other for other, theirs, _ in self.streams if theirs == columns]
                 self.streams.append((stream.union(self._pick(fitting)), columns, False))
-            case "process":
+            case "process" if keyed:
                 made = stream.process(Count, name=f"c{self._count}")
                 self.streams.append((made, (("query", "string"), ("n", "bigint")), False))
 
@@ -113,7 +118,7 @@ def outcomes(graph: Graph, inputs: dict[str, list[Record]]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(data=st.data(), one=logs, two=logs)
 def test_rewriting_and_cutting_change_no_record(data: st.DataObject, one: list[Record], two: list[Record]):
     graph = Drawn(data).pipeline.graph()
