@@ -40,7 +40,7 @@ class Drawn:
                 self._grow(["key_by"])
                 for _ in range(self._pick(range(4))):
                     self._grow(["filter", "select", "select", "flat_map"])
-                self._grow(["process", "process", "key_by", "union"])
+                self._grow(["process", "process", "process", "key_by", "union", "nothing", "nothing"])
             else:
                 self._grow(["filter", "select", "key_by", "flat_map", "union"], among=4)
         graph = self.pipeline.graph()
@@ -80,7 +80,7 @@ class Drawn:
         texts, made = [], []
         for name, kind in chosen:
             number = kind in ("int", "bigint")
-            text = self._pick([name, name, f"{name} + 1" if number else f"upper({name})"])
+            text = self._pick([name, f"{name} + 1" if number else f"upper({name})"])
             as_ = self._pick([name, name, name, f"{name}2"])
             if as_ in [taken for taken, _ in made]:
                 continue
@@ -125,6 +125,50 @@ def test_rewriting_and_cutting_change_no_record(data: st.DataObject, one: list[R
     inputs = {"one": one, "two": two}
     expected = run_graph(graph, inputs)
     for how, found in outcomes(graph, inputs).items():
+        assert found == expected, how
+
+
+def _changed_key_then_filter(s):
+    s.key_by("a").select("upper(a) AS a", "n + 1 AS n").filter("n > 1").process(Count).sink("x")
+
+
+def _changed_key_then_sink(s):
+    s.key_by("a").select("upper(a) AS a", "n").sink("x")
+
+
+def _key_lost_then_filter(s):
+    s.key_by("a", "b").select("n", "m").filter("n > 0 OR m IS NULL").process(Count).sink("x")
+
+
+def _branches_of_one_source(s):
+    s.filter("n > 0").key_by("a").union(s.select("a", "b", "n + 1 AS n", "m")).select("b", "n").sink("x")
+
+
+def _union_in_a_union(s):
+    first = s.filter("n > 0").union(s.filter("m > 0")).select("a", "n + 1 AS n")
+    first.union(s.select("b AS a", "m AS n").filter("n > 1")).key_by("upper(a)").select("n").sink("x")
+
+
+def _shared_shuffle(s):
+    s.key_by("a", name="k1").filter("n > 0").process(Count, name="c1").sink("x")
+    s.key_by("a", name="k2").flat_map("explode(split(b, 'x')) AS w").process(Count, name="c2").sink("y")
+
+
+EDGES = [
+    _changed_key_then_filter, _changed_key_then_sink, _key_lost_then_filter, _branches_of_one_source,
+    _union_in_a_union, _shared_shuffle,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", EDGES)
+def test_what_chance_rarely_draws_changes_no_record_either(build: Any):
+    p = Pipeline("p", partitions=2)
+    build(p.source("one"))
+    values = [(a, b, n, m) for a in ("x", "sX", None) for b in ("axb", "") for n in (None, 0, 1) for m in (0, 2)]
+    records = [("k", dict(zip("abnm", row, strict=True))) for row in values]
+    expected = run_graph(p.graph(), {"one": records})
+    assert expected["x"].total()
+    for how, found in outcomes(p.graph(), {"one": records}).items():
         assert found == expected, how
 
 
