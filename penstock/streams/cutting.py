@@ -14,7 +14,6 @@ from typing import Any
 from penstock.core.errors import PipelineError
 from penstock.streams.compiled import Branch, CompiledJob, JobInput, Output, PackageRef
 from penstock.streams.graph import (
-    DEAD_STREAM,
     DEFAULT_STREAM,
     Aggregate,
     Columns,
@@ -32,6 +31,7 @@ from penstock.streams.graph import (
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import build_stages, names_of, needed_before
+from penstock.streams.step import dead_stream
 
 DEAD_COLUMNS: Columns = (
     ("reason", "string"),
@@ -403,11 +403,6 @@ class Cutter:
 
     def _job_name(self, step: Step) -> str:
         return f"{self._graph.name}.{step.name}"
-
-
-def dead_stream(number: int) -> str:
-    """The stream for what could not be read of input `number`. No stream of a user has a dot."""
-    return f"{DEAD_STREAM}.{number}" if number else DEAD_STREAM
 
 
 def _plain(steps: Sequence[Step], behind: int) -> tuple[Step, ...]:

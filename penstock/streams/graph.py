@@ -18,7 +18,6 @@ from penstock.streams.windows import Firing, Spans
 Columns = tuple[tuple[str, str], ...]  # (name, Spark SQL type)
 
 DEFAULT_STREAM = "out"
-DEAD_STREAM = "dead"  # of a job: what could not be read
 PARTITIONS_MAX = 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _CATEGORY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,126}")

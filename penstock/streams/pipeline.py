@@ -18,7 +18,6 @@ from typing import Any
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.graph import (
-    DEAD_STREAM,
     DEFAULT_STREAM,
     Aggregate,
     Columns,
@@ -43,6 +42,7 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
+from penstock.streams.step import is_dead
 from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
@@ -366,7 +366,7 @@ def _outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ..
                 fix=f'write outputs = {{"{stream}": {{"query": "string", "count": "bigint"}}}}',
             )
         check_name(stream, what="stream", place=place)
-        if stream == DEAD_STREAM:
+        if is_dead(stream):
             raise PipelineError(
                 f"{place}: no stream of {computation.__name__} can be called {stream!r}",
                 why="records that could not be read go there",

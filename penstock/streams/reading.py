@@ -18,7 +18,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.decode import decode_json
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
-from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
+from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
 from penstock.streams.watermark import event_time_lows
 
 _SYSTEM_TYPES = {
@@ -34,36 +34,50 @@ _SYSTEM_TYPES = {
 }
 
 
-def row_schema(source: Input) -> pa.Schema:
+def row_schema(task: TaskDescriptor) -> pa.Schema:
     """Arrow schema of the rows between source and step."""
     system = [pa.field(name, kind) for name, kind in _SYSTEM_TYPES.items()]
-    return pa.schema([*system, *(pa.field(name, ARROW_TYPES[kind]) for name, kind in source.columns)])
+    own = [
+        pa.field(task.column(number, name), ARROW_TYPES[kind])
+        for number, source in enumerate(task.inputs)
+        for name, kind in source.columns
+    ]
+    return pa.schema([*system, *own])
 
 
-def read_range(
-    *, interval: OwnedInterval, source: Input, span: tuple[int, int], log: Log, rows: RowStore
+def read_ranges(
+    *,
+    task: TaskDescriptor,
+    interval: OwnedInterval,
+    spans: Mapping[str, tuple[int, int]],
+    log: Log,
+    rows: RowStore,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows [start, end) of the interval's partition. The first row says which range it is, the last what
-    was seen.
+    """Rows [start, end) of the interval's partition of each input, by birth, one input after the other.
+
+    The first row says which ranges these are, the last what was seen.
     """
-    start, end = span
-    schema = row_schema(source)
-    yield _control(
-        schema, BEGIN, {"partition": interval.ref.partition, "ranges": {source.birth: [start, end]}}
-    )
+    schema, partition = row_schema(task), interval.ref.partition
+    ranges = {birth: [start, end] for birth, (start, end) in spans.items()}
+    yield _control(schema, BEGIN, {"partition": partition, "ranges": ranges})
     row = rows.peek(interval.ref)
-    lateness = _Lateness(
-        source, log, interval.ref.partition, row.input_low, row.event_time_max.get(source.birth, LOW_MIN), end
-    )
-    offset = start
-    for batch in log.read(source.category, interval.ref.partition, start, end):
-        if batch.num_rows:
-            yield _rows(batch, offset, schema, source, lateness)
-        offset += batch.num_rows
-    seen = {source.birth: lateness.event_time_max} if source.watermark == "event_time" else {}
-    yield _control(
-        schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": offset - start}
-    )
+    seen, read = {}, 0
+    for number, source in enumerate(task.inputs):
+        if source.birth not in spans:
+            continue
+        start, end = spans[source.birth]
+        before = row.event_time_max.get(source.birth, LOW_MIN)
+        lateness = _Lateness(source, log, partition, row.input_low, before, end)
+        names = {name: task.column(number, name) for name, _ in source.columns}
+        offset = start
+        for batch in log.read(source.category, partition, start, end):
+            if batch.num_rows:
+                yield _rows(batch, offset, schema, source, lateness, number, names)
+            offset += batch.num_rows
+        read += offset - start
+        if source.watermark == "event_time":
+            seen[source.birth] = lateness.event_time_max
+    yield _control(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
 
 
 class _Lateness:
@@ -96,7 +110,13 @@ class _Lateness:
 
 
 def _rows(
-    batch: pa.RecordBatch, first: int, schema: pa.Schema, source: Input, lateness: _Lateness
+    batch: pa.RecordBatch,
+    first: int,
+    schema: pa.Schema,
+    source: Input,
+    lateness: _Lateness,
+    number: int,
+    names: Mapping[str, str],
 ) -> pa.RecordBatch:
     offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
     ts = batch.column("_ts")
@@ -121,14 +141,15 @@ def _rows(
     stamps_np = ts.to_numpy(zero_copy_only=False).astype(np.int64)
     system = {
         "_kind": _constant(DATA, len(picked), pa.int8()),
-        "_input": _constant(0, len(picked), pa.int8()),
+        "_input": _constant(number, len(picked), pa.int8()),
         "_offset": pa.array(picked),
         "_ts": ts.cast(pa.int64()),
         "_key": kept.column("_key"),
         "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
     }
-    rows = _assemble(schema, len(picked), {**system, **columns})
-    return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad))
+    own = {names[name]: column for name, column in columns.items()}
+    rows = _assemble(schema, len(picked), {**system, **own})
+    return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad, number))
 
 
 def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,7 +173,9 @@ def _event_times(
     return stamps.filter(has), positions[mask], kept, tuple(int(position) for position in positions[~mask])
 
 
-def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping[int, str]) -> pa.RecordBatch:
+def _bad_rows(
+    batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping[int, str], number: int
+) -> pa.RecordBatch:
     places = sorted(bad)
     taken = batch.take(pa.array(places, pa.int64()))
     return _assemble(
@@ -160,7 +183,7 @@ def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping
         len(places),
         {
             "_kind": _constant(BAD, len(places), pa.int8()),
-            "_input": _constant(0, len(places), pa.int8()),
+            "_input": _constant(number, len(places), pa.int8()),
             "_offset": pa.array([first + place for place in places], pa.int64()),
             "_ts": taken.column("_ts"),
             "_key": taken.column("_key"),

@@ -154,7 +154,17 @@ def _shared_shuffle(s):
     s.key_by("a", name="k2").flat_map("explode(split(b, 'x')) AS w").process(Count, name="c2").sink("y")
 
 
+def _two_keys(s):
+    s.key_by("a", name="k1").process(Count, name="c1").sink("x")
+    s.key_by("b", name="k2").process(Count, name="c2").sink("y")
+
+
+def _filter_on_what_is_made(s):
+    s.key_by("a").flat_map("explode(split(b, 'x')) AS w").filter("w <> 'a'").process(Count).sink("x")
+
+
 EDGES = [
+    _two_keys, _filter_on_what_is_made,
     _changed_key_then_filter, _changed_key_then_sink, _key_lost_then_filter, _branches_of_one_source,
     _union_in_a_union, _shared_shuffle,
 ]  # fmt: skip

@@ -40,8 +40,12 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
     begin, rest = _begin(batches)
     partition = begin["partition"]
     interval = next(owned for owned in task.intervals if owned.ref.partition == partition)
-    span = begin["ranges"][task.input.birth]
-    ranges = (InputRange(category=task.input.category, birth=task.input.birth, start=span[0], end=span[1]),)
+    spans = begin["ranges"]
+    ranges = tuple(
+        InputRange(category=source.category, birth=source.birth, start=start, end=end, number=number)
+        for number, source in task.inputs_of(partition)
+        for start, end in [spans[source.birth]]
+    )
     if task.kind == "stateful":
         data = [batch.drop_columns(_NOT_FOR_USERS) for batch in _data(rest, {})]
         report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
@@ -69,14 +73,19 @@ def _run_stateless(
     step = StatelessStep(
         ref=interval.ref,
         token=interval.token,
-        producer=interval.producer,
+        producers={
+            source.birth: interval.producers[number]
+            for number, source in task.inputs_of(interval.ref.partition)
+        },
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
         plan=task.logic(),
         plan_hash=task.logic_hash(),
         package=task.package_hash,
-        lateness={task.input.birth: task.input.lateness_ms} if task.input.watermark == "event_time" else {},
+        lateness={
+            source.birth: source.lateness_ms for source in task.inputs if source.watermark == "event_time"
+        },
     )
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}
