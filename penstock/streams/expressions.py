@@ -91,7 +91,7 @@ class Checked:
 
 def check_filter(text: str, columns: Columns) -> Checked:
     """A condition."""
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a condition has no name: {text!r}",
@@ -111,7 +111,7 @@ def check_filter(text: str, columns: Columns) -> Checked:
 
 def check_select(text: str, columns: Columns) -> tuple[str, Checked]:
     """The name of a new column, and its expression. The text is "expression AS name", or a column."""
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias) and isinstance(node.args["alias"], exp.Identifier):
         name, text = node.alias, _without_alias(text)
         node = node.this
@@ -153,7 +153,7 @@ def check_key_parts(texts: Sequence[str], columns: Columns) -> tuple[Checked, ..
 
 def check_flat_map(text: str, columns: Columns) -> Generated:
     """A generator: "explode(array) AS name", "posexplode(array) AS (position, name)", or their outer forms."""
-    node = _parse(text)
+    node = parse_text(text)
     names: list[str] = []
     if isinstance(node, exp.Alias):
         names, node = [node.alias], node.this
@@ -181,7 +181,7 @@ def check_flat_map(text: str, columns: Columns) -> Generated:
 
 
 def _array_inside(text: str, node: exp.Expression, columns: Columns) -> Checked:
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     depth, inside = 0, []
     for token in tokens[1:]:
         depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
@@ -200,7 +200,7 @@ def _array_inside(text: str, node: exp.Expression, columns: Columns) -> Checked:
 
 def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
     """The name of a value of a window, and how it is computed: "sum(column) AS name"."""
-    node = _parse(text)
+    node = parse_text(text)
     if not isinstance(node, exp.Alias) or not isinstance(node.args["alias"], exp.Identifier):
         raise PipelineError(
             f"the result of {text!r} has no name",
@@ -220,7 +220,7 @@ def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
             if near
             else "select what you need before the window, and compute with its results behind it",
         )
-    return node.alias, _summed(name, call, _tokens(text), text, columns)
+    return node.alias, _summed(name, call, tokens_of(text), text, columns)
 
 
 def _summed(
@@ -250,12 +250,12 @@ def cannot_fail(text: str) -> bool:
     return all(
         isinstance(node, _CANNOT_FAIL)
         or (isinstance(node, exp.Anonymous) and node.name.lower() in _CALLS_THAT_CANNOT_FAIL)
-        for node in _parse(text).walk()
+        for node in parse_text(text).walk()
     )
 
 
 def _check_key_part(text: str, columns: Columns) -> Checked:
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a key has no name: {text!r}",
@@ -294,7 +294,8 @@ def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
     return Checked(text=text, type=type_, columns=frozenset(typer.used), normal=_normal(text))
 
 
-def _parse(text: str) -> exp.Expression:
+def parse_text(text: str) -> exp.Expression:
+    """One expression; PipelineError if it is none."""
     if not isinstance(text, str) or not text.strip():
         raise PipelineError(
             f"an expression is empty: {text!r}",
@@ -359,19 +360,24 @@ def _syntax_error(text: str, error: ParseError) -> PipelineError:
     )
 
 
-def _tokens(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[Token]:
+    """Its tokens; TokenError if a quote is not closed."""
     return _SparkExpressions().tokenize(text)
 
 
 def _without_alias(text: str) -> str:
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     cut = -2 if tokens[-2].token_type == TokenType.ALIAS else -1
     return text[: tokens[cut].start].strip()
 
 
 def text_of(text: str) -> str:
     """The same text without comments and with single spaces: what was checked is what Spark gets."""
-    tokens = _tokens(text)
+    return joined(tokens_of(text), text)
+
+
+def joined(tokens: Sequence[Token], text: str) -> str:
+    """Text of some of the tokens of a text, with a space wherever it has one or a comment."""
     parts = [text[tokens[0].start : tokens[0].end + 1]]
     for before, token in pairwise(tokens):
         if token.start == before.start:
@@ -384,5 +390,5 @@ def _normal(text: str) -> str:
     quoted = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
     return " ".join(
         text[token.start : token.end + 1] if token.token_type in quoted else token.text.lower()
-        for token in _tokens(text)
+        for token in tokens_of(text)
     )
