@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import sqlglot
@@ -376,13 +375,20 @@ def text_of(text: str) -> str:
     return joined(tokens_of(text), text)
 
 
-def joined(tokens: Sequence[Token], text: str) -> str:
-    """Text of some of the tokens of a text, with a space wherever it has one or a comment."""
-    parts = [text[tokens[0].start : tokens[0].end + 1]]
-    for before, token in pairwise(tokens):
-        if token.start == before.start:
+def joined(tokens: Sequence[Token], text: str, without: Container[int] = ()) -> str:
+    """Text of some of the tokens of a text, with a space wherever it has one or a comment.
+
+    `without`: which of them are left out.
+    """
+    parts, gap = [], False
+    for number, token in enumerate(tokens):
+        before = tokens[number - 1] if number else None
+        if before is not None and token.start == before.start:
             continue  # 5L is read as 5::bigint
-        parts.append(" " * (token.start > before.end + 1) + text[token.start : token.end + 1])
+        gap |= before is not None and token.start > before.end + 1
+        if number not in without:
+            parts.append(" " * gap + text[token.start : token.end + 1])
+            gap = False
     return "".join(parts)
 
 

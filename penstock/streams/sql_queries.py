@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -101,21 +102,17 @@ class Query:
     def _selected(self, stream: Stream, items: Sequence[Sequence[Token]], names: set[str]) -> Stream:
         if len(items) == 1 and self._cursor.join(items[0]) == "*":
             return stream
-        columns = []
+        columns: list[str] = []
         for item in items:
             text = self._plain(item, names)
             if item[0].text.lower() in GENERATORS and len(item) > 1 and item[1].text == "(":
                 stream = stream.flat_map(text)
-                made = text.rpartition(")")[0] if text.endswith(")") and " AS (" in text.upper() else text
-                columns += re.findall(r"\w+", text[len(made) :] if made != text else text.split()[-1])
-                if made != text:
-                    columns = [*columns[: -len(columns)], *self._names_of(text)]
+                # "… AS name", or "… AS (position, name)"
+                made = re.findall(r"\w+", re.split(r"\bAS\b", text, flags=re.IGNORECASE)[-1])
+                columns += made
             else:
                 columns.append(text)
         return stream.select(*columns)
-
-    def _names_of(self, text: str) -> list[str]:
-        return [name.strip(" `") for name in text.rpartition("(")[2].rstrip(")").split(",")]
 
     def _from(self) -> tuple[Stream, set[str]]:
         cursor = self._cursor
@@ -269,17 +266,11 @@ class Query:
 
     def _plain(self, tokens: Sequence[Token], names: set[str]) -> str:
         """Text without the names of tables: columns of a stream are known by their own."""
-        kept, skip = [], 0
-        for number, token in enumerate(tokens):
-            if skip:
-                skip -= 1
-                continue
-            after = tokens[number + 1].text if number + 1 < len(tokens) else ""
-            if after == "." and token.text.lower() in names:
-                skip = 1
-                continue
-            kept.append(token)
-        return self._cursor.join(kept)
+        dropped = set()
+        for number, (token, after) in enumerate(pairwise(tokens)):
+            if after.text == "." and token.text.lower() in names and number not in dropped:
+                dropped |= {number, number + 1}
+        return self._cursor.join(tokens, dropped)
 
     def _here(self) -> None:
         self._pipeline._place_of_sql = self._cursor.place()

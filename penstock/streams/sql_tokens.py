@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NoReturn
 
 from sqlglot.errors import TokenError
@@ -106,9 +106,9 @@ class Cursor:
         """What comes, unread."""
         return self._tokens[self._at :]
 
-    def join(self, tokens: Sequence[Token]) -> str:
-        """Text of these tokens, without comments."""
-        return joined(tokens, self.text)
+    def join(self, tokens: Sequence[Token], without: Container[int] = ()) -> str:
+        """Text of these tokens but some, without comments."""
+        return joined(tokens, self.text, without)
 
     def place(self, token: Token | None = None) -> Place:
         """The line of a token, or of the next one."""
