@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import CorruptData
+from penstock.core.errors import ConfigError, CorruptData
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
 from penstock.streams.packages import load_entry
@@ -97,7 +97,14 @@ def _run_stateless(
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    computation: Computation = getattr(module, task.plan["computation"]["class"])()
+    name = task.plan["computation"].get("class")
+    if name is None:
+        raise ConfigError(
+            f"job {task.job} cannot be run yet",
+            why=f"this version has no {task.plan['computation'].get('operator')} of its own",
+            fix="do it in a Computation, with state and timers",
+        )
+    computation: Computation = getattr(module, name)()
     return StatefulStep(
         ref=interval.ref,
         token=interval.token,
