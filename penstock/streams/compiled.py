@@ -123,7 +123,7 @@ class CompiledJob:
 
     @property
     def operator(self) -> str:
-        """"aggregate" or "join" if it runs one of these instead of user code."""
+        """ "aggregate" or "join" if it runs one of these instead of user code."""
         return "" if self.computation is None else str(self.computation.get("operator", ""))
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class CompiledJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPipeline:
-    """What is submitted: the jobs, writers before readers, the graph they came from, and what was rewritten."""
+    """What is submitted: the jobs, writers before readers, their graph, and what was rewritten in it."""
 
     graph: Graph
     package: PackageRef

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.errors import PipelineError
-from penstock.streams.compiled import Branch, CompiledJob, JobInput, Output, PackageRef
+from penstock.streams.compiled import Branch, CompiledJob, JobInput, Output, PackageRef, Stage
 from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
@@ -52,7 +52,7 @@ class _Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Road:
-    """All ways to one end of a job; `common`: what happens to the records of all of them, behind the union."""
+    """All ways to one end of a job; `common`: what happens to all records, behind the last union."""
 
     paths: tuple[_Path, ...]
     union: str | None  # the last one before the end
@@ -86,7 +86,9 @@ class Cutter:
         """What cutting saved, for people."""
         for key in self._keys:
             if key.name not in self._cuts:
-                reason = "nothing behind it needs the records of a key together: whoever writes them places them"
+                reason = (
+                    "nothing behind it needs the records of a key together: whoever writes them places them"
+                )
                 yield Rewrite(rule="drop shuffle", steps=(key.name,), reason=reason)
         for step in self._graph.steps:
             if isinstance(step, Source):
@@ -96,7 +98,9 @@ class Cutter:
                 category = self._shuffle_output(step).category
             else:
                 continue
-            used = {name for job in jobs for one in job.inputs if one.category == category for name in one.reads}
+            used = {
+                name for job in jobs for one in job.inputs if one.category == category for name in one.reads
+            }
             if unused := [name for name, _ in there if name not in used]:
                 doing = "decoded" if isinstance(step, Source) else "written"
                 reason = f"nobody reads {', '.join(unused)}, so it is not {doing}"
@@ -120,7 +124,8 @@ class Cutter:
         return self._stateless(step, road, output, key)
 
     def _stateless(self, end: Step, road: _Road, output: Output, key: str | None) -> CompiledJob:
-        inputs, branches = self._inputs([road]), ()
+        inputs = self._inputs([road])
+        branches: tuple[Branch, ...] = ()
         if len(road.paths) == 1:
             (path,) = road.paths
             start = self._read_columns(path, inputs)
@@ -150,7 +155,8 @@ class Cutter:
         roads = [self._road(edge, self._kept(step, edge)) for edge in edges]
         inputs = self._inputs(roads)
         sinks = [edge.target for edge in self._graph.readers_of(step.name)]
-        branches, stages = (), ()
+        branches: tuple[Branch, ...] = ()
+        stages: tuple[Stage, ...] = ()
         if isinstance(step, Join):
             branches = tuple(self._branch(road.paths[0], inputs, road.kept, road.common) for road in roads)
         else:
@@ -219,7 +225,9 @@ class Cutter:
         behind = len(longest) - unions[-1] - 1 if unions else 0
         crossed = {step.name for path in paths for step in path.steps}
         return _Road(
-            paths=tuple(_Path(origin=p.origin, stream=p.stream, steps=_plain(p.steps, behind)) for p in paths),
+            paths=tuple(
+                _Path(origin=p.origin, stream=p.stream, steps=_plain(p.steps, behind)) for p in paths
+            ),
             union=longest[unions[-1]].name if unions else None,
             common=_plain(longest[len(longest) - behind :], 0),
             kept=kept,
@@ -236,7 +244,7 @@ class Cutter:
                 yield _Path(origin=path.origin, stream=path.stream, steps=(*path.steps, step))
 
     def _with_last_key(self, road: _Road) -> tuple[_Road, str | None]:
-        """The key of a sink's records: computed at the end where its columns are still there, else on the way."""
+        """The key of a sink's records: computed at the end if its columns are there, else on the way."""
         steps = (*(road.paths[0].steps if len(road.paths) == 1 else ()), *road.common)
         keys = [number for number, step in enumerate(steps) if isinstance(step, KeyBy)]
         if not keys:
@@ -259,9 +267,7 @@ class Cutter:
     ) -> Branch:
         number = [source.category for source in inputs].index(self._category(path)[0])
         start = self._read_columns(path, inputs)
-        return Branch(
-            input=number, stages=build_stages(self._schemas, (*path.steps, *common), start, kept)
-        )
+        return Branch(input=number, stages=build_stages(self._schemas, (*path.steps, *common), start, kept))
 
     def _inputs(self, roads: Sequence[_Road]) -> tuple[JobInput, ...]:
         """Each category once, with the columns that any branch reads."""
@@ -359,7 +365,7 @@ class Cutter:
         return self._internal(step, dict(self._streams(step))[stream], f"stream {stream}", stream)
 
     def _is_direct(self, step: Step) -> bool:
-        """True if a job that keeps state writes this sink itself: the first right behind one of its streams."""
+        """True if a job with state writes this sink itself: the first right behind one of its streams."""
         if not isinstance(step, Sink):
             return False
         edge = self._graph.input_of(step.name)

@@ -37,10 +37,33 @@ _NO_KEYS = {
 # Whatever is built of these alone gives a value for every record; CAST, / and the like may stop a task.
 _CANNOT_FAIL = (
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.And, exp.Or, exp.Not),
-    *(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.Is, exp.In, exp.Between, exp.Like),
+    *(
+        exp.EQ,
+        exp.NEQ,
+        exp.GT,
+        exp.GTE,
+        exp.LT,
+        exp.LTE,
+        exp.NullSafeEQ,
+        exp.Is,
+        exp.In,
+        exp.Between,
+        exp.Like,
+    ),
 )
 _CALLS_THAT_CANNOT_FAIL = frozenset(
-    {"lower", "upper", "length", "coalesce", "nvl", "isnull", "isnotnull", "startswith", "endswith", "contains"}
+    {
+        "lower",
+        "upper",
+        "length",
+        "coalesce",
+        "nvl",
+        "isnull",
+        "isnotnull",
+        "startswith",
+        "endswith",
+        "contains",
+    }
 )
 _SPECIAL_CALLS = ("CAST", "TRY_CAST", "TRIM", "SUBSTRING", "SUBSTR", "POSITION", "EXTRACT")
 _SUGGESTED = {"decimal": "double", "smallint": "int", "tinyint": "int"}
@@ -151,7 +174,7 @@ def check_key_parts(texts: Sequence[str], columns: Columns) -> tuple[Checked, ..
 
 
 def check_flat_map(text: str, columns: Columns) -> Generated:
-    """A generator: "explode(array) AS name", "posexplode(array) AS (position, name)", or their outer forms."""
+    """A generator: "explode(array) AS name", "posexplode(array) AS (position, name)", or an outer one."""
     node = parse_text(text)
     names: list[str] = []
     if isinstance(node, exp.Alias):
@@ -222,9 +245,7 @@ def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
     return node.alias, _summed(name, call, tokens_of(text), text, columns)
 
 
-def _summed(
-    name: str, call: exp.Expression, tokens: Sequence[Token], text: str, columns: Columns
-) -> Summed:
+def _summed(name: str, call: exp.Expression, tokens: Sequence[Token], text: str, columns: Columns) -> Summed:
     function, given = AGGREGATES[name], call.expressions
     if name == "count" and (not given or isinstance(given[0], exp.Star)):
         return Summed(function="count", argument=None, parameter=None, type="bigint")
@@ -233,7 +254,9 @@ def _summed(
     parameter = float(given[1].name) if len(given) > 1 else None
     if parameter is not None and not 0 <= parameter <= 1:
         raise PipelineError(
-            f"{name}() cannot take {parameter}", why="a quantile is from 0 to 1", fix="write 0.5 for the median"
+            f"{name}() cannot take {parameter}",
+            why="a quantile is from 0 to 1",
+            fix="write 0.5 for the median",
         )
     ends = [token for token in tokens if token.token_type in (TokenType.COMMA, TokenType.R_PAREN)]
     cut = ends[0] if len(given) > 1 and isinstance(given[0], exp.Column) else None

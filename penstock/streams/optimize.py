@@ -1,6 +1,6 @@
 """A graph that does the same with less: fewer shuffles, and filters and projections before them. Pure.
 
-Each rewrite is told with its reason. What is cut into jobs, carried and read is decided later, in `cutting.py`.
+Each rewrite is told with its reason. What is cut, carried and read is decided later, in `cutting.py`.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
 
+
 class Pipeline:
     """A graph being written down. Its name and partitions become part of names on the bus."""
 
@@ -187,8 +188,8 @@ class Stream:
     ) -> Windowed:
         """Group the records of each key by event time: tumbling("10s"), sliding(...) or session(...).
 
-        `early`: give results so often before a window ends; `late="update"`: again for each late record within
-        `lateness`; `mode`: each result is the whole ("accumulating") or what is new ("discarding").
+        `early`: give results so often before a window ends; `late="update"`: again for each late record
+        within `lateness`; `mode`: each result is the whole ("accumulating") or what is new ("discarding").
         """
         place = self.pipeline._where()
         _check_window(spans, late, mode, place)
@@ -211,7 +212,7 @@ class Stream:
         how: str = "inner",
         name: str | None = None,
     ) -> Stream:
-        """Pair records of two streams with equal keys: `within=(before, after)` of each other, or per window."""
+        """Pair records of two streams with equal keys, `within=(before, after)` or per window."""
         place = self.pipeline._where()
         if not isinstance(right, Stream) or how not in HOWS or (within is None) == (window is None):
             raise PipelineError(

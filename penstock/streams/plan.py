@@ -40,7 +40,7 @@ def _check_neighbours(graph: Graph, step: Step) -> None:
     """A graph from elsewhere may lack what the DSL makes sure of."""
     if isinstance(step, Aggregate) != isinstance(_before(graph, step), Window):
         raise PipelineError(
-            f"{step.place}: step {step.name!r} does not fit behind {getattr(_before(graph, step), 'name', None)!r}",
+            f"{step.place}: step {step.name!r} does not fit here",
             why="a window is read by aggregates, and by nothing else",
             fix="write .window(...).aggregate(...)",
         )
@@ -66,7 +66,7 @@ def _no_key(step: Step, before: Step) -> PipelineError:
     }
     return PipelineError(
         f"{step.place}: step {step.name!r} processes records that have no key",
-        why=f"it runs per key, and between {before.name!r} and {step.name!r} nothing says which records belong "
-        "together",
+        why=f"it runs per key, and between {before.name!r} and {step.name!r} nothing says which records "
+        "belong together",
         fix=f'put .key_by("<column>") before .{calls[type(step)]}',
     )

@@ -140,15 +140,15 @@ def _united(step: Union, schemas: Schemas) -> Columns:
         if other != first:
             raise PipelineError(
                 f"{edges[0].source!r} and {edge.source!r} have different columns",
-                why=f"the first has {_listed(first)}, the other has {_listed(other)}; which belong together is "
-                "not guessed",
+                why=f"the first has {_listed(first)}, the other has {_listed(other)}; which belong together "
+                "is not guessed",
                 fix=f'select the same names, types and order before: .select("{first[0][0]}", …)',
             )
     return first
 
 
 def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
-    """The columns that are the key of a stream; PipelineError if some part of it is no column there any more."""
+    """The columns that are the key of a stream; PipelineError if a part of it is no column there."""
     keyed, between = schemas.graph.key_of(edge)
     assert keyed is not None, "checked before: it has a key"
     for part in schemas.key_parts[keyed.name]:

@@ -41,7 +41,9 @@ _REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("ADD", "ADD JAR", "ADD FILE", "ADD ARCHIVE", "LIST", "LOAD", "COPY"), _CODE),
     **dict.fromkeys(("CREATE", "DROP", "ALTER", "TRUNCATE", "CACHE", "REFRESH", "ANALYZE", "COMMENT"), _DDL),
     **dict.fromkeys(("UPDATE", "DELETE", "MERGE", "REPLACE"), _APPEND),
-    **dict.fromkeys(("SELECT", "WITH", "FROM", "VALUES", "TABLE"), ("its records would go nowhere", f"write {_INSERT}")),
+    **dict.fromkeys(
+        ("SELECT", "WITH", "FROM", "VALUES", "TABLE"), ("its records would go nowhere", f"write {_INSERT}")
+    ),
 }
 
 
@@ -69,7 +71,9 @@ def add_statements(pipeline: Pipeline, text: str, *, file: str, line: int) -> No
     """Add the statements of a text to a pipeline."""
     if not isinstance(text, str):
         raise PipelineError(
-            f"{file}:{line}: sql() needs text, not {text!r}", why="it is read as Spark SQL", fix=f"write {_INSERT}"
+            f"{file}:{line}: sql() needs text, not {text!r}",
+            why="it is read as Spark SQL",
+            fix=f"write {_INSERT}",
         )
     _check_size(text, file)
     _statements(pipeline, Cursor(text, file=file, line=line))
@@ -94,7 +98,9 @@ def _statements(pipeline: Pipeline, cursor: Cursor) -> None:
         _end_of_statement(cursor)
     if not count:
         raise PipelineError(
-            f"{cursor.place()}: there is no statement", why="a pipeline is one INSERT for each sink", fix=f"write {_INSERT}"
+            f"{cursor.place()}: there is no statement",
+            why="a pipeline is one INSERT for each sink",
+            fix=f"write {_INSERT}",
         )
     for (kind, name), place in places.items():
         raise PipelineError(
@@ -143,7 +149,9 @@ def _options(cursor: Cursor, kind: str) -> dict[str, Any]:
         if name not in known:
             near = nearest(name, known)
             why = f"a {kind.lower()} has: {', '.join(known)}"
-            cursor.fail(f"there is no option {name!r}", why=why, fix=f"did you mean {near!r}?" if near else fix)
+            cursor.fail(
+                f"there is no option {name!r}", why=why, fix=f"did you mean {near!r}?" if near else fix
+            )
         cursor.expect("=", fix=fix)
         (token,) = cursor.expression()[:1]
         if (token.token_type == TokenType.NUMBER) != (known[name] is int) or (
@@ -171,7 +179,9 @@ def _refuse(cursor: Cursor) -> None:
     word = cursor.word()
     if word == "INSERT":
         cursor.fail(
-            f"INSERT {cursor.word(1)} cannot be used", why="a sink is appended to, never replaced", fix=f"write {_INSERT}"
+            f"INSERT {cursor.word(1)} cannot be used",
+            why="a sink is appended to, never replaced",
+            fix=f"write {_INSERT}",
         )
     if cursor.is_at("CREATE", "PIPELINE"):
         cursor.fail(

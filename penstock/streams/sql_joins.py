@@ -13,7 +13,10 @@ from penstock.streams.expressions import parse_text
 from penstock.streams.sql_tokens import Cursor
 from penstock.streams.windows import duration_ms
 
-_FIX = "write ON a.k = b.k AND b.event_time BETWEEN a.event_time - INTERVAL 10 SECONDS AND a.event_time + INTERVAL 10 SECONDS"
+_FIX = (
+    "write ON a.k = b.k AND b.event_time BETWEEN a.event_time - INTERVAL 10 SECONDS "
+    "AND a.event_time + INTERVAL 10 SECONDS"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,10 @@ def _columns(node: exp.Expression) -> tuple[tuple[str, str], tuple[str, str]] | 
 
 def _bounds(cursor: Cursor, text: str, node: exp.Between) -> tuple[int, int]:
     low, high = node.args["low"], node.args["high"]
-    times = [node.this, *(bound.this if isinstance(bound, exp.Sub | exp.Add) else bound for bound in (low, high))]
+    times = [
+        node.this,
+        *(bound.this if isinstance(bound, exp.Sub | exp.Add) else bound for bound in (low, high)),
+    ]
     if any(not isinstance(time, exp.Column) or time.name.lower() != "event_time" for time in times):
         _refuse(cursor, text, "the bounds are not between the event times of the two sides")
     return _distance(cursor, text, low, exp.Sub), _distance(cursor, text, high, exp.Add)

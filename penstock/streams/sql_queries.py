@@ -18,7 +18,12 @@ from penstock.streams.windows import WINDOW_END, WINDOW_START, Spans, session, s
 EVENT_TIME = "event_time"
 _FILES = frozenset({"parquet", "json", "csv", "orc", "text", "avro", "delta", "iceberg", "binaryfile", "xml"})
 _CATEGORY = re.compile(r"[A-Za-z0-9_.-]+")
-_JOINS = {("INNER", "JOIN"): "inner", ("JOIN",): "inner", ("LEFT", "OUTER", "JOIN"): "left", ("LEFT", "JOIN"): "left"}
+_JOINS = {
+    ("INNER", "JOIN"): "inner",
+    ("JOIN",): "inner",
+    ("LEFT", "OUTER", "JOIN"): "left",
+    ("LEFT", "JOIN"): "left",
+}
 _JOINS |= {("FULL", "OUTER", "JOIN"): "outer", ("FULL", "JOIN"): "outer"}
 _UNENDING = "a stream has no end, so there is no moment at which this is known"
 _NOT_HERE = {
@@ -62,7 +67,9 @@ class Query:
         while cursor.take("UNION"):
             if not cursor.take("ALL"):
                 fix = "write UNION ALL"
-                cursor.fail("UNION cannot be used", why="it would have to remember every record for ever", fix=fix)
+                cursor.fail(
+                    "UNION cannot be used", why="it would have to remember every record for ever", fix=fix
+                )
             streams.append(self._select())
         stream = streams[0]
         if len(streams) > 1:
@@ -84,10 +91,14 @@ class Query:
         at = cursor.place()
         cursor.expect("SELECT", fix="write SELECT … FROM <category>")
         if cursor.word().startswith("/*+"):
-            cursor.fail("a hint cannot be used", why="how a pipeline runs is decided by its plan", fix="remove it")
+            cursor.fail(
+                "a hint cannot be used", why="how a pipeline runs is decided by its plan", fix="remove it"
+            )
         if cursor.take("DISTINCT"):
             fix = "remove it, or use a Computation that remembers a bounded time"
-            cursor.fail("DISTINCT cannot be used", why="it would have to remember every record for ever", fix=fix)
+            cursor.fail(
+                "DISTINCT cannot be used", why="it would have to remember every record for ever", fix=fix
+            )
         items = self._list()
         cursor.expect("FROM", fix="write SELECT … FROM <category>")
         stream, names = self._from()
@@ -140,7 +151,9 @@ class Query:
             cursor.expect(")", fix="close the bracket of the query in FROM")
             return stream, self._alias("").lower()
         if cursor.is_at("VALUES") or cursor.is_at("TABLE"):
-            cursor.fail(f"{cursor.word()} cannot be read", why="a pipeline reads categories", fix="name a category")
+            cursor.fail(
+                f"{cursor.word()} cannot be read", why="a pipeline reads categories", fix="name a category"
+            )
         first = cursor.place()
         name = cursor.name("a category")
         while cursor.is_at("-"):  # a category may be called a-b
@@ -149,19 +162,21 @@ class Query:
         if cursor.is_at("("):
             why = "a pipeline reads categories; a function that makes rows is none"
             cursor.fail(f"{name}() cannot be read", why=why, fix="FROM <category>")
-        if not _CATEGORY.fullmatch(name) or name.split(".")[0].lower() in _FILES and "." in name:
+        if not _CATEGORY.fullmatch(name) or (name.split(".")[0].lower() in _FILES and "." in name):
             cursor.fail(
                 f"{name!r} is no category",
                 why="a stream reads categories of the bus, never files or tables",
                 fix=f"publish the records to a category first (line {first.line})",
             )
         alias = self._alias(name)
-        stream = self._named.get(name.lower())
-        return (self._source(name) if stream is None else stream), alias.lower()
+        named = self._named.get(name.lower())
+        return (self._source(name) if named is None else named), alias.lower()
 
     def _alias(self, name: str) -> str:
         cursor = self._cursor
-        if cursor.take("AS") or (cursor.rest() and cursor.rest()[0].token_type in (TokenType.VAR, TokenType.IDENTIFIER)):
+        if cursor.take("AS") or (
+            cursor.rest() and cursor.rest()[0].token_type in (TokenType.VAR, TokenType.IDENTIFIER)
+        ):
             return cursor.name("the table")
         return name.rpartition(".")[2]
 
@@ -200,8 +215,10 @@ class Query:
         return keyed[0].join(keyed[1], within=within, how=how, name=self._free("join"))
 
     def _grouped(self, stream: Stream, items: Sequence[Sequence[Token]], names: set[str]) -> Stream:
-        """GROUP BY columns and one window: key_by, window, aggregate, and a select if it asks for something else."""
-        at, keys, windows = self._cursor.place(), [], []
+        """GROUP BY columns and one window: key_by, window, aggregate, and a select if it differs."""
+        at = self._cursor.place()
+        keys: list[str] = []
+        windows: list[str] = []
         for part in self._list():
             text = self._plain(part, names)
             (windows if part[0].text.lower() in ("window", "session_window") else keys).append(text)
@@ -239,7 +256,7 @@ class Query:
             self._cursor.fail(
                 f"{text} is no window",
                 why=f"windows go by the event time of records, which is called {EVENT_TIME}",
-                fix=f"write window({EVENT_TIME}, '10 seconds'), or session_window({EVENT_TIME}, '30 minutes')",
+                fix=f"write window({EVENT_TIME}, '10 seconds') or session_window({EVENT_TIME}, '5 minutes')",
             )
         if found[1].lower() == "session_window":
             return session(gap=found[3])

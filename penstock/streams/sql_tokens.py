@@ -16,8 +16,30 @@ _OPENING = {TokenType.L_PAREN: 1, TokenType.L_BRACKET: 1, TokenType.R_PAREN: -1,
 # A word that ends an expression. LEFT and RIGHT are functions too.
 CLAUSES = frozenset(
     {
-        *("FROM", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "SORT BY", "CLUSTER BY", "DISTRIBUTE BY", "LIMIT"),
-        *("OFFSET", "UNION", "EXCEPT", "INTERSECT", "MINUS", "LATERAL", "JOIN", "INNER", "LEFT", "RIGHT", "FULL"),
+        *(
+            "FROM",
+            "WHERE",
+            "GROUP BY",
+            "HAVING",
+            "ORDER BY",
+            "SORT BY",
+            "CLUSTER BY",
+            "DISTRIBUTE BY",
+            "LIMIT",
+        ),
+        *(
+            "OFFSET",
+            "UNION",
+            "EXCEPT",
+            "INTERSECT",
+            "MINUS",
+            "LATERAL",
+            "JOIN",
+            "INNER",
+            "LEFT",
+            "RIGHT",
+            "FULL",
+        ),
         *("CROSS", "ANTI", "SEMI", "NATURAL", "ON", "USING", "QUALIFY", "PIVOT", "UNPIVOT", "TABLESAMPLE"),
     }
 )
@@ -43,7 +65,7 @@ class Cursor:
         return self._at >= len(self._tokens)
 
     def word(self, ahead: int = 0) -> str:
-        """The next token in capitals, "" at the end. A quoted name or text is never a word of the language."""
+        """The next token in capitals, "" at the end. What is quoted is never a word of the language."""
         number = self._at + ahead
         if number >= len(self._tokens):
             return ""
@@ -65,21 +87,31 @@ class Cursor:
         """Pass these words, or tell that they are missing."""
         for word in words:
             if not self.take(word):
-                self.fail(f"{word} is expected{self._before()}", why="the statement is not complete here", fix=fix)
+                self.fail(
+                    f"{word} is expected{self._before()}", why="the statement is not complete here", fix=fix
+                )
 
     def name(self, what: str) -> str:
         """A name: letters, or anything in backticks; parts with dots between them."""
         parts = []
         while True:
-            if self.is_done or not (self._is_name() or self._tokens[self._at].token_type == TokenType.IDENTIFIER):
-                self.fail(f"the name of {what} is expected{self._before()}", why="nothing like a name", fix="add it")
+            if self.is_done or not (
+                self._is_name() or self._tokens[self._at].token_type == TokenType.IDENTIFIER
+            ):
+                self.fail(
+                    f"the name of {what} is expected{self._before()}", why="nothing like a name", fix="add it"
+                )
             parts.append(self._tokens[self._at].text)
             self._at += 1
             if not self.take("."):
                 return ".".join(parts)
 
     def _is_name(self) -> bool:
-        return bool(self.word()) and (self.word()[0].isalpha() or self.word()[0] == "_") and " " not in self.word()
+        return (
+            bool(self.word())
+            and (self.word()[0].isalpha() or self.word()[0] == "_")
+            and " " not in self.word()
+        )
 
     def expression(self, *ends: str) -> list[Token]:
         """Tokens up to the next clause, comma or closing bracket, or one of `ends`."""

@@ -38,8 +38,10 @@ def pending_intent(row: IntervalRow) -> Intent | None:
 
 
 class StatelessStep:
-    """Runs the steps of one interval under one token and plan. An input's offsets are the sequences of what is
-    made of it, so each has its own producer: `producers`, by the birth of the input.
+    """Runs the steps of one interval under one token and plan.
+
+    An input's offsets are the sequences of what is made of it, so each has its own producer: `producers`, by
+    the birth of the input.
 
     `lateness` maps the births of event-time inputs to their lateness; all other inputs follow their marks.
     """
@@ -66,7 +68,7 @@ class StatelessStep:
         self._starts: Mapping[str, int] = {}
 
     def begin(self, ranges: Sequence[InputRange]) -> bool:
-        """Promise the ranges of all inputs. False: a twin has committed them already, there is nothing to do."""
+        """Promise the ranges of all inputs. False: a twin has committed them, there is nothing to do."""
         self._ranges = tuple(ranges)
         asked_from = {asked.birth: asked.start for asked in ranges}
         for attempt in range(COMMIT_ATTEMPTS):

@@ -19,7 +19,7 @@ _DEAD = "dead"
 
 
 def dead_stream(number: int) -> str:
-    """The stream for what could not be read of input `number`. No stream of a user has a dot, or this name."""
+    """The stream for what could not be read of input `number`; no stream of a user is called so."""
     return f"{_DEAD}.{number}" if number else _DEAD
 
 

@@ -23,7 +23,7 @@ _DURATION = re.compile(r"\s*(?:interval\s+)?([0-9]{1,12})\s*([a-z]+)\s*", re.IGN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Windows of event time: `tumbling` (size), `sliding` (size, a new one every `slide_ms`), `session` (gap)."""
+    """Windows of event time: `tumbling`, `sliding` (a new one every `slide_ms`), or `session`."""
 
     kind: str
     size_ms: int  # session: the gap that ends one
@@ -39,9 +39,9 @@ class Spans:
 class Firing:
     """When a window gives results, beside the one when the low watermark passes its end.
 
-    `early_ms`: also every so often before that. `late`: "drop" what comes afterwards, or "update" the result with
-    each record until the low watermark is `lateness_ms` beyond the end. `mode`: a later result is the whole
-    again ("accumulating") or only what is new ("discarding").
+    `early_ms`: also every so often before that. `late`: "drop" what comes afterwards, or "update" the result
+    with each record until the low watermark is `lateness_ms` beyond the end. `mode`: a later result is the
+    whole again ("accumulating") or only what is new ("discarding").
     """
 
     early_ms: int | None = None
@@ -70,7 +70,7 @@ def sliding(size: str | int, *, every: str | int) -> Spans:
     if size_ms % slide_ms:
         raise PipelineError(
             f"a window of {size!r} cannot slide by {every!r}",
-            why="the length must be a multiple of the step, so that each record is in the same number of windows",
+            why="the length must be a multiple of the step: each record is in the same number of windows",
             fix='choose them so, as in sliding("1m", every="10s")',
         )
     return Spans(kind="sliding", size_ms=size_ms, slide_ms=slide_ms)

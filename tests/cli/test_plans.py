@@ -46,7 +46,9 @@ def test_python_and_sql_are_planned_to_the_same_jobs(empty: World, run: Run, tmp
 def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Run, tmp_path: Path):
     folder = ("--folder", empty.folder)
     assert run(*QUERIES_SIX, *folder).code == 0
-    more = WORDS_SQL + "INSERT INTO langs SELECT lang FROM queries; INSERT INTO gone SELECT query FROM queries;"
+    more = (
+        WORDS_SQL + "INSERT INTO langs SELECT lang FROM queries; INSERT INTO gone SELECT query FROM queries;"
+    )
     # The name of a file is part of its package: the same file, edited.
     assert run("submit", a_file(tmp_path, "w.sql", more), *folder).code == 0
     wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
@@ -55,7 +57,12 @@ def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Ru
     edited = more.replace("lang <> 'robot'", "lang = 'en'").replace("INTO gone", "INTO here")
     edited = edited.replace("SELECT lang FROM", "SELECT lang, ts FROM").replace("INTO langs", "INTO langs2")
     text = run("plan", a_file(tmp_path, "w.sql", edited), *folder).text
-    for words in ("words.words replaced in place", "words.here new", "words.gone removed", "no longer has it"):
+    for words in (
+        "words.words replaced in place",
+        "words.here new",
+        "words.gone removed",
+        "no longer has it",
+    ):
         assert words in text
 
 

@@ -18,7 +18,13 @@ BEFORE, AFTER = 1, 4_102_444_800_000  # the first millisecond of 1970 but one; t
 QUERIES = {
     "name": "queries",
     "partitions": 3,
-    "columns": [["query", "string"], ["lang", "string"], ["ts", "bigint"], ["tags", "array<string>"], ["n", "int"]],
+    "columns": [
+        ["query", "string"],
+        ["lang", "string"],
+        ["ts", "bigint"],
+        ["tags", "array<string>"],
+        ["n", "int"],
+    ],
     "format": "json",
     "watermark": "event_time",
     "ts_column": "ts",
@@ -43,7 +49,13 @@ def a_query(number: int) -> dict[str, Any]:
     text = (None, "", "One two", "two  TWO three")[number % 4]
     lang = (None, "en", "")[number % 3]
     ts = (BEFORE, AFTER, number)[number % 3]
-    return {"query": text, "lang": lang, "ts": ts, "tags": ["a", None] if number % 2 else None, "n": "not read"}
+    return {
+        "query": text,
+        "lang": lang,
+        "ts": ts,
+        "tags": ["a", None] if number % 2 else None,
+        "n": "not read",
+    }
 
 
 def a_note(number: int) -> dict[str, Any]:

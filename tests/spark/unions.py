@@ -20,7 +20,9 @@ class CountPerKey(Computation):
 
 p = Pipeline("unions", partitions=3)
 queries = p.source("queries").select("query AS text", "lang", "ts", "tags")
-notes = p.source("notes").filter("body IS NOT NULL").select("body AS text", "lang", "at AS ts", "labels AS tags")
+notes = (
+    p.source("notes").filter("body IS NOT NULL").select("body AS text", "lang", "at AS ts", "labels AS tags")
+)
 both = queries.union(notes)
 words = both.flat_map("posexplode(split(lower(text), ' ')) AS (place, word)").filter("word <> ''")
 words.key_by("word").select("place", "ts", "tags").sink("words")

@@ -43,7 +43,9 @@ def value_of(node: exp.Expression, row: Mapping[str, Any]) -> Any:
         case exp.Cast():
             value = value_of(node.this, row)
             return None if value is None else str(value)
-    values = [value_of(child, row) for child in (node.expressions or [node.this, node.args.get("expression")])]
+    values = [
+        value_of(child, row) for child in (node.expressions or [node.this, node.args.get("expression")])
+    ]
     name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
     if name == "array":
         return values
@@ -106,7 +108,8 @@ def run_graph(graph: Graph, inputs: Mapping[str, Sequence[Record]]) -> dict[str,
                 made[step.name] = [record for record in given if evaluated(step.condition, record[1])]
             case Select():
                 made[step.name] = [
-                    (key, {name_of(text): evaluated(text, row) for text in step.columns}) for key, row in given
+                    (key, {name_of(text): evaluated(text, row) for text in step.columns})
+                    for key, row in given
                 ]
             case FlatMap():
                 made[step.name] = list(_exploded(step.generator, given))
@@ -128,7 +131,9 @@ def _exploded(generator: str, given: Iterable[Record]) -> Iterable[Record]:
             yield key, {**row, name: element}
 
 
-def run_jobs(jobs: Sequence[Mapping[str, Any]], inputs: Mapping[str, Sequence[Record]]) -> dict[str, Counter[str]]:
+def run_jobs(
+    jobs: Sequence[Mapping[str, Any]], inputs: Mapping[str, Sequence[Record]]
+) -> dict[str, Counter[str]]:
     """What each sink holds: the jobs' JSON as the engine would run it."""
     categories = {name: list(records) for name, records in inputs.items()}
     for job in jobs:
@@ -165,7 +170,8 @@ def _staged(stages: Sequence[Mapping[str, Any]], given: list[Record]) -> list[Re
                 given = [record for record in given if evaluated(stage["expr"], record[1])]
             case "select":
                 given = [
-                    (key, {name: evaluated(text, row) for name, text, _ in stage["columns"]}) for key, row in given
+                    (key, {name: evaluated(text, row) for name, text, _ in stage["columns"]})
+                    for key, row in given
                 ]
             case "explode":
                 ((name, _),) = stage["columns"]

@@ -93,12 +93,16 @@ class Drawn:
         for _ in range(self._pick([1, 1, 2])):
             name, kind = self._pick(columns)
             number = kind in ("int", "bigint")
-            simple = f"{name} > {self._pick([0, 1, 2])}" if number else f"{name} <> {self._pick(['s', 'x'])!r}"
+            simple = (
+                f"{name} > {self._pick([0, 1, 2])}" if number else f"{name} <> {self._pick(['s', 'x'])!r}"
+            )
             parts.append(self._pick([simple, simple, f"{name} IS NULL", f"NOT ({simple})"]))
         return self._pick([" AND ", " OR "]).join(parts)
 
     def _keys(self, columns: tuple[tuple[str, str], ...]) -> list[str]:
-        return [text for name, kind in columns for text in (name, f"upper({name})" if kind == "string" else name)]
+        return [
+            text for name, kind in columns for text in (name, f"upper({name})" if kind == "string" else name)
+        ]
 
 
 texts = st.sampled_from([None, "", "x", "axb", "XS", "s"])
@@ -174,7 +178,9 @@ EDGES = [
 def test_what_chance_rarely_draws_changes_no_record_either(build: Any):
     p = Pipeline("p", partitions=2)
     build(p.source("one"))
-    values = [(a, b, n, m) for a in ("x", "sX", None) for b in ("axb", "") for n in (None, 0, 1) for m in (0, 2)]
+    values = [
+        (a, b, n, m) for a in ("x", "sX", None) for b in ("axb", "") for n in (None, 0, 1) for m in (0, 2)
+    ]
     records = [("k", dict(zip("abnm", row, strict=True))) for row in values]
     expected = run_graph(p.graph(), {"one": records})
     assert expected["x"].total()
@@ -239,7 +245,12 @@ RULES = {
     "filter behind key": (_filter_behind_key, "push filter", ("filter", "by_query"), "need not go through"),
     "projection": (_projection_behind_key, "push projection", ("select", "by_query"), "by_query writes"),
     "filter behind projection": (_filter_behind_projection, "push filter", ("filter", "select"), "as it is"),
-    "filter behind flat_map": (_filter_behind_flat_map, "push filter", ("filter", "flat_map"), "once per record"),
+    "filter behind flat_map": (
+        _filter_behind_flat_map,
+        "push filter",
+        ("filter", "flat_map"),
+        "once per record",
+    ),
     "unread columns": (_key_of_a_sink, "fuse", ("queries", "by_query", "x"), "one pass"),
     "pruned at the source": (_projection_behind_key, "prune columns", ("queries",), "score"),
 }

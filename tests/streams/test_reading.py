@@ -67,9 +67,7 @@ class World:
             package_entry="",
         )
         spans = {self.source.birth: (start, end)}
-        batches = list(
-            read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows)
-        )
+        batches = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
         assert all(batch.schema == row_schema(task) for batch in batches)
         return pa.Table.from_batches(batches).to_pylist()
 

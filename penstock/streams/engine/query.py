@@ -45,7 +45,7 @@ def _through_the_step(rows: DataFrame, task: TaskDescriptor, descriptor: str) ->
 
 
 def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
-    """What the plan does to each record. Rows that are not data (ranges, unreadable records) pass untouched."""
+    """What the plan does to each record. Rows that are no data (ranges, unreadable ones) pass untouched."""
     if plan.get("branches"):
         rows = _together(rows, plan["branches"])
     for stage in plan["stages"]:
@@ -56,7 +56,7 @@ def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
 
 
 def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) -> DataFrame:
-    """One stage, for the rows of which `mine` is true; a select keeps the columns `carried` beside its own."""
+    """One stage, for the rows of which `mine` is true; a select keeps the columns `carried` too."""
     if stage["op"] == "filter":
         return rows.where(f"NOT ({mine}) OR coalesce(({stage['expr']}), false)")
     if stage["op"] == "key":
@@ -78,8 +78,8 @@ def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) 
 def _together(rows: DataFrame, branches: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Each branch's stages on the rows of its input, then all of them under the same columns.
 
-    Not a union of queries: that would be several Spark partitions for one interval. A row knows its branch; the
-    columns of the other branches are set aside under names of their own while one is worked on.
+    Not a union of queries: that would be several Spark partitions for one interval. A row knows its branch;
+    the columns of the other branches are set aside under names of their own while one is worked on.
     """
     of_input: dict[int, list[int]] = {}
     for number, branch in enumerate(branches):

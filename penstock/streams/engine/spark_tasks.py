@@ -168,9 +168,7 @@ class SparkTasks:
             bus=self._bus,
             rows=self._rows,
             intervals=tuple(intervals),
-            inputs=tuple(
-                _input(source, columns) for source, columns in zip(sources, reads, strict=True)
-            ),
+            inputs=tuple(_input(source, columns) for source, columns in zip(sources, reads, strict=True)),
             outputs=outputs,
             plan=config["plan"],
             package_hash=package["hash"],
