@@ -5,38 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.client import Client
-from penstock.core.errors import PipelineError
 from penstock.jobs.provision import cannot_run
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
 from penstock.streams.compiled import CompiledPipeline
-from penstock.streams.graph import safe_name
 from penstock.streams.packages import Package, build_package, load_pipeline
-from penstock.streams.pipeline import Pipeline
 from penstock.streams.plan import compile_pipeline
-from penstock.streams.sql import pipeline_from_sql
-
-SQL_SUFFIX = ".sql"
 
 
 def compile_file(path: Path, client: Client, *, version: str = "") -> tuple[CompiledPipeline, Package]:
     """Load the pipeline in this process (the control plane never does) and compile it."""
-    pipeline = read_pipeline(path)
+    pipeline = load_pipeline(path)
     package = build_package(path, pipeline.local_files, name=pipeline.name)
     catalogue = StaticCatalogue([category_from_json(item["spec"]) for item in client.categories()])
     return compile_pipeline(pipeline, catalogue, package.ref(version)), package
-
-
-def read_pipeline(path: Path) -> Pipeline:
-    """The pipeline of a Python file, or of a file of SQL."""
-    if path.suffix.lower() != SQL_SUFFIX:
-        return load_pipeline(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise PipelineError(
-            f"cannot read {path}", why=str(error), fix="name a file of SQL in UTF-8 that you may read"
-        ) from error
-    return pipeline_from_sql(text, file=path.name, name=safe_name(path.stem))
 
 
 def check_can_run(compiled: CompiledPipeline) -> None:

@@ -298,6 +298,11 @@ def _check_key_part(text: str, columns: Columns) -> Checked:
     return _check_value(text, node, columns)
 
 
+def check_value(text: str, columns: Columns) -> Checked:
+    """An expression that gives something a column can hold."""
+    return _check_value(text, parse_text(text), columns)
+
+
 def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
     typer = Typer(dict(columns))
     type_ = typer.type_of(node)

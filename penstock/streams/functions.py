@@ -99,7 +99,7 @@ from_utc_timestamp(ts,s) -> timestamp                                   to_utc_t
 
 array(a*) -> array                  size(r) -> int                      array_size(r) -> int
 cardinality(r) -> int               element_at(r,j) -> element          get(r,i) -> element
-array_contains(r,a) -> boolean      array_join(r,s,s?) -> string
+array_contains(r,a) -> boolean      array_join(r,s,s?) -> string        to_json(r) -> string
 """
 _COMPARING = ("nullif", "equal_null", "array_contains")
 _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\) -> (\S+)")

@@ -106,6 +106,6 @@ def test_bad_files_of_sql_are_refused(empty: World, run: Run, tmp_path: Path):
     for text, said in cases.items():
         for command in ("plan", "submit"):
             assert said in run(command, a_file(tmp_path, "bad.sql", text), *folder).is_refused()
-    assert "cannot read" in run("plan", tmp_path / "none.sql", *folder).is_refused()
+    assert "there is no file" in run("plan", tmp_path / "none.sql", *folder).is_refused()
     (tmp_path / "latin.sql").write_bytes(b"\xff\xfe")
     assert "cannot read" in run("plan", tmp_path / "latin.sql", *folder).is_refused()

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.streams.engine.step_worker import REPORT_DDL, step_function
+from penstock.streams.stage_checks import check_plan
 from penstock.streams.task import DATA, SYSTEM_COLUMNS, TaskDescriptor
 
 _PASSED_ON = [name for name, _ in SYSTEM_COLUMNS]
@@ -46,6 +47,7 @@ def _through_the_step(rows: DataFrame, task: TaskDescriptor, descriptor: str) ->
 
 def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
     """What the plan does to each record. Rows that are no data (ranges, unreadable ones) pass untouched."""
+    check_plan(plan, _columns_of(rows, plan))
     if plan.get("branches"):
         rows = _together(rows, plan["branches"])
     for stage in plan["stages"]:
@@ -53,6 +55,20 @@ def apply_stages(rows: DataFrame, plan: Mapping[str, Any]) -> DataFrame:
     if plan.get("key"):
         rows = _apply(rows, {"op": "key", "expr": plan["key"]}, _IS_DATA)
     return rows
+
+
+def _columns_of(rows: DataFrame, plan: Mapping[str, Any]) -> list[tuple[tuple[str, str], ...]]:
+    """What each input brings, by the names that stages know."""
+    own = [(field.name, field.dataType.simpleString()) for field in rows.schema]
+    own = [column for column in own if column[0] not in _PASSED_ON]
+    if not plan.get("branches"):
+        return [tuple(own)]
+    count = 1 + max(branch["input"] for branch in plan["branches"])
+    prefixes = [f"_i{number}_" for number in range(count)]
+    return [
+        tuple((name.removeprefix(prefix), kind) for name, kind in own if name.startswith(prefix))
+        for prefix in prefixes
+    ]
 
 
 def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) -> DataFrame:
