@@ -16,6 +16,7 @@ from penstock.streams.compiled import (
     SelectStage,
     Stage,
 )
+from penstock.streams.graph import Graph
 from penstock.streams.optimize import Rewrite
 
 WIDTH = 100
@@ -30,12 +31,29 @@ def draw_plan(compiled: CompiledPipeline) -> str:
         f"pipeline {compiled.graph.name}: {count} job{'s' * (count != 1)}",
         f"package {ref.name} {ref.version}{hashed}",
     ]
+    lines += ["", *_draw_graph(compiled.graph)]
     writers = {output.category: job.name for job in compiled.jobs for output in job.outputs}
     for job in compiled.jobs:
         lines += ["", *_draw_job(job, writers)]
     lines += _draw_rewrites(compiled.rewrites)
     lines += _draw_refusals(compiled)
     return "\n".join(lines) + "\n"
+
+
+def _draw_graph(graph: Graph) -> Iterator[str]:
+    """Its steps, a line for each stretch between places where streams part or come together."""
+    for step in graph.ordered():
+        before = graph.inputs_of(step.name)
+        if len(before) == 1 and len(graph.readers_of(before[0].source)) == 1:
+            continue  # it stands in the line of the step before it
+        stretch = [edge.source for edge in before[:1] if len(before) == 1] + [step.name]
+        while len(readers := graph.readers_of(stretch[-1])) == 1:
+            stretch.append(readers[0].target)
+            if len(graph.inputs_of(stretch[-1])) > 1:
+                break
+        if len(stretch) > 1:
+            text = " → ".join(stretch)
+            yield from textwrap.wrap(text, WIDTH, initial_indent="   ", subsequent_indent="     ")
 
 
 def _draw_job(job: CompiledJob, writers: Mapping[str, str]) -> Iterator[str]:
