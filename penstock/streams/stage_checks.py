@@ -28,7 +28,9 @@ def check_plan(plan: Mapping[str, Any], inputs: Sequence[Columns]) -> None:
         if plan.get("key"):
             _checked([{"op": "key", "expr": plan["key"]}], columns)
     except PipelineError as error:
-        raise ConfigError(f"the job's plan cannot be run: {error.what}", why=error.why, fix=error.fix) from None
+        raise ConfigError(
+            f"the job's plan cannot be run: {error.what}", why=error.why, fix=error.fix
+        ) from None
 
 
 def _checked(stages: Iterable[Mapping[str, Any]], columns: Columns) -> Columns:
@@ -49,7 +51,9 @@ def _checked(stages: Iterable[Mapping[str, Any]], columns: Columns) -> Columns:
                 columns = (*columns, *made)
             case other:
                 raise PipelineError(
-                    f"there is no stage {other!r}", why="known: filter, select, explode, key", fix="correct it"
+                    f"there is no stage {other!r}",
+                    why="known: filter, select, explode, key",
+                    fix="correct it",
                 )
         check_columns(columns, what=f"stage {stage['op']!r}", place=_NOWHERE)
     return columns

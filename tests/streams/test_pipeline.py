@@ -205,7 +205,10 @@ MISTAKES = {
     "no window": (lambda: _a().key_by("a").window("10s"), ["window('10s')", "tumbling"]),
     "window late": (lambda: _a().key_by("a").window(tumbling(5), late="keep"), ["late='keep'"]),
     "window mode": (lambda: _a().key_by("a").window(tumbling(5), mode="all"), ["mode='all'"]),
-    "no values": (lambda: _a().key_by("a").window(tumbling(5)).aggregate(), ["aggregate() needs Spark SQL text"]),
+    "no values": (
+        lambda: _a().key_by("a").window(tumbling(5)).aggregate(),
+        ["aggregate() needs Spark SQL text"],
+    ),
     "endless join": (lambda: _a().key_by("a").join(_a().key_by("a")), ["within= or window="]),
     "join of a kind": (lambda: _a().join(_a(), within=(0, 1), how="anti"), ["inner, left, outer"]),
     "sql of nothing": (lambda: Pipeline("p").sql(""), ["there is no statement"]),

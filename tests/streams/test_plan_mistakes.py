@@ -100,7 +100,10 @@ MISTAKES = {
         lambda p: p.source("queries").key_by("split(query, ' ')").sink("x"),
         ["cannot be a key: it is array<string>", "array_join"],
     ),
-    "date key": (lambda p: p.source("queries").key_by("to_date(query)").sink("x"), ["it is date", "unix_date"]),
+    "date key": (
+        lambda p: p.source("queries").key_by("to_date(query)").sink("x"),
+        ["it is date", "unix_date"],
+    ),
     "decimal key": (lambda p: p.source("queries").key_by("ts * 1.5").sink("x"), ["it is decimal", "bigint"]),
     "binary key": (lambda p: p.source("queries").key_by("unhex(query)").sink("x"), ["it is binary", "hex("]),
     "no array": (
@@ -148,7 +151,9 @@ MISTAKES = {
         ["the key 'lower(query)'", "has no name", "lower(query) AS name"],
     ),
     "key that is changed": (
-        lambda p: counted(p.source("queries").key_by("query").select("upper(query) AS query"), "count(*) AS n"),
+        lambda p: counted(
+            p.source("queries").key_by("query").select("upper(query) AS query"), "count(*) AS n"
+        ),
         ["key column 'query'", "dropped or changed"],
     ),
     "sum of text": (
@@ -180,14 +185,18 @@ MISTAKES = {
         ["have no key", "on both sides"],
     ),
     "ambiguous column": (
-        lambda p: p.source("queries")
-        .key_by("query")
-        .join(p.source("events").select("user", "n AS ts").key_by("user"), within=(0, "1s"))
-        .sink("x"),
+        lambda p: (
+            p.source("queries")
+            .key_by("query")
+            .join(p.source("events").select("user", "n AS ts").key_by("user"), within=(0, "1s"))
+            .sink("x")
+        ),
         ["column 'ts' is ambiguous", "right_ts"],
     ),
     "keys of other types": (
-        lambda p: p.source("queries").key_by("query").join(p.source("events").key_by("n"), within=(0, 5)).sink("x"),
+        lambda p: (
+            p.source("queries").key_by("query").join(p.source("events").key_by("n"), within=(0, 5)).sink("x")
+        ),
         ["do not fit: string and int", "same types"],
     ),
     "unknown key": (

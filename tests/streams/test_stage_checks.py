@@ -38,7 +38,9 @@ BAD = {
     "reflection": a_plan({"op": "filter", "expr": "reflect('java.lang.Runtime', 'x') = 'y'"}),
     "reflection in a key": a_plan(key="java_method('a', 'b')"),
     "reflection in a branch": a_plan(
-        branches=[{"input": 0, "stages": [{"op": "select", "columns": [["x", "reflect('a', 'b')", "string"]]}]}]
+        branches=[
+            {"input": 0, "stages": [{"op": "select", "columns": [["x", "reflect('a', 'b')", "string"]]}]}
+        ]
     ),
     "a way out of the brackets": a_plan({"op": "filter", "expr": "true) OR (reflect('a', 'b') = 'x'"}),
     "settings": a_plan({"op": "select", "columns": [["x", "'${env:HOME}'", "string"]]}),
@@ -47,7 +49,9 @@ BAD = {
     "a column in place of ours": a_plan({"op": "select", "columns": [["_kind", "n", "int"]]}),
     "a type that is none": a_plan({"op": "select", "columns": [["x", "n", "int) END, now("]]}),
     "a name that is none": a_plan({"op": "select", "columns": [["x`, now() AS `y", "n", "int"]]}),
-    "a clock": a_plan({"op": "explode", "array": "array(now())", "columns": [["x", "string"]], "outer": False}),
+    "a clock": a_plan(
+        {"op": "explode", "array": "array(now())", "columns": [["x", "string"]], "outer": False}
+    ),
     "no such stage": a_plan({"op": "sql", "expr": "SELECT 1"}),
 }
 

@@ -121,7 +121,9 @@ class World:
         row = self.open()
         at = [row.offsets[self.birth(name)] for name in INPUTS]
         if row.intent is not None:
-            spans = [row.intent.ranges.get(self.birth(name)) or (at[n], at[n]) for n, name in enumerate(INPUTS)]
+            spans = [
+                row.intent.ranges.get(self.birth(name)) or (at[n], at[n]) for n, name in enumerate(INPUTS)
+            ]
             self.run(row.token, [start for start, _ in spans], [end for _, end in spans])
         ends = [self.log.end_offsets(name)[0] for name in INPUTS]
         turn = 0
@@ -135,7 +137,9 @@ class World:
     def result(self) -> dict[str, Any]:
         row = self.rows.peek(REF)
         return {
-            "bus": {name: _bags(rows) for name, rows in published(self.log, ["out", "dead", "dead.1"]).items()},
+            "bus": {
+                name: _bags(rows) for name, rows in published(self.log, ["out", "dead", "dead.1"]).items()
+            },
             "offsets": self.offsets(),
             "lows": (row.input_low, row.output_low),
             "intent": row.intent,
