@@ -91,7 +91,7 @@ def load_entry(folder: Path, entry: str, hash: str) -> ModuleType:
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """The one Pipeline that a user's file makes, or its SQL describes; PipelineError tells any mistake in it."""
+    """The one Pipeline that a file makes, or its SQL describes; PipelineError tells any mistake in it."""
     file = _existing(path, "the pipeline's file")
     if file.suffix.lower() == SQL_SUFFIX:
         return pipeline_from_sql(read_sql(file), file=file.name, name=safe_name(file.stem))
