@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
+
+from penstock.core.errors import ConfigError
 from penstock.jobs.config import validate_config
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
 from penstock.streams.packages import load_pipeline
+from penstock.streams.pipeline import Pipeline
 from penstock.streams.plan import compile_pipeline
 from tests.streams.plans import (
     EXAMPLE,
@@ -342,3 +347,57 @@ def test_every_job_is_a_valid_config_and_reads_what_was_written_before():
         assert config.inputs[0].category in written
         written |= {output.category for output in config.outputs}
         assert json.loads(json.dumps(job)) == job
+
+
+# --- several inputs ------------------------------------------------------------------------------------------------
+
+
+def a_union():
+    p = a_pipeline()
+    queries = p.source("queries").filter("ts > 0").select("query AS text")
+    queries.union(p.source("events", start="latest").select("user AS text")).key_by("text").sink("texts")
+    return jobs_of(p)["p.texts"]
+
+
+def test_a_union_is_one_job_with_a_branch_for_each_input():
+    job = a_union()
+    assert job["inputs"] == [
+        {"category": "queries", "start": "earliest"},
+        {"category": "events", "start": "latest"},
+    ]
+    assert job["partitions"] == 3  # of queries, the larger one
+    assert [branch["input"] for branch in job["plan"]["branches"]] == [0, 1]
+    assert job["plan"]["reads"] == [["query", "ts"], ["user"]]
+    assert (job["plan"]["stages"], job["plan"]["key"]) == ([], "text")
+    assert [output["stream"] for output in job["outputs"]] == ["out", "dead"]  # events are typed
+    assert validate_config(job["name"], job).to_json()["plan"]["branches"] == job["plan"]["branches"]
+
+
+def test_each_json_input_has_dead_letters_of_its_own():
+    p = Pipeline("p")
+    p.source("one").union(p.source("two")).sink("out")
+    catalogue = StaticCatalogue([replace(QUERIES, name=name) for name in ("one", "two")])
+    outputs = jobs_of(p, catalogue)["p.out"]["outputs"]
+    assert [(output["stream"], output["category"]) for output in outputs[1:]] == [
+        ("dead", "one.dead"),
+        ("dead.1", "two.dead"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inputs": [{"category": "queries"}] * 2}, "a category is there twice"),
+        ({"inputs": [{"category": "queries"}]}, "each branch an input"),
+        ({"plan": {"branches": []}}, "each input needs a branch"),
+        ({"plan": {"reads": [["query"]]}}, "one list of columns for each input"),
+        ({"plan": {"branches": [{"input": 0}, {"input": 99}]}}, "branches"),
+        ({"plan": {"stages": [{"op": "explode", "array": "a", "type": "t", "columns": []}]}}, "columns"),
+    ],
+)
+def test_inputs_and_branches_that_do_not_fit_are_refused(change, said):
+    job = a_union()
+    plan = {**job["plan"], **change.pop("plan", {})}
+    with pytest.raises(ConfigError) as caught:
+        validate_config(job["name"], {**job, **change, "plan": plan})
+    assert said in str(caught.value)

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock import session, sliding, tumbling
 from penstock.core.errors import PipelineError
@@ -316,3 +318,18 @@ def test_what_is_no_pipeline_is_told_in_three_parts(case: str):
     assert error.what and error.why and error.fix
     for words in said:
         assert words in str(error)
+
+
+PIECES = st.sampled_from(
+    ["INSERT", "INTO", "out", "SELECT", "query", ",", "ts", "*", "(", ")", "FROM", "queries", "notes", "WHERE", "lang", "=", "'en'", "AND", "UNION", "ALL", "GROUP", "BY\n", "", "", "", "window", "(", "event_time", ",", "'10s'", ")", "count(*)", "AS", "n", "DISTRIBUTE", "BY", "JOIN", "ON", "q", ".", "LATERAL", "VIEW", "explode", "split", ";", "WITH", "x", "CREATE\n", "", "", "", "SOURCE", "SINK", "PIPELINE", "partitions", "=", "4", "LEFT", "left(", "`a", "b`", '"text"', "/*+", "*/", "--", "${x}", "[", "]", "{", "}", "::", "5L", "e'x", "INTERVAL", "1", "DAY", "BETWEEN\n", "", "", "", "CASE", "WHEN", "THEN", "END", "NOT", "NULL", "IS", "DISTINCT", "FROM", "IN", "EXISTS", "OVER", "HAVING", "LIMIT", "SET", "ADD", "JAR", "\\", "\n", "@", "#", "$", "?", ":", "|>", "->", "=>"]
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(PIECES, max_size=25))
+def test_no_text_breaks_the_reader(pieces: list[str]):
+    for text in (" ".join(pieces), "INSERT INTO out SELECT " + " ".join(pieces) + " FROM queries"):
+        try:
+            compile_pipeline(of_sql(text), CATALOGUE, PACKAGE)
+        except PipelineError as error:
+            assert error.what and error.why and error.fix
