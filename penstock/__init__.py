@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.streams.computation import Computation, Context, Record, Timer, Value
     from penstock.streams.pipeline import Pipeline
+    from penstock.streams.windows import session, sliding, tumbling
 
 __version__ = "0.1.0"
-__all__ = ["Computation", "Context", "Pipeline", "Record", "Timer", "Value"]
+__all__ = ["Computation", "Context", "Pipeline", "Record", "Timer", "Value", "session", "sliding", "tumbling"]
 
 _HOMES = {
     "Computation": "penstock.streams.computation",
@@ -19,6 +20,9 @@ _HOMES = {
     "Record": "penstock.streams.computation",
     "Timer": "penstock.streams.computation",
     "Value": "penstock.streams.computation",
+    "session": "penstock.streams.windows",
+    "sliding": "penstock.streams.windows",
+    "tumbling": "penstock.streams.windows",
 }
 
 

@@ -135,6 +135,32 @@ def test_the_readme_writes_and_reads_records_as_it_shows(
     assert "north" in capsys.readouterr().out
 
 
+# --- the page on pipelines
+
+
+NOTES = CategorySpec(
+    name="notes", partitions=2, columns=(("body", "string"), ("at", "bigint")), format="json"
+)
+QUERIES = CategorySpec(
+    name="queries",
+    partitions=3,
+    columns=(("query", "string"), ("lang", "string"), ("ts", "bigint")),
+    format="json",
+    ts_column="ts",
+)
+
+
+def test_every_example_of_the_page_on_pipelines_compiles_and_the_first_two_are_the_same(tmp_path: Path):
+    text, catalogue = text_of(DOCS / "pipelines.md"), StaticCatalogue([NOTES, QUERIES])
+    graphs = []
+    for number, (kind, code) in enumerate(re.findall(r"^```(python|sql)\n(.*?)^```", text, re.S | re.M)):
+        path = tmp_path / f"example{number}.{'py' if kind == 'python' else 'sql'}"
+        path.write_text(code, encoding="utf-8")
+        compiled = compile_pipeline(load_pipeline(path), catalogue, build_package(path).ref())
+        graphs.append(compiled.to_json()["graph"])
+    assert len(graphs) == 3 and graphs[0] == graphs[1]
+
+
 def test_every_command_of_the_readme_has_options_that_exist():
     lines = re.findall(r"^    penstock ([^#\n]*)", text_of(ROOT / "README.md"), re.M)
     named = {name_in(line) for line in lines}

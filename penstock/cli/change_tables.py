@@ -14,6 +14,12 @@ from penstock.cli.cells import flat, layer_text, new_table, text, value_text, wh
 Row = Mapping[str, Any]
 # What a change costs: a plan, a restart in place, nothing.
 _COSTS = {"complex": "bold red", "restart": "yellow", "live": "green"}
+# What a submit does to a job, and how.
+_WORDS = {
+    "unchanged": "kept",
+    "simple": "replaced in place",
+    "complex": "replaced by a plan",
+}
 _CHANGES = {"new": "green", "unchanged": "dim", "simple": "yellow", "complex": "bold red", "removed": "red"}
 PIECES_MAX = 12
 
@@ -22,8 +28,8 @@ def changes_table(changes: Sequence[Row]) -> Table:
     """What a submit or an apply would do, a line per job."""
     table = new_table("what will change")
     table.add_column("job", overflow="fold")
-    table.add_column("change", no_wrap=True)
-    for name in ("fields", "restarts"):
+    table.add_column("change", overflow="fold")
+    for name in ("why", "fields", "restarts"):
         table.add_column(name, overflow="fold")
     table.add_column("state", no_wrap=True)
     for change in changes:
@@ -33,7 +39,8 @@ def changes_table(changes: Sequence[Row]) -> Table:
         )
         table.add_row(
             text(change["job"]),
-            text(change["change"], _CHANGES.get(change["change"], "")),
+            text(_WORDS.get(change["change"], change["change"]), _CHANGES.get(change["change"], "")),
+            text(change["reason"]),
             text(fields or "–"),
             text(", ".join(change["restarts"]) or "none"),
             "kept" if change["state_kept"] else Text("new", style="yellow"),

@@ -34,7 +34,9 @@ app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
-PipelineFile = Annotated[Path, typer.Argument(help="A Python file that makes one Pipeline.")]
+PipelineFile = Annotated[
+    Path, typer.Argument(help="A Python file that makes one Pipeline, or INSERT statements in a file .sql.")
+]
 
 
 @app.callback()
@@ -125,10 +127,11 @@ def submit(
     output: Output = Form.TABLE,
 ) -> None:
     """Package a pipeline's code and make its jobs what runs."""
-    from penstock.cli.compiling import compile_file
+    from penstock.cli.compiling import check_can_run, compile_file
 
     with connect(folder, role="developer", timeout_s=60) as client:
         compiled, package = compile_file(pipeline, client, version=version)
+        check_can_run(compiled)
         client.put_package(package.hash, package.data)
         answer = client.submit_pipeline(compiled.to_json(), why=why, key=new_key())
     lines = [f"[green]submitted[/] {job}, expected version {at}" for job, at in answer["jobs"].items()]

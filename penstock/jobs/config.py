@@ -32,6 +32,7 @@ PATH_SHOWN_MAX = 200
 TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
 PARTITIONS_MAX = 4096
+INPUTS_MAX = 32
 YEAR_S = 365 * 24 * 3600
 
 
@@ -119,11 +120,42 @@ class SelectStage(_Part):
     columns: tuple[SelectColumn, ...] = Field(max_length=1000, strict=False)
 
 
+class ExplodeStage(_Part):
+    """Makes a row of each element of an array; columns: position (if wanted) and element."""
+
+    op: Literal["explode"]
+    array: Code
+    type: Argument
+    outer: bool = False
+    columns: tuple[Column, ...] = Field(min_length=1, max_length=2, strict=False)
+
+
+class KeyStage(_Part):
+    """Gives rows their key on the way."""
+
+    op: Literal["key"]
+    expr: Code
+
+
+Stage = Annotated[FilterStage | SelectStage | ExplodeStage | KeyStage, Field(discriminator="op")]
+
+
+class Branch(_Part):
+    """What happens to the rows of one input before they come together with others."""
+
+    input: int = Field(ge=0, lt=INPUTS_MAX)
+    stages: tuple[Stage, ...] = Field(default=(), max_length=1000, strict=False)
+
+
 class WorkPlan(_Part):
     """What the tasks do with each record: plain JSON, the control plane never imports user code."""
 
-    stages: tuple[Annotated[FilterStage | SelectStage, Field(discriminator="op")], ...] = Field(
-        default=(), max_length=1000, strict=False
+    stages: tuple[Stage, ...] = Field(default=(), max_length=1000, strict=False)
+    branches: tuple[Branch, ...] = Field(
+        default=(), max_length=256, strict=False, description="Of several inputs, before `stages`."
+    )
+    reads: tuple[Annotated[tuple[Line, ...], Strict(False)], ...] = Field(
+        default=(), max_length=INPUTS_MAX, strict=False, description="Columns of each input; none: all."
     )
     key: Code | None = None
     computation: dict[str, Any] | None = None
@@ -159,6 +191,8 @@ COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "part
 COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # Fields that only a process has, and those that only work on streams has.
 PROCESS_FIELDS = frozenset({"command", "environment"})
+# What a stateful job may run instead of a user's class.
+OPERATORS = frozenset({"aggregate", "join"})
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -185,7 +219,9 @@ class JobConfig(_Part):
     partitions: Annotated[int, Sync.COMPLEX] = Field(
         default=1, ge=1, le=PARTITIONS_MAX, description="A process that names none has one per task."
     )
-    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(default=(), max_length=1, strict=False)
+    inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(
+        default=(), max_length=INPUTS_MAX, strict=False
+    )
     outputs: Annotated[tuple[Output, ...], Sync.COMPLEX] = Field(default=(), max_length=256, strict=False)
     plan: Annotated[WorkPlan, Sync.RESTART] = Field(default_factory=WorkPlan)
     command: Annotated[tuple[Code, ...], Sync.RESTART] = Field(
@@ -229,12 +265,19 @@ def _stream_problems(config: JobConfig) -> Iterator[str]:
         if name not in config.model_fields_set or (name == "package" and config.package is None):
             yield f"{name}: Field required"
     if not config.inputs and "inputs" in config.model_fields_set:
-        yield f"inputs: a {config.kind} job reads one category"
+        yield f"inputs: a {config.kind} job reads at least one category"
+    if len({source.category for source in config.inputs}) < len(config.inputs):
+        yield "inputs: a category is there twice"
+    branches = [branch.input for branch in config.plan.branches]
+    if (branches or len(config.inputs) > 1) and set(branches) != set(range(len(config.inputs))):
+        yield "plan.branches: each input needs a branch, and each branch an input"
+    if len(config.plan.reads) not in (0, len(config.inputs)):
+        yield "plan.reads: there is one list of columns for each input"
     for name in sorted(PROCESS_FIELDS):
         if getattr(config, name):
             yield f"{name}: only a job of kind `process` has one"
     computation = config.plan.computation
-    if config.kind == "stateful" and (computation is None or not computation.get("class")):
+    if config.kind == "stateful" and not ((computation or {}).get("class") or _operator(computation)):
         yield "a stateful job needs plan.computation with a class"
     if config.kind == "stateless" and computation is not None:
         yield "a stateless job may not have a plan.computation"
@@ -242,6 +285,10 @@ def _stream_problems(config: JobConfig) -> Iterator[str]:
         names = [getattr(output, what) for output in config.outputs]
         if len(set(names)) < len(names):
             yield f"two outputs have the same {what}"
+
+
+def _operator(computation: Mapping[str, Any] | None) -> bool:
+    return computation is not None and computation.get("operator") in OPERATORS
 
 
 def _process_problems(config: JobConfig) -> Iterator[str]:

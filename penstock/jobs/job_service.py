@@ -30,7 +30,7 @@ from penstock.jobs.layer_writer import (
     check_version,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
-from penstock.jobs.provision import read_compiled
+from penstock.jobs.provision import cannot_run, read_compiled
 from penstock.jobs.text_rules import check_line, shown
 
 __all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "StateSet"]
@@ -263,6 +263,9 @@ class JobService(JobReads):
 
         def write(writer: LayerWriter) -> dict[str, int]:
             pipeline = read_compiled(compiled)
+            for name, body in pipeline.jobs.items():
+                if (refusal := cannot_run(name, body)) is not None:
+                    raise refusal
             records, _ = self._proposals(writer.connection, pipeline)
             versions: dict[str, int] = {}
             for name, body in pipeline.jobs.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
 from penstock.jobs.text_rules import shown
@@ -68,6 +68,20 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
             raise _refusal(f"job {shown(name)} says that it belongs to {shown(body['pipeline'])}")
         bodies[name] = body
     return CompiledPipeline(name=pipeline, package=package, graph=graph, jobs=bodies)
+
+
+def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
+    """Why a job that can be planned cannot be run by this version; None if it can."""
+    plan = body.get("plan")
+    computation = plan.get("computation") if isinstance(plan, Mapping) else None
+    operator = computation.get("operator") if isinstance(computation, Mapping) else None
+    if operator is None:
+        return None
+    return Refused(
+        f"the job {job!r} cannot be run yet",
+        why=f"it is a {shown(operator)[1:-1]}; this version plans windows and joins, and does not run them",
+        fix="do it in a Computation, with state and timers: .key_by(...).process(...)",
+    )
 
 
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:

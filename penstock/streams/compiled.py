@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.streams.graph import Columns, Graph
+from penstock.streams.optimize import Rewrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,16 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobInput:
+    """A category that a job reads, and which of its columns."""
+
+    category: str
+    partitions: int
+    start: str
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilterStage:
     """Keep records."""
 
@@ -59,59 +71,102 @@ class SelectStage:
     columns: tuple[tuple[str, str, str], ...]
 
 
-Stage = FilterStage | SelectStage
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodeStage:
+    """Make a record of each element of an array; `columns`: position (if wanted) and element."""
+
+    array: str
+    type: str
+    outer: bool
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStage:
+    """Give records their key on the way, from columns that are gone later."""
+
+    expr: str
+
+
+Stage = FilterStage | SelectStage | ExplodeStage | KeyStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """What happens to the records of one input before they come together with others."""
+
+    input: int
+    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledJob:
-    """One job: what it reads, does and writes."""
+    """One job: what it reads, does and writes. Without a union or join it has no branches."""
 
     name: str
     pipeline: str
     kind: str
     package: PackageRef
-    partitions: int
-    input: str
-    start: str
+    inputs: tuple[JobInput, ...]
+    branches: tuple[Branch, ...]
     stages: tuple[Stage, ...]
     key: str | None
-    computation: str | None
+    computation: Mapping[str, Any] | None
     late: str
     outputs: tuple[Output, ...]
     steps: tuple[str, ...]  # of the graph, in order
 
+    @property
+    def partitions(self) -> int:
+        """Interval p reads partition p of each input that has one."""
+        return max(source.partitions for source in self.inputs)
+
+    @property
+    def operator(self) -> str:
+        """ "aggregate" or "join" if it runs one of these instead of user code."""
+        return "" if self.computation is None else str(self.computation.get("operator", ""))
+
     def to_json(self) -> dict[str, Any]:
         """The body of the provisioner layer."""
+        plan = {
+            "stages": [stage_json(stage) for stage in self.stages],
+            "key": self.key,
+            "computation": None if self.computation is None else dict(self.computation),
+            "late": self.late,
+            "reads": [list(source.reads) for source in self.inputs],
+        }
+        if self.branches:
+            plan["branches"] = [
+                {"input": branch.input, "stages": [stage_json(stage) for stage in branch.stages]}
+                for branch in self.branches
+            ]
         return {
             "name": self.name,
             "pipeline": self.pipeline,
             "kind": self.kind,
             "package": self.package.to_json(),
             "partitions": self.partitions,
-            "inputs": [{"category": self.input, "start": self.start}],
+            "inputs": [{"category": source.category, "start": source.start} for source in self.inputs],
             "outputs": [output.to_json() for output in self.outputs],
-            "plan": {
-                "stages": [_stage_json(stage) for stage in self.stages],
-                "key": self.key,
-                "computation": None if self.computation is None else {"class": self.computation},
-                "late": self.late,
-            },
+            "plan": plan,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPipeline:
-    """What is submitted: the jobs, writers before readers, and the graph they came from."""
+    """What is submitted: the jobs, writers before readers, their graph, and what was rewritten in it."""
 
     graph: Graph
     package: PackageRef
     jobs: tuple[CompiledJob, ...]
+    rewrites: tuple[Rewrite, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The body of a submission."""
         graph = self.graph.to_json()
         for node in graph["nodes"]:
             node["jobs"] = [job.name for job in self.jobs if node["name"] in job.steps]
+        graph["rewrites"] = [rewrite.to_json() for rewrite in self.rewrites]
         return {
             "pipeline": self.graph.name,
             "package": self.package.to_json(),
@@ -120,7 +175,21 @@ class CompiledPipeline:
         }
 
 
-def _stage_json(stage: Stage) -> dict[str, Any]:
-    if isinstance(stage, FilterStage):
-        return {"op": "filter", "expr": stage.expr}
-    return {"op": "select", "columns": [list(column) for column in stage.columns]}
+def stage_json(stage: Stage) -> dict[str, Any]:
+    """A stage as in a job's plan."""
+    match stage:
+        case FilterStage():
+            return {"op": "filter", "expr": stage.expr}
+        case SelectStage():
+            return {"op": "select", "columns": [list(column) for column in stage.columns]}
+        case ExplodeStage():
+            columns = [list(column) for column in stage.columns]
+            return {
+                "op": "explode",
+                "array": stage.array,
+                "type": stage.type,
+                "outer": stage.outer,
+                "columns": columns,
+            }
+        case KeyStage():
+            return {"op": "key", "expr": stage.expr}

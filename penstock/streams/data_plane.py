@@ -4,13 +4,14 @@ tasks. A plain process has none of these, so nothing is made for it and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable, TaskActionFailed
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.rows.row_store import IntervalRef, RowStore
+from penstock.streams.step import is_dead
 
 
 class StreamDataPlane:
@@ -32,11 +33,16 @@ class StreamDataPlane:
                     format=output.get("format", "typed"),
                 )
             )
-        source = self._input(job, config)
-        starts = self._starts(config, source)
+        sources = self._inputs(job, config)
+        starts = [self._starts(item, source) for item, source in zip(config["inputs"], sources, strict=True)]
         for ref in _intervals(job, birth, config):
-            self._rows.create(ref, offsets={source.birth: starts[ref.partition]}, low=LOW_MIN)
-        for category, producer in self._producers(birth, config, source):
+            offsets = {
+                source.birth: first[ref.partition]
+                for source, first in zip(sources, starts, strict=True)
+                if ref.partition < source.spec.partitions
+            }
+            self._rows.create(ref, offsets=offsets, low=LOW_MIN)
+        for category, producer in self._registrations(birth, config, sources):
             self._log.register_producer(category, producer)
 
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
@@ -48,12 +54,12 @@ class StreamDataPlane:
                 fix="wait until its containers confirm that it stopped or their leases are over; "
                 "`penstock task ls` shows where it runs",
             )
-        source = self._input(job, config)
+        sources = self._inputs(job, config)
         for ref in _intervals(job, birth, config):
             token = self._rows.fence(ref, generation=generation)
-            producer = _producer(birth, config, source, ref.partition)
-            for output in config["outputs"]:
-                self._log.fence(output["category"], producer, token)
+            for producer in _producers(birth, config, sources, ref.partition):
+                for output in config["outputs"]:
+                    self._log.fence(output["category"], producer, token)
 
     def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
         """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
@@ -63,38 +69,45 @@ class StreamDataPlane:
             self._log.unregister_producer(category, producer)
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
-        return set() if _is_process(config) else set(self._producers(birth, config, self._input(job, config)))
+        if _is_process(config):
+            return set()
+        return set(self._registrations(birth, config, self._inputs(job, config)))
 
-    def _input(self, job: str, config: Mapping[str, Any]) -> Category:
-        name = config["inputs"][0]["category"]
+    def _inputs(self, job: str, config: Mapping[str, Any]) -> list[Category]:
+        found = [self._input(job, item["category"]) for item in config["inputs"]]
+        most = max(category.spec.partitions for category in found)
+        if most != config["partitions"]:
+            names = ", ".join(repr(category.spec.name) for category in found)
+            raise ConfigError(
+                f"job {job} expects {config['partitions']} partitions of {names}",
+                why=f"the {'category has' if len(found) == 1 else 'largest of them has'} {most}",
+                fix="submit the pipeline again: the planner reads the number from the category",
+            )
+        return found
+
+    def _input(self, job: str, name: str) -> Category:
         try:
-            category = self._log.describe(name)
+            return self._log.describe(name)
         except NotFound as error:
             # Another job of the pipeline may create it a moment later, so this is not this job's failure.
             raise StoreUnavailable(
                 f"job {job} waits for its input {name!r}", why=str(error), fix="submit the job that writes it"
             ) from error
-        if category.spec.partitions != config["partitions"]:
-            raise ConfigError(
-                f"job {job} expects {config['partitions']} partitions of {name!r}",
-                why=f"the category has {category.spec.partitions}",
-                fix="submit the pipeline again: the planner reads the number from the category",
-            )
-        return category
 
-    def _starts(self, config: Mapping[str, Any], source: Category) -> tuple[int, ...]:
-        if config["inputs"][0].get("start", "earliest") == "latest":
+    def _starts(self, item: Mapping[str, Any], source: Category) -> tuple[int, ...]:
+        if item.get("start", "earliest") == "latest":
             return self._log.end_offsets(source.spec.name)
         return (0,) * source.spec.partitions
 
-    def _producers(
-        self, birth: str, config: Mapping[str, Any], source: Category
+    def _registrations(
+        self, birth: str, config: Mapping[str, Any], sources: Sequence[Category]
     ) -> Iterator[tuple[str, str]]:
         for output in config["outputs"]:
-            if output["stream"] == "dead":
+            if is_dead(output["stream"]):
                 continue  # dead letters have no watermark
             for partition in range(config["partitions"]):
-                yield output["category"], _producer(birth, config, source, partition)
+                for producer in _producers(birth, config, sources, partition):
+                    yield output["category"], producer
 
 
 def _is_process(config: Mapping[str, Any]) -> bool:
@@ -111,11 +124,19 @@ def _intervals(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[Inte
         )
 
 
-def _producer(birth: str, config: Mapping[str, Any], source: Category, partition: int) -> str:
-    return producer_of(
-        job_birth=birth,
-        kind=config["kind"],
-        lineage=config["lineage"],
-        input_birth=source.birth,
-        partition=partition,
+def _producers(
+    birth: str, config: Mapping[str, Any], sources: Sequence[Category], partition: int
+) -> tuple[str, ...]:
+    """As whom an interval publishes: one for each input it has, or itself if it keeps state."""
+    found = (
+        producer_of(
+            job_birth=birth,
+            kind=config["kind"],
+            lineage=config["lineage"],
+            input_birth=source.birth,
+            partition=partition,
+        )
+        for source in sources
+        if partition < source.spec.partitions
     )
+    return tuple(dict.fromkeys(found))

@@ -13,7 +13,15 @@ from sqlglot import exp
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.functions import DENIED, FUNCTIONS, Function, accepts, describe_kind, is_constant
-from penstock.streams.sql_types import DATA_TYPES, VOID, can_cast, can_compare, common_type, element_of
+from penstock.streams.sql_types import (
+    DATA_TYPES,
+    INTEGRAL,
+    VOID,
+    can_cast,
+    can_compare,
+    common_type,
+    element_of,
+)
 
 _CASTS = {"s": "string", "p": "string", "sx": "string", "n": "double", "i": "bigint", "j": "int"}
 _ONE_BY_ONE = "columns are named one by one, so that a new column upstream changes nothing here"
@@ -144,6 +152,12 @@ class Typer:
             _check_comparable(node, node.expressions, against)
         return self._result(node, function.result, types)
 
+    def aggregated(self, node: exp.Expression, function: Function) -> str:
+        """The type an aggregate gives for its arguments."""
+        types = [self.type_of(argument) for argument in node.expressions]
+        _check_arguments(function, node.expressions, types)
+        return self._result(node, function.result, types)
+
     def _result(self, node: exp.Expression, result: str, types: Sequence[str]) -> str:
         match result:
             case "first":
@@ -157,6 +171,8 @@ class Typer:
                 return element_of(types[0])
             case "whole":
                 return "decimal" if types[0] == "decimal" else "bigint"
+            case "total":
+                return "bigint" if types[0] in INTEGRAL else "double"
             case "ratio":
                 return "decimal" if common_type(types) == "decimal" else "double"
         return result

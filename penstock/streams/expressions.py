@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,12 +16,55 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.catalogue import nearest
 from penstock.streams.expression_types import Typer
+from penstock.streams.functions import AGGREGATE_NAMES, AGGREGATES, GENERATORS
 from penstock.streams.graph import Columns
+from penstock.streams.sql_types import element_of
 
 # No double or float: 0.1 has many texts, NaN is not itself. No binary: its text depends on the reader.
 KEY_TYPES = frozenset({"string", "int", "bigint", "boolean"})
 _EXPRESSION_CHARS_MAX = 10_000
+_NO_KEYS = {
+    "double": ("numbers that are nearly equal differ", "CAST(ROUND({text} * 100) AS bigint)"),
+    "float": ("numbers that are nearly equal differ", "CAST(ROUND({text} * 100) AS bigint)"),
+    "decimal": ("1.5 and 1.50 are equal", "CAST({text} * 100 AS bigint)"),
+    "binary": ("bytes have none", "hex({text})"),
+    "timestamp": ("that of a time depends on the session's time zone", "unix_millis({text})"),
+    "date": ("that of a date depends on settings", "unix_date({text})"),
+    "array": ("a list has many", "array_join({text}, ',')"),
+}
+# Whatever is built of these alone gives a value for every record; CAST, / and the like may stop a task.
+_CANNOT_FAIL = (
+    *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.And, exp.Or, exp.Not),
+    *(
+        exp.EQ,
+        exp.NEQ,
+        exp.GT,
+        exp.GTE,
+        exp.LT,
+        exp.LTE,
+        exp.NullSafeEQ,
+        exp.Is,
+        exp.In,
+        exp.Between,
+        exp.Like,
+    ),
+)
+_CALLS_THAT_CANNOT_FAIL = frozenset(
+    {
+        "lower",
+        "upper",
+        "length",
+        "coalesce",
+        "nvl",
+        "isnull",
+        "isnotnull",
+        "startswith",
+        "endswith",
+        "contains",
+    }
+)
 _SPECIAL_CALLS = ("CAST", "TRY_CAST", "TRIM", "SUBSTRING", "SUBSTR", "POSITION", "EXTRACT")
 _SUGGESTED = {"decimal": "double", "smallint": "int", "tinyint": "int"}
 
@@ -34,6 +77,25 @@ class _SparkExpressions(Spark):
         FUNCTION_PARSERS: ClassVar = {
             name: parser for name, parser in SparkParser.FUNCTION_PARSERS.items() if name in _SPECIAL_CALLS
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """A generator that passed: the array it takes apart, and the columns it makes (position first)."""
+
+    array: Checked
+    outer: bool
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """An aggregate that passed: `argument` is None for count(*)."""
+
+    function: str
+    argument: Checked | None
+    parameter: float | None
+    type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +113,7 @@ class Checked:
 
 def check_filter(text: str, columns: Columns) -> Checked:
     """A condition."""
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a condition has no name: {text!r}",
@@ -66,12 +128,12 @@ def check_filter(text: str, columns: Columns) -> Checked:
             why=f"it gives {type_}, and a filter needs true or false",
             fix=f"compare it with something, for example {text.strip()} IS NOT NULL",
         )
-    return Checked(text=_bare(text), type=type_, columns=frozenset(typer.used), normal=_normal(text))
+    return Checked(text=text_of(text), type=type_, columns=frozenset(typer.used), normal=_normal(text))
 
 
 def check_select(text: str, columns: Columns) -> tuple[str, Checked]:
     """The name of a new column, and its expression. The text is "expression AS name", or a column."""
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias) and isinstance(node.args["alias"], exp.Identifier):
         name, text = node.alias, _without_alias(text)
         node = node.this
@@ -97,7 +159,7 @@ def check_select(text: str, columns: Columns) -> tuple[str, Checked]:
 
 def check_key(texts: Sequence[str], columns: Columns) -> Checked:
     """The key of a record, as one expression that gives a string; different keys give different strings."""
-    parts = [_check_key_part(text, columns) for text in texts]
+    parts = check_key_parts(texts, columns)
     if len(parts) == 1:
         return parts[0]
     # A JSON array of strings: no separator can be mistaken for a part, and NULL differs from ''.
@@ -106,30 +168,145 @@ def check_key(texts: Sequence[str], columns: Columns) -> Checked:
     return Checked(text=text, type="string", columns=used, normal=" , ".join(part.normal for part in parts))
 
 
+def check_key_parts(texts: Sequence[str], columns: Columns) -> tuple[Checked, ...]:
+    """Each part of a key by itself."""
+    return tuple(_check_key_part(text, columns) for text in texts)
+
+
+def check_flat_map(text: str, columns: Columns) -> Generated:
+    """A generator: "explode(array) AS name", "posexplode(array) AS (position, name)", or an outer one."""
+    node = parse_text(text)
+    names: list[str] = []
+    if isinstance(node, exp.Alias):
+        names, node = [node.alias], node.this
+    elif isinstance(node, exp.Aliases):
+        names, node = [name.name for name in node.expressions], node.this
+    known = GENERATORS.get(node.name.lower()) if isinstance(node, exp.Anonymous) else None
+    if known is None or len(node.expressions) != 1:
+        if not isinstance(node, exp.Anonymous):
+            Typer(dict(columns)).type_of(node)  # what is wrong with it matters more
+        raise PipelineError(
+            f"{text!r} does not make records of an array",
+            why=f"a flat_map calls one of {', '.join(GENERATORS)}, with one array",
+            fix='write "explode(array) AS name"',
+        )
+    outer, with_position = known
+    if len(names) != 1 + with_position:
+        raise PipelineError(
+            f"{text!r} makes {1 + with_position} column{'s' * with_position}, and names {len(names)}",
+            why="each new column needs a name",
+            fix=f'write "{node.name}(array) AS {"(position, name)" if with_position else "name"}"',
+        )
+    array = _array_inside(text, node.expressions[0], columns)
+    made = ((names[0], "int"),) if with_position else ()
+    return Generated(array=array, outer=outer, columns=(*made, (names[-1], element_of(array.type))))
+
+
+def _array_inside(text: str, node: exp.Expression, columns: Columns) -> Checked:
+    tokens = tokens_of(text)
+    depth, inside = 0, []
+    for token in tokens[1:]:
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+        inside.append(token)
+        if not depth:
+            break
+    checked = _check_value(text[inside[1].start : inside[-2].end + 1], node, columns)
+    if not checked.type.startswith("array<"):
+        raise PipelineError(
+            f"{checked.text!r} is no array: it is {checked.type}",
+            why="a record is made of each of its elements",
+            fix=f"make one, as in split({checked.text}, ' ')",
+        )
+    return checked
+
+
+def check_aggregate(text: str, columns: Columns) -> tuple[str, Summed]:
+    """The name of a value of a window, and how it is computed: "sum(column) AS name"."""
+    node = parse_text(text)
+    if not isinstance(node, exp.Alias) or not isinstance(node.args["alias"], exp.Identifier):
+        raise PipelineError(
+            f"the result of {text!r} has no name",
+            why="every value of a window is a column",
+            fix=f'write "{text.strip()} AS name"',
+        )
+    call = node.this
+    name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+    if name not in AGGREGATES or any(isinstance(given, exp.Distinct) for given in call.expressions):
+        near = nearest(name, AGGREGATES)
+        raise PipelineError(
+            f"{call.sql(dialect='spark')} cannot be computed per window",
+            why=f"known are {', '.join(AGGREGATES)}, one at a time and without DISTINCT",
+            fix="use approx_count_distinct(column)"
+            if name in AGGREGATES
+            else f"did you mean {near}()?"
+            if near
+            else "select what you need before the window, and compute with its results behind it",
+        )
+    return node.alias, _summed(name, call, tokens_of(text), text, columns)
+
+
+def _summed(name: str, call: exp.Expression, tokens: Sequence[Token], text: str, columns: Columns) -> Summed:
+    function, given = AGGREGATES[name], call.expressions
+    if name == "count" and (not given or isinstance(given[0], exp.Star)):
+        return Summed(function="count", argument=None, parameter=None, type="bigint")
+    typer = Typer(dict(columns))
+    type_ = typer.aggregated(call, function)
+    parameter = float(given[1].name) if len(given) > 1 else None
+    if parameter is not None and not 0 <= parameter <= 1:
+        raise PipelineError(
+            f"{name}() cannot take {parameter}",
+            why="a quantile is from 0 to 1",
+            fix="write 0.5 for the median",
+        )
+    ends = [token for token in tokens if token.token_type in (TokenType.COMMA, TokenType.R_PAREN)]
+    cut = ends[0] if len(given) > 1 and isinstance(given[0], exp.Column) else None
+    inside = text[tokens[2].start : cut.start] if cut else given[0].sql(dialect=_SparkExpressions)
+    argument = _check_value(inside, given[0], columns)
+    return Summed(
+        function=AGGREGATE_NAMES.get(name, name), argument=argument, parameter=parameter, type=type_
+    )
+
+
+def cannot_fail(text: str) -> bool:
+    """True if an expression that passed gives a value whatever a record holds."""
+    return all(
+        isinstance(node, _CANNOT_FAIL)
+        or (isinstance(node, exp.Anonymous) and node.name.lower() in _CALLS_THAT_CANNOT_FAIL)
+        for node in parse_text(text).walk()
+    )
+
+
 def _check_key_part(text: str, columns: Columns) -> Checked:
-    node = _parse(text)
+    node = parse_text(text)
     if isinstance(node, exp.Alias):
         raise PipelineError(
             f"a key has no name: {text!r}",
             why="key_by only says which records belong together, it makes no column",
             fix='make the column first: .select("... AS name"), then .key_by("name")',
         )
-    checked = _check_value(text, node, columns)
-    if checked.type not in KEY_TYPES:
-        raise PipelineError(
-            f"{checked.text!r} cannot be a key: it is {checked.type}",
-            why="equal values of it may have different texts, so equal keys could go to different places",
-            fix=f"use a string, int, bigint or boolean, as in CAST(ROUND({checked.text} * 100) AS bigint)"
-            if checked.type in ("double", "float")
-            else f"use a string, int, bigint or boolean, as in hex({checked.text})",
+    type_, text = Typer(dict(columns)).type_of(node), text_of(text)
+    if type_ not in KEY_TYPES:
+        why, fix = next(
+            (told for kind, told in _NO_KEYS.items() if type_.startswith(kind)),
+            ("nothing is known of its texts", "CAST({text} AS string)"),
         )
-    return checked
+        raise PipelineError(
+            f"{text!r} cannot be a key: it is {type_}",
+            why=f"equal keys could go to different places: they need equal texts for ever, and {why}",
+            fix=f"use a string, int, bigint or boolean, as in {fix.format(text=text)}",
+        )
+    return _check_value(text, node, columns)
+
+
+def check_value(text: str, columns: Columns) -> Checked:
+    """An expression that gives something a column can hold."""
+    return _check_value(text, parse_text(text), columns)
 
 
 def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
     typer = Typer(dict(columns))
     type_ = typer.type_of(node)
-    text = _bare(text)
+    text = text_of(text)
     if type_ not in ARROW_TYPES:
         known = type_ != "void"
         raise PipelineError(
@@ -144,7 +321,8 @@ def _check_value(text: str, node: exp.Expression, columns: Columns) -> Checked:
     return Checked(text=text, type=type_, columns=frozenset(typer.used), normal=_normal(text))
 
 
-def _parse(text: str) -> exp.Expression:
+def parse_text(text: str) -> exp.Expression:
+    """One expression; PipelineError if it is none."""
     if not isinstance(text, str) or not text.strip():
         raise PipelineError(
             f"an expression is empty: {text!r}",
@@ -156,6 +334,12 @@ def _parse(text: str) -> exp.Expression:
             f"an expression has {len(text)} characters: {text[:40]!r}…",
             why=f"the limit is {_EXPRESSION_CHARS_MAX}",
             fix="split it into several steps, or use a Computation",
+        )
+    if "${" in text:
+        raise PipelineError(
+            f"an expression cannot hold '${{': {text[:60]!r}",
+            why="Spark would put settings and variables of the machine there, also inside quotes",
+            fix="write the value itself; the two characters are concat('$', '{')",
         )
     try:
         found = sqlglot.parse(text, dialect=_SparkExpressions)
@@ -203,25 +387,42 @@ def _syntax_error(text: str, error: ParseError) -> PipelineError:
     )
 
 
-def _tokens(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[Token]:
+    """Its tokens; TokenError if a quote is not closed."""
     return _SparkExpressions().tokenize(text)
 
 
 def _without_alias(text: str) -> str:
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     cut = -2 if tokens[-2].token_type == TokenType.ALIAS else -1
     return text[: tokens[cut].start].strip()
 
 
-def _bare(text: str) -> str:
-    """Without spaces and comments around it: one to the end of the line would swallow what comes after."""
-    tokens = _tokens(text)
-    return text[tokens[0].start : tokens[-1].end + 1]
+def text_of(text: str) -> str:
+    """The same text without comments and with single spaces: what was checked is what Spark gets."""
+    return joined(tokens_of(text), text)
+
+
+def joined(tokens: Sequence[Token], text: str, without: Container[int] = ()) -> str:
+    """Text of some of the tokens of a text, with a space wherever it has one or a comment.
+
+    `without`: which of them are left out.
+    """
+    parts, gap = [], False
+    for number, token in enumerate(tokens):
+        before = tokens[number - 1] if number else None
+        if before is not None and token.start == before.start:
+            continue  # 5L is read as 5::bigint
+        gap |= before is not None and token.start > before.end + 1
+        if number not in without:
+            parts.append(" " * gap + text[token.start : token.end + 1])
+            gap = False
+    return "".join(parts)
 
 
 def _normal(text: str) -> str:
     quoted = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
     return " ".join(
         text[token.start : token.end + 1] if token.token_type in quoted else token.text.lower()
-        for token in _tokens(text)
+        for token in tokens_of(text)
     )

@@ -28,6 +28,9 @@ _KINDS: dict[str, tuple[str, frozenset[str]]] = {
     "m": ("a timestamp", frozenset({"timestamp"})),
     "ts": ("a date, timestamp or string", TIME | {"string"}),
     "p": ("string, a number, boolean or a time", NUMERIC | TIME | {"string", "boolean"}),
+    "o": ("string, a number or boolean", NUMERIC | {"string", "boolean"}),
+    "h": ("string, a whole number, boolean or binary", INTEGRAL | {"string", "boolean", "binary"}),
+    "f": ("a number from 0 to 1", NUMERIC),
 }
 
 # name(kinds) -> result; "?": optional, "*": any number. Results that are no type follow from the arguments.
@@ -96,7 +99,7 @@ from_utc_timestamp(ts,s) -> timestamp                                   to_utc_t
 
 array(a*) -> array                  size(r) -> int                      array_size(r) -> int
 cardinality(r) -> int               element_at(r,j) -> element          get(r,i) -> element
-array_contains(r,a) -> boolean      array_join(r,s,s?) -> string
+array_contains(r,a) -> boolean      array_join(r,s,s?) -> string        to_json(r) -> string
 """
 _COMPARING = ("nullif", "equal_null", "array_contains")
 _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\) -> (\S+)")
@@ -150,7 +153,7 @@ def accepts(kind: str, type_: str) -> bool:
 
 def is_constant(kind: str) -> bool:
     """True if Spark wants the argument written out, not computed."""
-    return kind == "k"
+    return kind in ("k", "f")
 
 
 def _word(kind: str) -> str:
@@ -180,6 +183,23 @@ def _read_signatures(text: str) -> dict[str, Function]:
 
 
 FUNCTIONS = _read_signatures(_SIGNATURES)
+
+# What a flat_map may call: (keeps a record whose array is empty or NULL, gives the position too).
+GENERATORS = {
+    "explode": (False, False),
+    "explode_outer": (True, False),
+    "posexplode": (False, True),
+    "posexplode_outer": (True, True),
+}
+
+# What a window may compute, in the form of signatures. `total`: whole numbers give bigint, others double.
+AGGREGATES = _read_signatures("""
+count(a?) -> bigint                 sum(n) -> total                     min(o) -> first
+max(o) -> first                     avg(n) -> double                    mean(n) -> double
+approx_count_distinct(h) -> bigint  approx_percentile(n,f) -> first     percentile_approx(n,f) -> first
+""")
+# Two names for one thing: what a plan has is the second.
+AGGREGATE_NAMES = {"mean": "avg", "percentile_approx": "approx_percentile"}
 
 
 def _names(text: str) -> Sequence[str]:
@@ -224,21 +244,21 @@ DENIED: dict[str, Denied] = {
         _AGGREGATES,
         Denied(
             why="an aggregate needs many records, and this step sees one at a time",
-            fix="bring records together with .key_by(...) and count them in a Computation: .process(...)",
+            fix="bring records together: .key_by(...).window(...).aggregate(...), or .process(a Computation)",
         ),
     ),
     **dict.fromkeys(
         _WINDOWS,
         Denied(
             why="a window needs many records, and this step sees one at a time",
-            fix="use .key_by(...) and a Computation with a timer at the end of the window",
+            fix="use .key_by(...).window(...).aggregate(...), or a Computation with a timer",
         ),
     ),
     **dict.fromkeys(
         _GENERATORS,
         Denied(
-            why="it makes several records of one, and a step here makes at most one",
-            fix="produce several records from a Computation: .key_by(...).process(...)",
+            why="it makes several records of one, and this step makes at most one",
+            fix='use .flat_map("explode(array) AS name"), in SQL LATERAL VIEW explode(array) t AS name',
         ),
     ),
     **dict.fromkeys(

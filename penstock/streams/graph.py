@@ -1,6 +1,6 @@
 """What a pipeline is made of: steps and the streams between them, as values. Pure: building one runs nothing.
 
-The DSL records a `Graph`; other front ends may build the same one. `plan.py` turns it into jobs.
+The DSL records a `Graph`; SQL text becomes the same one. `plan.py` turns it into jobs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.windows import Firing, Spans
 
 Columns = tuple[tuple[str, str], ...]  # (name, Spark SQL type)
 
@@ -92,7 +93,59 @@ class Sink:
     partitions: int | None = None  # None: as the pipeline
 
 
-Step = Source | Filter | Select | KeyBy | Process | Sink
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatMap:
+    """Makes a record of each element of an array, beside the columns there are."""
+
+    name: str
+    place: Place
+    generator: str  # "explode(array) AS name", or posexplode with two names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Union:
+    """All records of several streams with the same columns. Each keeps the key it has."""
+
+    name: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Says which records of a key are counted together, and when results are given."""
+
+    name: str
+    place: Place
+    spans: Spans
+    firing: Firing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """One record per key and window: the key's columns, the window, and these values."""
+
+    name: str
+    place: Place
+    columns: tuple[str, ...]  # "count(*) AS n"
+    late: str = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Pairs of records of two keyed streams (the first edge is the left one), near each other in time."""
+
+    name: str
+    place: Place
+    how: str  # inner | left | outer
+    before_ms: int | None = None  # the right one's time is at least the left one's minus this
+    after_ms: int | None = None  # and at most plus this
+    spans: Spans | None = None  # instead: both are in the same window
+    late: str = "drop"
+
+
+Step = Source | Filter | Select | FlatMap | Union | KeyBy | Process | Window | Aggregate | Join | Sink
+Stateless = Filter | Select | FlatMap | Union  # what a job does on the way; KeyBy too where nothing follows
+Stateful = Process | Aggregate | Join  # what needs the records of a key together: a job of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +173,19 @@ class Graph:
     def input_of(self, name: str) -> Edge:
         """The stream a step reads. Requires: not a source."""
         return next(edge for edge in self.edges if edge.target == name)
+
+    def inputs_of(self, name: str) -> tuple[Edge, ...]:
+        """All streams a step reads, in the order of writing."""
+        return tuple(edge for edge in self.edges if edge.target == name)
+
+    def key_of(self, edge: Edge) -> tuple[KeyBy | None, tuple[Step, ...]]:
+        """The key_by whose key the records of a stream have, and the steps from there on, nearest last."""
+        between: list[Step] = []
+        step = self.step(edge.source)
+        while isinstance(step, Filter | Select | FlatMap | Window):
+            between.append(step)
+            step = self.step(self.input_of(step.name).source)
+        return (step if isinstance(step, KeyBy) else None), tuple(reversed(between))
 
     def readers_of(self, name: str) -> tuple[Edge, ...]:
         """Who reads from a step, in the order of writing."""
@@ -156,21 +222,29 @@ def _node_json(step: Step) -> dict[str, Any]:
     node: dict[str, Any] = {"name": step.name}
     match step:
         case Source():
-            node |= {"op": "source", "category": step.category}
+            node |= {"op": "source", "category": step.category, "start": step.start}
         case Filter():
             node |= {"op": "filter", "condition": step.condition}
         case Select():
             node |= {"op": "select", "columns": list(step.columns)}
+        case FlatMap():
+            node |= {"op": "flat_map", "generator": step.generator}
+        case Union():
+            node |= {"op": "union"}
         case KeyBy():
             node |= {"op": "key_by", "keys": list(step.keys)}
         case Process():
-            node |= {
-                "op": "process",
-                "computation": step.computation,
-                "streams": [s for s, _ in step.outputs],
-            }
+            node |= {"op": "process", "computation": step.computation, "late": step.late}
+            node |= {"streams": [stream for stream, _ in step.outputs]}
+        case Window():
+            node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
+        case Aggregate():
+            node |= {"op": "aggregate", "columns": list(step.columns)}
+        case Join():
+            near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
+            node |= {"op": "join", "how": step.how, **(step.spans.to_json() if step.spans else near)}
         case Sink():
-            node |= {"op": "sink", "category": step.category}
+            node |= {"op": "sink", "category": step.category, "partitions": step.partitions}
     return node
 
 

@@ -14,10 +14,13 @@ from types import ModuleType
 
 from penstock.core.errors import CorruptData, DiskFull, PipelineError
 from penstock.streams.compiled import PackageRef
+from penstock.streams.graph import safe_name
 from penstock.streams.package_entries import pack_entries, read_entries
 from penstock.streams.pipeline import Pipeline
+from penstock.streams.sql import pipeline_from_sql
 from penstock.streams.user_code import UserCode
 
+SQL_SUFFIX = ".sql"
 _SKIPPED = ("__pycache__",)
 _loaded: dict[str, UserCode] = {}
 
@@ -88,8 +91,10 @@ def load_entry(folder: Path, entry: str, hash: str) -> ModuleType:
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """Run a user's file and return the one Pipeline it makes; PipelineError tells any mistake in it."""
+    """The one Pipeline that a file makes, or its SQL describes; PipelineError tells any mistake in it."""
     file = _existing(path, "the pipeline's file")
+    if file.suffix.lower() == SQL_SUFFIX:
+        return pipeline_from_sql(read_sql(file), file=file.name, name=safe_name(file.stem))
     root = f"penstock_pipeline_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
     code = UserCode(root, file.parent, file.name)
     code.forget()  # it may have changed since
@@ -108,6 +113,16 @@ def load_pipeline(path: Path) -> Pipeline:
     _check_computations(pipeline, module, file)
     pipeline.local_files = tuple(used for used in code.files if used != file)
     return pipeline
+
+
+def read_sql(file: Path) -> str:
+    """Its text; PipelineError if it is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"cannot read {file.name}", why=str(error), fix="save it as text in UTF-8 that you may read"
+        ) from error
 
 
 def _check_computations(pipeline: Pipeline, module: ModuleType, file: Path) -> None:

@@ -2,6 +2,8 @@
 
 p = Pipeline("zeitgeist", partitions=4)
 p.source("queries").filter("lang = 'en'").key_by("query").process(CountPerSecond).sink("query_counts")
+
+The same in SQL: p.sql("INSERT INTO english SELECT query FROM queries WHERE lang = 'en'"), see `sql.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.graph import (
     DEFAULT_STREAM,
+    Aggregate,
     Columns,
     Edge,
     Filter,
+    FlatMap,
     Graph,
+    Join,
     KeyBy,
     Place,
     Process,
@@ -28,6 +33,8 @@ from penstock.streams.graph import (
     Sink,
     Source,
     Step,
+    Union,
+    Window,
     check_category,
     check_columns,
     check_name,
@@ -35,13 +42,18 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
+from penstock.streams.step import is_dead
+from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
+
+HOWS = ("inner", "left", "outer")
 
 
 class Pipeline:
     """A graph being written down. Its name and partitions become part of names on the bus."""
 
     def __init__(self, name: str, *, partitions: int = 4) -> None:
-        place = _here()
+        self._place_of_sql: Place | None = None  # while SQL is read: the line of its text
+        place = self._where()
         self.name = check_name(name, what="pipeline", place=place)
         self.partitions = check_partitions(partitions, place=place)
         self.place = place
@@ -52,9 +64,19 @@ class Pipeline:
         self._steps: dict[str, Step] = {}
         self._edges: list[Edge] = []
 
+    def sql(self, text: str, *, file: str = "") -> None:
+        """Add INSERT statements of Spark SQL to this pipeline; `file` names the text in errors."""
+        from penstock.streams.sql import add_statements  # it writes with this file's own calls
+
+        place = self._where()
+        try:
+            add_statements(self, text, file=file or place.file, line=1 if file else place.line)
+        finally:
+            self._place_of_sql = None
+
     def source(self, category: str, *, start: str = "earliest", name: str | None = None) -> Stream:
         """Read a category of the bus, from its beginning ("earliest") or from now on ("latest")."""
-        place = _here()
+        place = self._where()
         check_category(category, place=place)
         if start not in ("earliest", "latest"):
             raise PipelineError(
@@ -67,17 +89,20 @@ class Pipeline:
                 read = Source(name=category, place=place, category=category)
                 check_sink(step, sources=[read], sinks=[])
         step_name = self._name(name, safe_name(category), place)
-        return self._add(Source(name=step_name, place=place, category=category, start=start), None)
+        return self._add(Source(name=step_name, place=place, category=category, start=start))
 
     def graph(self) -> Graph:
         """What was written down so far."""
         steps, edges = tuple(self._steps.values()), tuple(self._edges)
         return Graph(name=self.name, partitions=self.partitions, steps=steps, edges=edges)
 
-    def _add(self, step: Step, upstream: Stream | None) -> Stream:
+    def _where(self) -> Place:
+        return self._place_of_sql or _here()
+
+    def _add(self, step: Step, *upstream: Stream) -> Stream:
         self._steps[step.name] = step
-        if upstream is not None:
-            self._edges.append(Edge(source=upstream.step, target=step.name, stream=upstream.output))
+        for stream in upstream:
+            self._edges.append(Edge(source=stream.step, target=step.name, stream=stream.output))
         return Stream(pipeline=self, step=step.name)
 
     def _name(self, given: str | None, derived: str, place: Place, *, numbered: bool = False) -> str:
@@ -113,28 +138,96 @@ class Stream:
 
     def filter(self, condition: str, *, name: str | None = None) -> Stream:
         """Keep the records for which a Spark SQL condition is true."""
-        place = _here()
+        place = self.pipeline._where()
         _check_texts((condition,), what="filter", place=place)
         step_name = self.pipeline._name(name, "filter", place, numbered=True)
         return self._then(Filter(name=step_name, place=place, condition=condition))
 
     def select(self, *columns: str, name: str | None = None) -> Stream:
         """Make new columns: "expression AS name" in Spark SQL, or a column as it is. Others are dropped."""
-        place = _here()
+        place = self.pipeline._where()
         _check_texts(columns, what="select", place=place)
         step_name = self.pipeline._name(name, "select", place, numbered=True)
         return self._then(Select(name=step_name, place=place, columns=columns))
 
     def key_by(self, *keys: str, name: str | None = None) -> Stream:
         """Bring records with the same key together: one or more columns or Spark SQL expressions."""
-        place = _here()
+        place = self.pipeline._where()
         _check_texts(keys, what="key_by", place=place)
         step_name = self.pipeline._name(name, safe_name("by_" + "_".join(keys)), place)
         return self._then(KeyBy(name=step_name, place=place, keys=keys))
 
+    def flat_map(self, generator: str, *, name: str | None = None) -> Stream:
+        """Make a record of each element of an array: "explode(split(text, ' ')) AS word". Columns stay."""
+        place = self.pipeline._where()
+        _check_texts((generator,), what="flat_map", place=place)
+        step_name = self.pipeline._name(name, "flat_map", place, numbered=True)
+        return self._then(FlatMap(name=step_name, place=place, generator=generator))
+
+    def union(self, *others: Stream, name: str | None = None) -> Stream:
+        """All records of this stream and of others with the same columns."""
+        place = self.pipeline._where()
+        if not others or any(not isinstance(other, Stream) for other in others):
+            raise PipelineError(
+                f"{place}: union() needs other streams",
+                why="it puts the records of two or more streams into one",
+                fix="write .union(other), where other is a stream of this pipeline",
+            )
+        step_name = self.pipeline._name(name, "union", place, numbered=True)
+        return self._then(Union(name=step_name, place=place), *others)
+
+    def window(
+        self,
+        spans: Spans,
+        *,
+        early: str | int | None = None,
+        late: str = "drop",
+        lateness: str | int = 0,
+        mode: str = "accumulating",
+        name: str | None = None,
+    ) -> Windowed:
+        """Group the records of each key by event time: tumbling("10s"), sliding(...) or session(...).
+
+        `early`: give results so often before a window ends; `late="update"`: again for each late record
+        within `lateness`; `mode`: each result is the whole ("accumulating") or what is new ("discarding").
+        """
+        place = self.pipeline._where()
+        _check_window(spans, late, mode, place)
+        firing = Firing(
+            early_ms=None if early is None else duration_ms(early),
+            late=late,
+            lateness_ms=offset_ms(lateness),
+            mode=mode,
+        )
+        step_name = self.pipeline._name(name, "window", place, numbered=True)
+        stream = self._then(Window(name=step_name, place=place, spans=spans, firing=firing))
+        return Windowed(pipeline=stream.pipeline, step=stream.step)
+
+    def join(
+        self,
+        right: Stream,
+        *,
+        within: tuple[str | int, str | int] | None = None,
+        window: Spans | None = None,
+        how: str = "inner",
+        name: str | None = None,
+    ) -> Stream:
+        """Pair records of two streams with equal keys, `within=(before, after)` or per window."""
+        place = self.pipeline._where()
+        if not isinstance(right, Stream) or how not in HOWS or (within is None) == (window is None):
+            raise PipelineError(
+                f"{place}: join() needs another stream, one of {', '.join(HOWS)}, and within= or window=",
+                why="records wait for each other for a bounded time only, and what waits is kept as state",
+                fix='write left.key_by("user").join(right.key_by("user"), within=("10s", "10s"))',
+            )
+        before, after = (None, None) if within is None else (offset_ms(within[0]), offset_ms(within[1]))
+        step_name = self.pipeline._name(name, "join", place)
+        step = Join(name=step_name, place=place, how=how, before_ms=before, after_ms=after, spans=window)
+        return self._then(step, right)
+
     def process(self, computation: type, *, name: str | None = None) -> Processed:
         """Run a Computation per key. Choose among several output streams with ["stream"]."""
-        place = _here()
+        place = self.pipeline._where()
         known = self.pipeline.computations
         outputs = _outputs_of(computation, place)
         class_name = computation.__name__
@@ -159,7 +252,7 @@ class Stream:
 
     def sink(self, category: str, *, partitions: int | None = None, name: str | None = None) -> None:
         """Write to a category that others may read; by default with the pipeline's number of partitions."""
-        place = _here()
+        place = self.pipeline._where()
         check_category(category, place=place)
         if partitions is not None:
             check_partitions(partitions, place=place)
@@ -168,9 +261,16 @@ class Stream:
         step_name = self.pipeline._name(name, safe_name(category), place)
         self._then(Sink(name=step_name, place=place, category=category, partitions=partitions))
 
-    def _then(self, step: Step) -> Stream:
-        self._check_output(step.place)
-        return self.pipeline._add(step, self)
+    def _then(self, step: Step, *others: Stream) -> Stream:
+        for stream in (self, *others):
+            stream._check_output(step.place)
+            if stream.pipeline is not self.pipeline:
+                raise PipelineError(
+                    f"{step.place}: step {step.name!r} mixes streams of two pipelines",
+                    why=f"one is of {self.pipeline.name!r}, the other of {stream.pipeline.name!r}",
+                    fix="write the other one to a sink, and read that with .source(...)",
+                )
+        return self.pipeline._add(step, self, *others)
 
     def _check_output(self, place: Place) -> None:
         producer = self.pipeline._steps[self.step]
@@ -191,16 +291,50 @@ class Processed(Stream):
     """What a computation produces: by itself the stream "out", by name any stream it declares."""
 
     def __getitem__(self, stream: str) -> Stream:
-        return self._pick(stream, _here())
+        return self._pick(stream, self.pipeline._where())
 
     def stream(self, name: str) -> Stream:
         """The output stream of that name."""
-        return self._pick(name, _here())
+        return self._pick(name, self.pipeline._where())
 
     def _pick(self, name: str, place: Place) -> Stream:
         chosen = Stream(pipeline=self.pipeline, step=self.step, output=name)
         chosen._check_output(place)
         return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windowed:
+    """Records grouped by key and window, to be aggregated."""
+
+    pipeline: Pipeline
+    step: str
+
+    def aggregate(self, *columns: str, name: str | None = None) -> Stream:
+        """One record per key and window: the key's columns, window_start, window_end, and these values.
+
+        "count(*) AS n", and sum, min, max, avg, approx_count_distinct and approx_percentile of a column.
+        """
+        place = self.pipeline._where()
+        _check_texts(columns, what="aggregate", place=place)
+        step_name = self.pipeline._name(name, "aggregate", place)
+        step = Aggregate(name=step_name, place=place, columns=columns)
+        return Stream(pipeline=self.pipeline, step=self.step)._then(step)
+
+
+def _check_window(spans: object, late: object, mode: object, place: Place) -> None:
+    what = ""
+    if not isinstance(spans, Spans):
+        what, why = f"window({spans!r}) is not possible", "a window is tumbling, sliding or a session"
+        fix = 'write .window(tumbling("10s")), with from penstock import tumbling'
+    elif late not in ("drop", "update"):
+        what, why = f"late={late!r} is not possible", "what comes too late is dropped or updates the result"
+        fix = 'write late="drop" or late="update"'
+    elif mode not in ("accumulating", "discarding"):
+        what, why = f"mode={mode!r} is not possible", "a further result is the whole again, or what is new"
+        fix = 'write mode="accumulating" or mode="discarding"'
+    if what:
+        raise PipelineError(f"{place}: {what}", why=why, fix=fix)
 
 
 def _outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
@@ -233,6 +367,12 @@ def _outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ..
                 fix=f'write outputs = {{"{stream}": {{"query": "string", "count": "bigint"}}}}',
             )
         check_name(stream, what="stream", place=place)
+        if is_dead(stream):
+            raise PipelineError(
+                f"{place}: no stream of {computation.__name__} can be called {stream!r}",
+                why="records that could not be read go there",
+                fix="give the stream another name",
+            )
         listed = tuple((str(column), str(kind)) for column, kind in columns.items())
         check_columns(listed, what=f"stream {stream!r} of {computation.__name__}", place=place)
         found.append((stream, listed))
@@ -250,6 +390,8 @@ def _check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
             "filter": "write .filter(\"lang = 'en'\")",
             "select": 'write .select("lower(query) AS query", "ts")',
             "key_by": 'write .key_by("query")',
+            "flat_map": "write .flat_map(\"explode(split(text, ' ')) AS word\")",
+            "aggregate": 'write .aggregate("count(*) AS n")',
         }[what],
     )
 

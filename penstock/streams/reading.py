@@ -18,7 +18,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.decode import Decoded, decode_bytes, decode_json
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
-from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
+from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
 from penstock.streams.watermark import event_time_lows
 
 _SYSTEM_TYPES = {
@@ -34,34 +34,48 @@ _SYSTEM_TYPES = {
 }
 
 
-def row_schema(source: Input) -> pa.Schema:
+def row_schema(task: TaskDescriptor) -> pa.Schema:
     """Arrow schema of the rows between source and step."""
     system = [pa.field(name, kind) for name, kind in _SYSTEM_TYPES.items()]
-    return pa.schema([*system, *(pa.field(name, ARROW_TYPES[kind]) for name, kind in source.columns)])
+    own = [
+        pa.field(task.column(number, name), ARROW_TYPES[kind])
+        for number, source in enumerate(task.inputs)
+        for name, kind in source.columns
+    ]
+    return pa.schema([*system, *own])
 
 
-def read_range(
-    *, interval: OwnedInterval, source: Input, span: tuple[int, int], log: Log, rows: RowStore
+def read_ranges(
+    *,
+    task: TaskDescriptor,
+    interval: OwnedInterval,
+    spans: Mapping[str, tuple[int, int]],
+    log: Log,
+    rows: RowStore,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows [start, end) of the interval's partition. The first row says which range it is, the last what
-    was seen.
+    """Rows [start, end) of the interval's partition of each input, by birth, one input after the other.
+
+    The first row says which ranges these are, the last what was seen.
     """
-    start, end = span
-    schema = row_schema(source)
-    yield _control(
-        schema, BEGIN, {"partition": interval.ref.partition, "ranges": {source.birth: [start, end]}}
-    )
+    schema, partition = row_schema(task), interval.ref.partition
+    ranges = {birth: [start, end] for birth, (start, end) in spans.items()}
+    yield _control(schema, BEGIN, {"partition": partition, "ranges": ranges})
     row = rows.peek(interval.ref)
-    lateness = _Lateness(
-        source, log, interval.ref.partition, row.input_low, row.event_time_max.get(source.birth, LOW_MIN), end
-    )
-    count = 0
-    for offsets, batch in log.scan(source.category, interval.ref.partition, start, end):
-        if batch.num_rows:
-            yield _rows(batch, offsets, schema, source, lateness)
-        count += batch.num_rows
-    seen = {source.birth: lateness.event_time_max} if source.watermark == "event_time" else {}
-    yield _control(schema, END, {"partition": interval.ref.partition, "event_time_max": seen, "read": count})
+    seen, read = {}, 0
+    for number, source in enumerate(task.inputs):
+        if source.birth not in spans:
+            continue
+        start, end = spans[source.birth]
+        before = row.event_time_max.get(source.birth, LOW_MIN)
+        lateness = _Lateness(source, log, partition, row.input_low, before, end)
+        names = {name: task.column(number, name) for name, _ in source.columns}
+        for offsets, batch in log.scan(source.category, partition, start, end):
+            if batch.num_rows:
+                yield _rows(batch, offsets, schema, source, lateness, number, names)
+            read += batch.num_rows
+        if source.watermark == "event_time":
+            seen[source.birth] = lateness.event_time_max
+    yield _control(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
 
 
 class _Lateness:
@@ -99,6 +113,8 @@ def _rows(
     schema: pa.Schema,
     source: Input,
     lateness: _Lateness,
+    number: int,
+    names: Mapping[str, str],
 ) -> pa.RecordBatch:
     ts = batch.column("_ts")
     bad: dict[int, str] = {}
@@ -122,14 +138,15 @@ def _rows(
     stamps_np = ts.to_numpy(zero_copy_only=False).astype(np.int64)
     system = {
         "_kind": _constant(DATA, len(picked), pa.int8()),
-        "_input": _constant(0, len(picked), pa.int8()),
+        "_input": _constant(number, len(picked), pa.int8()),
         "_offset": pa.array(picked),
         "_ts": ts.cast(pa.int64()),
         "_key": kept.column("_key"),
         "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
     }
-    rows = _assemble(schema, len(picked), {**system, **columns})
-    return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad))
+    own = {names[name]: column for name, column in columns.items()}
+    rows = _assemble(schema, len(picked), {**system, **own})
+    return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad, number))
 
 
 def _decode(values: pa.Array, source: Input) -> Decoded:
@@ -163,7 +180,11 @@ def _event_times(
 
 
 def _bad_rows(
-    batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], schema: pa.Schema, bad: Mapping[int, str]
+    batch: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    schema: pa.Schema,
+    bad: Mapping[int, str],
+    number: int,
 ) -> pa.RecordBatch:
     places = sorted(bad)
     taken = batch.take(pa.array(places, pa.int64()))
@@ -172,7 +193,7 @@ def _bad_rows(
         len(places),
         {
             "_kind": _constant(BAD, len(places), pa.int8()),
-            "_input": _constant(0, len(places), pa.int8()),
+            "_input": _constant(number, len(places), pa.int8()),
             "_offset": pa.array(offsets[places]),
             "_ts": taken.column("_ts"),
             "_key": taken.column("_key"),

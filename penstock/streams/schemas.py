@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.core.errors import NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import Catalogue, no_category
-from penstock.streams.expressions import Checked, check_filter, check_key, check_select
+from penstock.streams.expressions import (
+    Checked,
+    Generated,
+    Summed,
+    check_aggregate,
+    check_filter,
+    check_flat_map,
+    check_key,
+    check_key_parts,
+    check_select,
+)
 from penstock.streams.graph import (
     DEFAULT_STREAM,
+    Aggregate,
     Columns,
+    Edge,
     Filter,
+    FlatMap,
     Graph,
+    Join,
     KeyBy,
     Process,
     Select,
     Sink,
     Source,
     Step,
+    Union,
+    Window,
     check_columns,
 )
+from penstock.streams.windows import WINDOW_END, WINDOW_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +52,33 @@ class Schemas:
     selected: dict[str, tuple[tuple[str, Checked], ...]] = field(
         default_factory=dict
     )  # select -> its columns
+    generated: dict[str, Generated] = field(default_factory=dict)  # flat_map -> what it takes apart
+    summed: dict[str, tuple[tuple[str, Summed], ...]] = field(default_factory=dict)  # aggregate -> its values
     keys: dict[str, Checked] = field(default_factory=dict)  # key_by -> its key
+    key_parts: dict[str, tuple[Checked, ...]] = field(default_factory=dict)
     sources: dict[str, CategorySpec] = field(default_factory=dict)  # source -> what it reads
 
     def into(self, step: str) -> Columns:
-        """The columns that reach a step."""
-        edge = self.graph.input_of(step)
+        """The columns that reach a step, from its first input."""
+        return self.at(self.graph.input_of(step))
+
+    def at(self, edge: Edge) -> Columns:
+        """The columns of a stream that is read."""
         return self.columns[edge.source, edge.stream]
+
+    def passes(self, names: Iterable[str], steps: Iterable[Step]) -> bool:
+        """True if all these columns come through the steps as they are."""
+        wanted = set(names)
+        return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, Select))
+
+    def unchanged(self, step: Select) -> set[str]:
+        """The columns that a select takes as they are."""
+        return {name for name, checked in self.selected[step.name] if is_column(checked, name)}
+
+
+def is_column(checked: Checked, name: str) -> bool:
+    """True if an expression is just this column."""
+    return checked.columns == {name} and checked.text.strip("`") == name
 
 
 def resolve_schemas(graph: Graph, catalogue: Catalogue) -> Schemas:
@@ -70,15 +107,103 @@ def _resolve(step: Step, schemas: Schemas, catalogue: Catalogue) -> None:
             check_columns(made, what=f"step {step.name!r}", place=step.place)
             schemas.selected[step.name] = selected
             schemas.columns[out] = made
+        case FlatMap():
+            columns = schemas.into(step.name)
+            schemas.generated[step.name] = made_of = check_flat_map(step.generator, columns)
+            schemas.columns[out] = (*columns, *made_of.columns)
+            check_columns(schemas.columns[out], what=f"step {step.name!r}", place=step.place)
+        case Union():
+            schemas.columns[out] = _united(step, schemas)
         case KeyBy():
             columns = schemas.into(step.name)
             schemas.keys[step.name] = check_key(step.keys, columns)
+            schemas.key_parts[step.name] = check_key_parts(step.keys, columns)
             schemas.columns[out] = columns
+        case Window():
+            schemas.columns[out] = schemas.into(step.name)
+        case Aggregate():
+            schemas.columns[out] = _aggregated(step, schemas)
+        case Join():
+            schemas.columns[out] = _joined(step, schemas)
         case Process():
             for stream, columns in step.outputs:
                 schemas.columns[step.name, stream] = columns
         case Sink():
             _check_existing(step, schemas, catalogue)
+
+
+def _united(step: Union, schemas: Schemas) -> Columns:
+    edges = schemas.graph.inputs_of(step.name)
+    first = schemas.at(edges[0])
+    for edge in edges[1:]:
+        other = schemas.at(edge)
+        if other != first:
+            raise PipelineError(
+                f"{edges[0].source!r} and {edge.source!r} have different columns",
+                why=f"the first has {_listed(first)}, the other has {_listed(other)}; which belong together "
+                "is not guessed",
+                fix=f'select the same names, types and order before: .select("{first[0][0]}", …)',
+            )
+    return first
+
+
+def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
+    """The columns that are the key of a stream; PipelineError if a part of it is no column there."""
+    keyed, between = schemas.graph.key_of(edge)
+    assert keyed is not None, "checked before: it has a key"
+    for part in schemas.key_parts[keyed.name]:
+        name = part.text.strip("`")
+        if not is_column(part, name):
+            raise PipelineError(
+                f"the key {part.text!r} of step {keyed.name!r} has no name",
+                why="each result carries its key, so every part of it must be a column",
+                fix=f'make the column first: .select("{part.text} AS name", …).key_by("name")',
+            )
+        if not schemas.passes([name], between):
+            raise PipelineError(
+                f"the key column {name!r} of step {keyed.name!r} is dropped or changed before it is used",
+                why="each result carries its key",
+                fix="select before .key_by(...), or keep the column as it is",
+            )
+    return tuple(part.text.strip("`") for part in schemas.key_parts[keyed.name])
+
+
+def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
+    columns = schemas.into(step.name)
+    keys = key_columns(schemas, schemas.graph.input_of(step.name))
+    summed = tuple(check_aggregate(text, columns) for text in step.columns)
+    schemas.summed[step.name] = summed
+    made = (
+        *((name, dict(columns)[name]) for name in keys),
+        (WINDOW_START, "bigint"),
+        (WINDOW_END, "bigint"),
+        *((name, value.type) for name, value in summed),
+    )
+    check_columns(made, what=f"step {step.name!r}", place=step.place)
+    return made
+
+
+def _joined(step: Join, schemas: Schemas) -> Columns:
+    left_edge, right_edge = schemas.graph.inputs_of(step.name)
+    left, right = schemas.at(left_edge), schemas.at(right_edge)
+    left_keys, right_keys = key_columns(schemas, left_edge), key_columns(schemas, right_edge)
+    types = [dict(left)[name] for name in left_keys], [dict(right)[name] for name in right_keys]
+    if types[0] != types[1]:
+        raise PipelineError(
+            f"the keys of the two sides do not fit: {', '.join(types[0])} and {', '.join(types[1])}",
+            why="keys are equal when their texts are, and texts of different types may be equal by accident",
+            fix="key both sides by as many columns, of the same types",
+        )
+    once = {name for name, other in zip(left_keys, right_keys, strict=True) if name == other}
+    taken = {name.lower() for name, _ in left}
+    for name, _ in right:
+        if name not in once and name.lower() in taken:
+            raise PipelineError(
+                f"column {name!r} is ambiguous: both sides have one",
+                why="a result has the columns of both sides, and each of them needs a name of its own",
+                fix=f'rename it on one side before the key_by: .select("{name} AS right_{name}", …)',
+            )
+    return (*left, *(column for column in right if column[0] not in once))
 
 
 @contextmanager

@@ -19,10 +19,17 @@ from penstock.streams.interval import COMMIT_ATTEMPTS
 from penstock.streams.keys import partitions_of
 from penstock.streams.rows.row_changes import name_of
 from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, IntervalRow, RowStore
-from penstock.streams.step import INDEX_BITS, InputRange, OutputSpec, StepReport, check_start, report_low
+from penstock.streams.step import (
+    INDEX_BITS,
+    InputRange,
+    OutputSpec,
+    StepReport,
+    check_start,
+    dead_stream,
+    is_dead,
+    report_low,
+)
 from penstock.streams.watermark import Ints, event_time_low, low_at_end
-
-DEAD_STREAM = "dead"
 
 
 def pending_intent(row: IntervalRow) -> Intent | None:
@@ -31,7 +38,10 @@ def pending_intent(row: IntervalRow) -> Intent | None:
 
 
 class StatelessStep:
-    """Runs the steps of one interval under one token and plan. One input: its offsets are the sequences.
+    """Runs the steps of one interval under one token and plan.
+
+    An input's offsets are the sequences of what is made of it, so each has its own producer: `producers`, by
+    the birth of the input.
 
     `lateness` maps the births of event-time inputs to their lateness; all other inputs follow their marks.
     """
@@ -41,7 +51,7 @@ class StatelessStep:
         *,
         ref: IntervalRef,
         token: int,
-        producer: str,
+        producers: Mapping[str, str],
         rows: RowStore,
         log: Log,
         outputs: Sequence[OutputSpec],
@@ -50,23 +60,24 @@ class StatelessStep:
         package: str,
         lateness: Mapping[str, Millis] | None = None,
     ) -> None:
-        self._ref, self._token, self._producer, self._rows, self._log = ref, token, producer, rows, log
+        self._ref, self._token, self._producers, self._rows, self._log = ref, token, producers, rows, log
         self._outputs, self._plan, self._plan_hash, self._package = tuple(outputs), plan, plan_hash, package
         self._lateness = lateness or {}
-        self._range: InputRange | None = None
-        self._start = 0  # committed when the step began: rows below it were published before
+        self._ranges: tuple[InputRange, ...] = ()
+        # By birth, committed when the step began: rows below it were published before.
+        self._starts: Mapping[str, int] = {}
 
     def begin(self, ranges: Sequence[InputRange]) -> bool:
-        """Promise the range. False: a twin has committed it already, there is nothing to do."""
-        assert len(ranges) == 1, "a stateless step reads one input: its offsets are the sequences"
-        (asked,) = ranges
+        """Promise the ranges of all inputs. False: a twin has committed them, there is nothing to do."""
+        self._ranges = tuple(ranges)
+        asked_from = {asked.birth: asked.start for asked in ranges}
         for attempt in range(COMMIT_ATTEMPTS):
             row = self._row()
             check_start(self._ref, row, ranges)
-            self._range, self._start = asked, row.offsets[asked.birth]
-            if self._start > asked.end or (self._start == asked.end and asked.start < asked.end):
+            self._starts = {asked.birth: row.offsets[asked.birth] for asked in ranges}
+            if self._is_done(row, asked_from):
                 return False
-            wanted = self._intent(row, asked)
+            wanted = self._intent(row)
             if row.intent == wanted or (row.intent is not None and _is_same(row.intent, wanted)):
                 return True  # a replay, or a twin promised the same
             if row.intent is not None:
@@ -96,80 +107,113 @@ class StatelessStep:
         `_bad` (why) and `_raw`. Rows made of one record are in order. `event_time_max`: the running maximum
         after the range, over all records read.
         """
-        assert self._range is not None, "begin comes first"
+        assert self._ranges, "begin comes first"
         table = self._fresh(batches)
-        counters = {"records": self._range.end - self._start, **self._publish(table)}
-        row, committed = self._commit(self._range, event_time_max or {}, counters)
-        report_low(row, producer=self._producer, log=self._log, outputs=self._outputs, now_ms=now_ms)
+        records = sum(asked.end - self._starts[asked.birth] for asked in self._ranges)
+        counters = {"records": records, **self._publish(table)}
+        row, committed = self._commit(event_time_max or {}, counters)
+        self._report_low(row, now_ms)
         return StepReport.of(row, counters if committed else None)
 
     def already_done(self, *, now_ms: Millis) -> StepReport:
         """What a worker reports whose `begin` returned False: the lows alone."""
         row = self._row()
-        report_low(row, producer=self._producer, log=self._log, outputs=self._outputs, now_ms=now_ms)
+        self._report_low(row, now_ms)
         return StepReport.of(row, None)
+
+    def _report_low(self, row: IntervalRow, now_ms: Millis) -> None:
+        for producer in self._producers.values():
+            report_low(row, producer=producer, log=self._log, outputs=self._outputs, now_ms=now_ms)
+
+    def _is_done(self, row: IntervalRow, before: Mapping[str, int]) -> bool:
+        """True if somebody committed these ranges since offsets were `before`: all inputs, or none."""
+        committed = [(row.offsets[asked.birth], asked) for asked in self._ranges]
+        if any(offset > asked.end for offset, asked in committed):
+            return True
+        had_some = any(before[asked.birth] < asked.end for asked in self._ranges)
+        return had_some and all(offset == asked.end for offset, asked in committed)
 
     def _row(self) -> IntervalRow:
         return self._rows.snapshot(self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN).row
 
-    def _intent(self, row: IntervalRow, asked: InputRange) -> Intent | None:
-        start = row.offsets[asked.birth]
-        if start >= asked.end:
+    def _intent(self, row: IntervalRow) -> Intent | None:
+        ranges = {
+            asked.birth: (row.offsets[asked.birth], asked.end)
+            for asked in self._ranges
+            if row.offsets[asked.birth] < asked.end
+        }
+        if not ranges:
             return None
-        ranges = {asked.birth: (start, asked.end)}
         return Intent(ranges=ranges, package=self._package, plan=self._plan, plan_hash=self._plan_hash)
 
     def _other_intent(self, intent: Intent) -> IntentStands:
         return IntentStands(
             f"interval {name_of(self._ref)} has promised another step",
             why=f"{dict(intent.ranges)} with plan {intent.plan_hash} and package {intent.package} may be "
-            f"published in part, asked for was {self._range} with plan {self._plan_hash} and package "
+            f"published in part, asked for was {self._ranges} with plan {self._plan_hash} and package "
             f"{self._package}",
             fix="restart the task: it replays the promised step first",
         )
 
     def _fresh(self, batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-        """The rows of the range that are not committed, in order."""
-        assert self._range is not None
+        """The rows of the ranges that are not committed, input by input, in order."""
         found = [batch for batch in batches if batch.num_rows]
         if not found:
             return None
         table = pa.Table.from_batches(found)
-        offsets = _offsets(table)
-        if (np.diff(offsets) < 0).any():  # a source may put what does not parse before the rest
-            order = np.argsort(offsets, kind="stable")
-            table, offsets = table.take(pa.array(order)), offsets[order]
-        if offsets[0] < self._range.start or offsets[-1] >= self._range.end:
+        inputs, offsets = _inputs(table), _offsets(table)
+        if (np.diff(inputs) < 0).any() or (np.diff(offsets)[np.diff(inputs) == 0] < 0).any():
+            order = np.lexsort((offsets, inputs))  # a source may put what does not parse before the rest
+            table, inputs, offsets = table.take(pa.array(order)), inputs[order], offsets[order]
+        fresh = np.zeros(len(offsets), dtype=np.bool_)
+        strange = np.ones(len(offsets), dtype=np.bool_)
+        for asked in self._ranges:
+            mine = inputs == asked.number
+            strange &= ~(mine & (offsets >= asked.start) & (offsets < asked.end))
+            fresh |= mine & (offsets >= self._starts[asked.birth])
+        if strange.any():
             raise IntervalError(
                 f"interval {name_of(self._ref)} was given rows that its range does not hold",
-                why=f"their offsets are {offsets[0]} to {offsets[-1]}, the range is {self._range}",
+                why=f"their offsets are {offsets[strange].min()} to {offsets[strange].max()}, "
+                f"the ranges are {self._ranges}",
                 fix="report it: source and step disagree about the range",
             )
-        return table.filter(pa.array(offsets >= self._start))
+        return table.filter(pa.array(fresh))
 
     def _publish(self, table: pa.Table | None) -> dict[str, int]:
-        """One publish per output. What a predecessor or twin sent is trimmed by the bus."""
+        """One publish per input and output. What a predecessor or twin sent is trimmed by the bus."""
         counters = {"late": 0, "bad": 0, "productions": 0}
         if table is None or not table.num_rows:
             return counters
+        inputs = _inputs(table)
+        for asked in self._ranges:
+            mine = table if len(self._ranges) == 1 else table.filter(pa.array(inputs == asked.number))
+            if mine.num_rows:
+                self._publish_input(mine, asked, counters)
+        return counters
+
+    def _publish_input(self, table: pa.Table, asked: InputRange, counters: dict[str, int]) -> None:
         table = table.append_column("_seq", pa.array(self._sequences(_offsets(table))))
         bad = np.zeros(table.num_rows, dtype=np.bool_)
         if "_bad" in table.column_names:
             bad = np.asarray(table.column("_bad").is_valid().to_numpy(), dtype=np.bool_)
         good, dead = table.filter(pa.array(~bad)), table.filter(pa.array(bad))
         for output in self._outputs:
-            own = dead if output.stream == DEAD_STREAM else good
+            for_dead = is_dead(output.stream)
+            if for_dead and output.stream != dead_stream(asked.number):
+                continue  # what could not be read of another input
+            own = dead if for_dead else good
             if not own.num_rows:
                 continue
-            batch = self._dead_letters(own, output) if output.stream == DEAD_STREAM else _fitted(own, output)
+            batch = self._dead_letters(own, output) if for_dead else _fitted(own, output)
             batches = self._by_partition(batch, output)
+            producer = self._producers[asked.birth]
             self._log.publish(
-                output.category, producer=self._producer, epoch=self._token, batches=batches, gapless=False
+                output.category, producer=producer, epoch=self._token, batches=batches, gapless=False
             )
-            counters["productions"] += 0 if output.stream == DEAD_STREAM else own.num_rows
-        counters["late"] = int(np.count_nonzero(good.column("_late").to_numpy()))
-        counters["bad"] = dead.num_rows
-        return counters
+            counters["productions"] += 0 if for_dead else own.num_rows
+        counters["late"] += int(np.count_nonzero(good.column("_late").to_numpy()))
+        counters["bad"] += dead.num_rows
 
     def _sequences(self, offsets: Ints) -> Ints:
         """((offset + 1) << 16) | index, the index among the rows made of one input record."""
@@ -211,18 +255,19 @@ class StatelessStep:
         }
 
     def _commit(
-        self, asked: InputRange, event_time_max: Mapping[str, Millis], counters: Mapping[str, int]
+        self, event_time_max: Mapping[str, Millis], counters: Mapping[str, int]
     ) -> tuple[IntervalRow, bool]:
         for attempt in range(COMMIT_ATTEMPTS):
             row = self._row()
-            committed = row.offsets[asked.birth]
-            if committed > asked.end or (committed == asked.end and self._start < asked.end):
+            if self._is_done(row, self._starts):
                 return row, False  # a twin was faster; it published the same
-            low = self._low_after(row, asked, event_time_max)
-            if committed == asked.end and low <= row.input_low:
+            # Each input's low counts, also of one with nothing new.
+            low = min(self._low_after(row, asked, event_time_max) for asked in self._ranges)
+            nothing_new = all(row.offsets[asked.birth] == asked.end for asked in self._ranges)
+            if nothing_new and low <= row.input_low:
                 return row, False
             changes = Changes(
-                offsets={asked.birth: asked.end},
+                offsets={asked.birth: asked.end for asked in self._ranges},
                 input_low=low,
                 event_time_max={
                     birth: max(seen, row.event_time_max.get(birth, LOW_MIN))
@@ -272,6 +317,12 @@ def _fitted(table: pa.Table, output: OutputSpec) -> pa.RecordBatch:
         )
     arrays = [table.column(name).cast(kind).combine_chunks() for name, kind in kinds.items()]
     return pa.RecordBatch.from_arrays(arrays, schema=output.schema())
+
+
+def _inputs(table: pa.Table) -> Ints:
+    if "_input" not in table.column_names:
+        return np.zeros(table.num_rows, dtype=np.int64)
+    return np.asarray(table.column("_input").to_numpy(), dtype=np.int64)
 
 
 def _offsets(table: pa.Table) -> Ints:

@@ -15,16 +15,31 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 
 # A stateless step's sequence is the input offset and the index among the records made of that input record.
 INDEX_BITS = 16
+_DEAD = "dead"
+
+
+def dead_stream(number: int) -> str:
+    """The stream for what could not be read of input `number`; no stream of a user is called so."""
+    return f"{_DEAD}.{number}" if number else _DEAD
+
+
+def is_dead(stream: str) -> bool:
+    """True for dead letters, which have no watermark."""
+    return stream == _DEAD or stream.startswith(f"{_DEAD}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRange:
-    """What a step reads of one input: offsets [start, end) of the interval's own partition."""
+    """What a step reads of one input: offsets [start, end) of the interval's own partition.
+
+    `number`: of the input, as rows have it in `_input`.
+    """
 
     category: str
     birth: str
     start: int
     end: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +96,26 @@ def open_interval(
     ref: IntervalRef,
     generation: int,
     shard_epoch: int,
-    producer: str,
+    producers: Mapping[str, str],
     rows: RowStore,
     log: Log,
     outputs: Sequence[OutputSpec],
 ) -> IntervalRow:
-    """Own the interval: a new token in its rows, then on the bus. Nothing is read for a step before this."""
+    """Own the interval: a new token in its rows, then on the bus. Nothing is read for a step before this.
+
+    `producers`: input category birth -> as whom records made of it are published.
+    """
     row = rows.acquire(ref, generation=generation, shard_epoch=shard_epoch)
     for output in outputs:
         check_category(log, output.category, output.birth)
-        # Fenced before compared: a late publish of the old life could slip in behind the comparison.
-        log.fence(output.category, producer, row.token)
-        ahead = _bus_ahead(ref, row, producer, output, log.published_to(output.category, producer))
-        if ahead is not None:
-            # A successor may have published meanwhile: then we are fenced, and nothing is wrong.
-            rows.snapshot(ref, token=row.token, keys=(), timers_up_to=LOW_MIN)
-            raise ahead
+        for birth, producer in producers.items():
+            # Fenced before compared: a late publish of the old life could slip in behind the comparison.
+            log.fence(output.category, producer, row.token)
+            ahead = _bus_ahead(ref, row, producer, birth, output, log.published_to(output.category, producer))
+            if ahead is not None:
+                # A successor may have published meanwhile: then we are fenced, and nothing is wrong.
+                rows.snapshot(ref, token=row.token, keys=(), timers_up_to=LOW_MIN)
+                raise ahead
     return row
 
 
@@ -141,17 +160,19 @@ def report_low(
 
 
 def _bus_ahead(
-    ref: IntervalRef, row: IntervalRow, producer: str, output: OutputSpec, published: Mapping[int, int]
+    ref: IntervalRef,
+    row: IntervalRow,
+    producer: str,
+    birth: str,
+    output: OutputSpec,
+    published: Mapping[int, int],
 ) -> RowsOlderThanBus | None:
     for partition, last in published.items():
         if producer == ref.birth:  # stateful: sequences are counted by the outbox
             known = row.next_seq.get(f"{output.birth}:{partition}", 1) - 1
         else:  # stateless: sequences are input offsets, committed or promised by an intent
-            ends = [
-                *row.offsets.values(),
-                *(end for _, end in (row.intent.ranges if row.intent else {}).values()),
-            ]
-            known = (max(ends, default=0) + 1 << INDEX_BITS) - 1
+            _, promised = (row.intent.ranges if row.intent else {}).get(birth, (0, 0))
+            known = (max(row.offsets.get(birth, 0), promised) + 1 << INDEX_BITS) - 1
         if last > known:
             return RowsOlderThanBus(
                 f"the rows of interval {name_of(ref)} are older than the bus",

@@ -32,7 +32,7 @@ DATA, BEGIN, END, BAD = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """The category a task reads, as it was when the task started."""
+    """A category a task reads, as it was when the task started; `columns`: those that are read."""
 
     category: str
     birth: str
@@ -41,15 +41,19 @@ class Input:
     watermark: str
     lateness_ms: Millis
     ts_column: str
+    partitions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedInterval:
-    """An interval this task acquired: under which token it writes, and as which producer it publishes."""
+    """An interval this task acquired: under which token it writes, and as whom it publishes.
+
+    A stateless step is a producer for each input, since its sequences are that input's offsets.
+    """
 
     ref: IntervalRef
     token: int
-    producer: str
+    producers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class TaskDescriptor:
     bus: str
     rows: str
     intervals: tuple[OwnedInterval, ...]
-    input: Input
+    inputs: tuple[Input, ...]
     outputs: tuple[OutputSpec, ...]
     plan: Mapping[str, Any]
     package_hash: str
@@ -79,7 +83,7 @@ class TaskDescriptor:
         repeat it.
         """
         return {
-            "input": asdict(self.input),
+            "inputs": [asdict(source) for source in self.inputs],
             "outputs": [asdict(output) for output in self.outputs],
             "plan": dict(self.plan),
         }
@@ -89,8 +93,22 @@ class TaskDescriptor:
 
     def schema_ddl(self) -> str:
         """Columns of the source's rows, as Spark SQL."""
-        own = ", ".join(f"`{name}` {kind}" for name, kind in self.input.columns)
+        own = ", ".join(
+            f"`{self.column(number, name)}` {kind}"
+            for number, source in enumerate(self.inputs)
+            for name, kind in source.columns
+        )
         return ", ".join(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS) + (f", {own}" if own else "")
+
+    def column(self, number: int, name: str) -> str:
+        """What a column of input `number` is called between source and step: inputs may share names."""
+        return f"_i{number}_{name}" if self.plan.get("branches") else name
+
+    def inputs_of(self, partition: int) -> tuple[tuple[int, Input], ...]:
+        """Number and input of those that have this partition."""
+        return tuple(
+            (number, source) for number, source in enumerate(self.inputs) if partition < source.partitions
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -98,10 +116,12 @@ class TaskDescriptor:
     @staticmethod
     def from_json(text: str) -> TaskDescriptor:
         data = json.loads(text)
-        data["input"] = input_from(data["input"])
+        data["inputs"] = tuple(input_from(item) for item in data["inputs"])
         data["outputs"] = tuple(output_from(item) for item in data["outputs"])
         data["intervals"] = tuple(
-            OwnedInterval(ref=IntervalRef(**item["ref"]), token=item["token"], producer=item["producer"])
+            OwnedInterval(
+                ref=IntervalRef(**item["ref"]), token=item["token"], producers=tuple(item["producers"])
+            )
             for item in data["intervals"]
         )
         return TaskDescriptor(**data)

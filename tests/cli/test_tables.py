@@ -206,6 +206,7 @@ A_TOKEN = {
                     "change": EVIL,
                     "changed": [{"path": EVIL, "old": EVIL, "new": [EVIL]}],
                     "restarts": [EVIL],
+                    "reason": EVIL,
                     "state_kept": False,
                 }
             ]

@@ -109,7 +109,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
     """An intent left by a dead worker is replayed with the old plan, then the new plan goes on."""
     from penstock.streams.engine import step_worker
     from penstock.streams.engine.spark_tasks import Assignment
-    from penstock.streams.reading import read_range
+    from penstock.streams.reading import read_ranges
     from penstock.streams.stateless import StatelessStep
     from penstock.streams.step import InputRange
 
@@ -130,14 +130,18 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
     task, _ = stage.tasks.open(assignment)
     for interval in task.intervals:
         end = stage.log.end_offsets("queries")[interval.ref.partition]
-        batches = read_range(
-            interval=interval, source=task.input, span=(0, end), log=stage.log, rows=stage.rows
+        batches = read_ranges(
+            task=task,
+            interval=interval,
+            spans={task.inputs[0].birth: (0, end)},
+            log=stage.log,
+            rows=stage.rows,
         )
         begin, _ = step_worker._begin(batches)
         step = StatelessStep(
             ref=interval.ref,
             token=interval.token,
-            producer=interval.producer,
+            producers={task.inputs[0].birth: interval.producers[0]},
             rows=stage.rows,
             log=stage.log,
             outputs=task.outputs,
@@ -147,7 +151,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
         )
         (span,) = begin["ranges"].values()
         assert step.begin(
-            (InputRange(category="queries", birth=task.input.birth, start=span[0], end=span[1]),)
+            (InputRange(category="queries", birth=task.inputs[0].birth, start=span[0], end=span[1]),)
         )
     # The new code lets nothing through.
     changed = tmp_path / "pipeline.py"
@@ -160,7 +164,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
     settle(stage, reference(everything[:200]))
     wait_for(
         lambda: all(
-            stage.rows.peek(interval.ref).offsets[task.input.birth]
+            stage.rows.peek(interval.ref).offsets[task.inputs[0].birth]
             == stage.log.end_offsets("queries")[interval.ref.partition]
             for interval in task.intervals
         ),

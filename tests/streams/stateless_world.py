@@ -85,7 +85,7 @@ class World:
             ref=REF,
             generation=1,
             shard_epoch=1,
-            producer=self.producer,
+            producers={self.birth("in"): self.producer},
             rows=self.rows,
             log=self.log,
             outputs=self.outputs(),
@@ -96,7 +96,7 @@ class World:
         return StatelessStep(
             ref=REF,
             token=token,
-            producer=self.producer,
+            producers={self.birth("in"): self.producer},
             rows=self.rows,
             log=self.log,
             outputs=self.outputs(),

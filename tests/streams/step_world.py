@@ -105,7 +105,7 @@ class World:
             ref=REF,
             generation=generation,
             shard_epoch=shard_epoch,
-            producer=REF.birth,
+            producers={"in": REF.birth},
             rows=self.rows,
             log=self.log,
             outputs=self.outputs(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.core.errors import ConfigError, Fenced, StoreUnavailable
@@ -101,3 +102,55 @@ def test_a_reset_starts_with_empty_rows_and_as_a_new_producer():
         for lineage in (0, 1)
     }
     assert len(ids) == 4
+
+
+TWO = [{"category": "in", "start": "earliest"}, {"category": "more", "start": "latest"}]
+
+
+def two_inputs() -> tuple[World, dict[str, Any]]:
+    """`in` has two partitions, `more` three, and already a record in its last one."""
+    world = World().with_input()
+    spec = CategorySpec(name="more", partitions=3, columns=(("q", "string"),), watermark="injector")
+    world.log.create(spec)
+    batch = pa.RecordBatch.from_pydict(
+        {"_seq": [1], "_ts": [5], "_key": [None], "_late": [False], "q": ["x"]}, schema=spec.schema()
+    )
+    world.log.publish("more", producer="me", epoch=1, batches={2: batch}, gapless=True)
+    return world, a_config(kind="stateless", partitions=3, inputs=TWO)
+
+
+def stateless_ref(partition: int) -> IntervalRef:
+    birth = interval_birth("b", "stateless", 0, partition)
+    return IntervalRef(job="j", job_birth="b", partition=partition, birth=birth)
+
+
+def test_an_interval_reads_its_partition_of_each_input_that_has_one():
+    world, config = two_inputs()
+    world.plane.prepare("j", "b", config)
+    births = {name: world.log.describe(name).birth for name in ("in", "more")}
+    assert dict(world.rows.peek(stateless_ref(0)).offsets) == {births["in"]: 0, births["more"]: 0}
+    assert dict(world.rows.peek(stateless_ref(2)).offsets) == {births["more"]: 1}  # from now on
+
+
+def test_a_stateless_job_is_a_producer_for_each_input_and_all_are_fenced_and_retired():
+    world, config = two_inputs()
+    world.plane.prepare("j", "b", config)
+    producers = world.log.producers("out")
+    assert len(producers) == 2 + 3
+    world.plane.fence("j", "b", config, generation=7)
+    schema = world.log.describe("out").spec.schema()
+    batch = pa.RecordBatch.from_pydict(
+        {"_seq": [1], "_ts": [5], "_key": [None], "_late": [False], "q": ["x"]}, schema=schema
+    )
+    for producer in producers:
+        with pytest.raises(Fenced):
+            world.log.publish("out", producer=producer, epoch=0, batches={0: batch}, gapless=False)
+    fewer = {**config, "inputs": TWO[1:]}
+    world.plane.retire("j", "b", config, fewer)
+    assert len(world.log.producers("out")) == 3
+
+
+def test_the_largest_input_decides_how_many_intervals_there_are():
+    world, config = two_inputs()
+    with pytest.raises(ConfigError, match="expects 2 partitions of 'in', 'more'"):
+        world.plane.prepare("j", "b", {**config, "partitions": 2})

@@ -53,6 +53,7 @@ COLUMNS = (
         ("nvl2(ok, n, d)", "double"),
         ("nullif(query, '')", "string"),
         ("split(query, ' ')[0]", "string"),
+        ("split(query, ' ')", "array<string>"),
         ("size(split(query, ' '))", "int"),
         ("round(d, 2)", "double"),
         ("floor(d)", "bigint"),
@@ -125,7 +126,8 @@ def test_the_type_is_the_one_spark_gives(text, type_):
         ("1.5 AS x", ["gives decimal", "wrap it in CAST(1.5 AS double)"]),
         ("timestamp_millis(ts) AS x", ["gives timestamp", "wrap it in CAST(timestamp_millis(ts) AS string)"]),
         ("NULL AS x", ["not known", "wrap it in CAST(NULL AS type)"]),
-        ("split(query, ' ') AS x", ["gives array<string>", "wrap it in CAST"]),
+        ("array(1.5) AS x", ["gives array<decimal>", "wrap it in CAST"]),
+        ("'${env:HOME}' AS x", ["cannot hold '${'", "also inside quotes"]),
     ],
 )
 def test_a_mistake_is_told_in_three_parts(text, said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock import sliding, tumbling
 from penstock.core.errors import PipelineError
 from penstock.streams.computation import Computation
 from penstock.streams.graph import Edge, KeyBy, Process, Select, Sink, Source
@@ -190,6 +191,28 @@ MISTAKES = {
     "stream name": (lambda: _a().key_by("a").process(_odd({"a b": {"n": "int"}})), ["name of a stream"]),
     "late": (lambda: _a().key_by("a").process(_odd({"out": {"n": "int"}}, late="keep")), ["late is 'keep'"]),
     "one class name": (_two_classes_of_one_name, ["two computations called 'Odd'"]),
+    "stream for dead letters": (
+        lambda: _a().key_by("a").process(_odd({"dead": {"n": "int"}})),
+        ["can be called 'dead'", "could not be read"],
+    ),
+    "union of nothing": (lambda: _a().union(), ["union() needs other streams"]),
+    "union of text": (lambda: _a().union("q"), ["union() needs other streams"]),
+    "two pipelines": (
+        lambda: _a().union(Pipeline("other").source("r")),
+        ["mixes streams of two pipelines", "'other'"],
+    ),
+    "empty flat_map": (lambda: _a().flat_map(""), ["flat_map() needs Spark SQL text", "explode"]),
+    "no window": (lambda: _a().key_by("a").window("10s"), ["window('10s')", "tumbling"]),
+    "window late": (lambda: _a().key_by("a").window(tumbling(5), late="keep"), ["late='keep'"]),
+    "window mode": (lambda: _a().key_by("a").window(tumbling(5), mode="all"), ["mode='all'"]),
+    "no values": (
+        lambda: _a().key_by("a").window(tumbling(5)).aggregate(),
+        ["aggregate() needs Spark SQL text"],
+    ),
+    "endless join": (lambda: _a().key_by("a").join(_a().key_by("a")), ["within= or window="]),
+    "join of a kind": (lambda: _a().join(_a(), within=(0, 1), how="anti"), ["inner, left, outer"]),
+    "sql of nothing": (lambda: Pipeline("p").sql(""), ["there is no statement"]),
+    "sql of a number": (lambda: Pipeline("p").sql(5), ["sql() needs text"]),
     "unknown stream": (
         lambda: _a().key_by("a").process(Watch)["alert"],
         ["no stream 'alert'", "'counts', 'alerts'", '["alerts"]'],
@@ -210,6 +233,20 @@ def test_a_mistake_is_told_where_it_was_made(mistake):
     assert error.what.startswith("test_pipeline.py:") and error.why and error.fix
     for words in said:
         assert words in str(error)
+
+
+@pytest.mark.parametrize("length", ["10", "s", "-5s", "0s", "1.5s", "5 moons", 0, -1, True, None, "9999999d"])
+def test_what_is_no_length_of_time_is_told(length):
+    with pytest.raises(PipelineError, match="is no length of time") as caught:
+        tumbling(length)
+    assert caught.value.why and caught.value.fix
+
+
+def test_lengths_of_time_are_milliseconds_in_the_end():
+    assert tumbling("10s") == tumbling("10 seconds") == tumbling(10_000) == tumbling("INTERVAL 10 SECOND")
+    assert sliding("1m", every="10s").to_json() == {"kind": "sliding", "size_ms": 60_000, "slide_ms": 10_000}
+    with pytest.raises(PipelineError, match="cannot slide"):
+        sliding("1m", every="7s")
 
 
 def test_a_refused_step_leaves_no_trace():

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
+
+from penstock.core.errors import ConfigError
 from penstock.jobs.config import validate_config
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
 from penstock.streams.packages import load_pipeline
+from penstock.streams.pipeline import Pipeline
 from penstock.streams.plan import compile_pipeline
 from tests.streams.plans import (
     EXAMPLE,
@@ -67,6 +72,7 @@ def test_the_example_compiles_to_exactly_these_jobs():
                 "key": "query",
                 "computation": None,
                 "late": "process",
+                "reads": [["query", "lang", "ts"]],
             },
         },
         {
@@ -86,7 +92,13 @@ def test_the_example_compiles_to_exactly_these_jobs():
                     "format": "typed",
                 }
             ],
-            "plan": {"stages": [], "key": None, "computation": {"class": "CountPerSecond"}, "late": "drop"},
+            "plan": {
+                "stages": [],
+                "key": None,
+                "computation": {"class": "CountPerSecond"},
+                "late": "drop",
+                "reads": [["query"]],
+            },
         },
     ]
     assert [node["name"] for node in answer["graph"]["nodes"]] == [
@@ -133,24 +145,25 @@ def test_only_a_json_source_has_dead_letters_in_as_many_partitions_as_it_has():
     assert [output["stream"] for output in jobs["p.b"]["outputs"]] == ["out"]
 
 
-def test_steps_between_key_and_computation_run_in_the_stateful_job():
+def test_steps_between_key_and_computation_run_before_the_shuffle_where_they_can():
     p = a_pipeline()
     keyed = p.source("queries").key_by("query")
     keyed.filter("ts > 0").select("query", "upper(lang) AS lang").process(Count).sink("counts")
     jobs = jobs_of(p)
     assert jobs["p.by_query"]["plan"]["stages"] == [
-        {
-            "op": "select",
-            "columns": [
-                ["query", "`query`", "string"],
-                ["lang", "`lang`", "string"],
-                ["ts", "`ts`", "bigint"],
-            ],
-        }
+        {"op": "filter", "expr": "ts > 0"},
+        {"op": "select", "columns": [["query", "query", "string"], ["lang", "upper(lang)", "string"]]},
     ]
-    stages = jobs["p.count"]["plan"]["stages"]
-    assert [stage["op"] for stage in stages] == ["filter", "select"]
-    assert stages[1]["columns"] == [["query", "query", "string"], ["lang", "upper(lang)", "string"]]
+    assert jobs["p.count"]["plan"]["stages"] == []
+
+
+def test_steps_that_cannot_go_before_the_shuffle_run_in_the_stateful_job():
+    p = a_pipeline()
+    keyed = p.source("queries").key_by("query")
+    keyed.select("upper(query) AS query").filter("query <> 'A'").process(Count).sink("counts")
+    jobs = jobs_of(p)
+    assert jobs["p.by_query"]["plan"]["stages"][-1]["columns"] == [["query", "`query`", "string"]]
+    assert [stage["op"] for stage in jobs["p.count"]["plan"]["stages"]] == ["select", "filter"]
 
 
 def test_steps_behind_a_computation_are_a_further_job():
@@ -227,13 +240,16 @@ def test_a_key_before_a_sink_needs_no_shuffle():
     assert job["plan"]["key"] == "query" and job["name"] == "p.by_query_out"
 
 
-def test_a_key_whose_columns_are_lost_before_the_sink_is_written_first():
+def test_a_key_whose_columns_are_lost_before_the_sink_is_computed_on_the_way():
     p = a_pipeline()
     p.source("queries").key_by("query").select("lang").sink("langs")
-    jobs = jobs_of(p)
-    assert list(jobs) == ["p.by_query", "p.langs"]
-    assert out_of(jobs["p.by_query"])["columns"] == [["query", "string"], ["lang", "string"]]
-    assert jobs["p.langs"]["plan"]["key"] is None
+    (job,) = jobs_of(p).values()
+    assert job["plan"]["key"] is None
+    assert job["plan"]["stages"] == [
+        {"op": "key", "expr": "query"},
+        {"op": "select", "columns": [["lang", "lang", "string"]]},
+    ]
+    assert job["plan"]["reads"] == [["query", "lang", "ts"]]
 
 
 def test_only_the_last_of_several_keys_counts():
@@ -254,9 +270,9 @@ def test_a_shuffle_carries_only_what_is_used_behind_it_and_the_key():
     )
     keyed.filter("ts > 0").select("query AS q").process(Count).sink("counts")
     job = jobs_of(p)["p.by_lower_lang"]
-    assert out_of(job)["columns"] == [["query", "string"], ["lang", "string"], ["ts", "bigint"]]
-    (stage,) = job["plan"]["stages"]
-    assert [name for name, _, _ in stage["columns"]] == ["query", "lang", "ts"]
+    assert out_of(job)["columns"] == [["query", "string"], ["lang", "string"]]
+    first, *_ = job["plan"]["stages"]
+    assert [name for name, _, _ in first["columns"]] == ["query", "lang", "ts"]  # a filter uses ts
 
 
 def test_a_column_used_only_by_a_filter_ends_there():
@@ -266,7 +282,7 @@ def test_a_column_used_only_by_a_filter_ends_there():
     job = jobs_of(p)["p.by_query"]
     assert [stage["op"] for stage in job["plan"]["stages"]] == ["select", "filter", "select"]
     assert [name for name, _, _ in job["plan"]["stages"][0]["columns"]] == ["query", "lang"]
-    assert job["plan"]["stages"][2]["columns"] == [["query", "`query`", "string"]]
+    assert job["plan"]["stages"][2]["columns"] == [["query", "query", "string"]]
     assert out_of(job)["columns"] == [["query", "string"]]
 
 
@@ -331,3 +347,57 @@ def test_every_job_is_a_valid_config_and_reads_what_was_written_before():
         assert config.inputs[0].category in written
         written |= {output.category for output in config.outputs}
         assert json.loads(json.dumps(job)) == job
+
+
+# --- several inputs ------------------------------------------------------------------------------------------------
+
+
+def a_union():
+    p = a_pipeline()
+    queries = p.source("queries").filter("ts > 0").select("query AS text")
+    queries.union(p.source("events", start="latest").select("user AS text")).key_by("text").sink("texts")
+    return jobs_of(p)["p.texts"]
+
+
+def test_a_union_is_one_job_with_a_branch_for_each_input():
+    job = a_union()
+    assert job["inputs"] == [
+        {"category": "queries", "start": "earliest"},
+        {"category": "events", "start": "latest"},
+    ]
+    assert job["partitions"] == 3  # of queries, the larger one
+    assert [branch["input"] for branch in job["plan"]["branches"]] == [0, 1]
+    assert job["plan"]["reads"] == [["query", "ts"], ["user"]]
+    assert (job["plan"]["stages"], job["plan"]["key"]) == ([], "text")
+    assert [output["stream"] for output in job["outputs"]] == ["out", "dead"]  # events are typed
+    assert validate_config(job["name"], job).to_json()["plan"]["branches"] == job["plan"]["branches"]
+
+
+def test_each_json_input_has_dead_letters_of_its_own():
+    p = Pipeline("p")
+    p.source("one").union(p.source("two")).sink("out")
+    catalogue = StaticCatalogue([replace(QUERIES, name=name) for name in ("one", "two")])
+    outputs = jobs_of(p, catalogue)["p.out"]["outputs"]
+    assert [(output["stream"], output["category"]) for output in outputs[1:]] == [
+        ("dead", "one.dead"),
+        ("dead.1", "two.dead"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inputs": [{"category": "queries"}] * 2}, "a category is there twice"),
+        ({"inputs": [{"category": "queries"}]}, "each branch an input"),
+        ({"plan": {"branches": []}}, "each input needs a branch"),
+        ({"plan": {"reads": [["query"]]}}, "one list of columns for each input"),
+        ({"plan": {"branches": [{"input": 0}, {"input": 99}]}}, "branches"),
+        ({"plan": {"stages": [{"op": "explode", "array": "a", "type": "t", "columns": []}]}}, "columns"),
+    ],
+)
+def test_inputs_and_branches_that_do_not_fit_are_refused(change, said):
+    job = a_union()
+    plan = {**job["plan"], **change.pop("plan", {})}
+    with pytest.raises(ConfigError) as caught:
+        validate_config(job["name"], {**job, **change, "plan": plan})
+    assert said in str(caught.value)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from penstock import tumbling
 from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
@@ -31,6 +32,10 @@ from tests.streams.plans import (
 
 def _process_without_key(p):
     p.source("queries").filter("ts > 0").process(Count).sink("counts")
+
+
+def counted(keyed, value):
+    keyed.window(tumbling("10s")).aggregate(value).sink("x")
 
 
 MISTAKES = {
@@ -86,6 +91,113 @@ MISTAKES = {
     "float key": (
         lambda p: p.source("queries").key_by("score").process(Count).sink("x"),
         ["'score' cannot be a key", "double", "bigint"],
+    ),
+    "key with a time zone": (
+        lambda p: p.source("queries").key_by("timestamp_millis(ts)").sink("x"),
+        ["cannot be a key: it is timestamp", "time zone", "unix_millis(timestamp_millis(ts))"],
+    ),
+    "array key": (
+        lambda p: p.source("queries").key_by("split(query, ' ')").sink("x"),
+        ["cannot be a key: it is array<string>", "array_join"],
+    ),
+    "date key": (
+        lambda p: p.source("queries").key_by("to_date(query)").sink("x"),
+        ["it is date", "unix_date"],
+    ),
+    "decimal key": (lambda p: p.source("queries").key_by("ts * 1.5").sink("x"), ["it is decimal", "bigint"]),
+    "binary key": (lambda p: p.source("queries").key_by("unhex(query)").sink("x"), ["it is binary", "hex("]),
+    "no array": (
+        lambda p: p.source("queries").flat_map("explode(query) AS w").sink("x"),
+        ["'query' is no array: it is string", "split(query, ' ')"],
+    ),
+    "no generator": (
+        lambda p: p.source("queries").flat_map("split(query, ' ') AS w").sink("x"),
+        ["does not make records of an array", 'write "explode(array) AS name"'],
+    ),
+    "unknown column in a generator": (
+        lambda p: p.source("queries").flat_map("explode(split(qery, ' ')) AS w").sink("x"),
+        ["no column 'qery'", "did you mean 'query'"],
+    ),
+    "generator without a name": (
+        lambda p: p.source("queries").flat_map("explode(split(query, ' '))").sink("x"),
+        ["makes 1 column, and names 0"],
+    ),
+    "position without a name": (
+        lambda p: p.source("queries").flat_map("posexplode(split(query, ' ')) AS w").sink("x"),
+        ["makes 2 columns, and names 1", "(position, name)"],
+    ),
+    "generator takes a name that is there": (
+        lambda p: p.source("queries").flat_map("explode(split(query, ' ')) AS lang").sink("x"),
+        ["column 'lang' comes twice"],
+    ),
+    "union of different columns": (
+        lambda p: p.source("queries").select("query").union(p.source("events").select("user")).sink("x"),
+        ["'select' and 'select_2' have different columns", "query string", "user string", "not guessed"],
+    ),
+    "union of different types": (
+        lambda p: p.source("queries").select("ts AS n").union(p.source("events").select("n")).sink("x"),
+        ["different columns", "n bigint", "n int"],
+    ),
+    "one category from two places": (
+        lambda p: p.source("queries").union(p.source("queries", name="late", start="latest")).sink("x"),
+        ["read from two places at once", "'earliest'", "'latest'"],
+    ),
+    "window without a key": (
+        lambda p: p.source("queries").window(tumbling("1s")).aggregate("count(*) AS n").sink("x"),
+        ["have no key", ".key_by"],
+    ),
+    "key that has no name": (
+        lambda p: counted(p.source("queries").key_by("lower(query)"), "count(*) AS n"),
+        ["the key 'lower(query)'", "has no name", "lower(query) AS name"],
+    ),
+    "key that is changed": (
+        lambda p: counted(
+            p.source("queries").key_by("query").select("upper(query) AS query"), "count(*) AS n"
+        ),
+        ["key column 'query'", "dropped or changed"],
+    ),
+    "sum of text": (
+        lambda p: counted(p.source("queries").key_by("query"), "sum(lang) AS n"),
+        ["sum()", "lang is string"],
+    ),
+    "no aggregate": (
+        lambda p: counted(p.source("queries").key_by("query"), "lower(lang) AS n"),
+        ["LOWER(lang) cannot be computed per window"],
+    ),
+    "unknown aggregate": (
+        lambda p: counted(p.source("queries").key_by("query"), "cuont(lang) AS n"),
+        ["did you mean count()?"],
+    ),
+    "DISTINCT": (
+        lambda p: counted(p.source("queries").key_by("query"), "count(DISTINCT lang) AS n"),
+        ["without DISTINCT", "approx_count_distinct"],
+    ),
+    "quantile": (
+        lambda p: counted(p.source("queries").key_by("query"), "approx_percentile(score, 50) AS n"),
+        ["cannot take 50.0", "0.5"],
+    ),
+    "value without a name": (
+        lambda p: counted(p.source("queries").key_by("query"), "count(*)"),
+        ["has no name", '"count(*) AS name"'],
+    ),
+    "join without a key": (
+        lambda p: p.source("queries").join(p.source("events").key_by("user"), within=(0, "1s")).sink("x"),
+        ["have no key", "on both sides"],
+    ),
+    "ambiguous column": (
+        lambda p: (
+            p.source("queries")
+            .key_by("query")
+            .join(p.source("events").select("user", "n AS ts").key_by("user"), within=(0, "1s"))
+            .sink("x")
+        ),
+        ["column 'ts' is ambiguous", "right_ts"],
+    ),
+    "keys of other types": (
+        lambda p: (
+            p.source("queries").key_by("query").join(p.source("events").key_by("n"), within=(0, 5)).sink("x")
+        ),
+        ["do not fit: string and int", "same types"],
     ),
     "unknown key": (
         lambda p: p.source("queries").key_by("quer").process(Count).sink("x"),

@@ -10,10 +10,10 @@ import pytest
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.injector import Injector
-from penstock.streams.reading import read_range, row_schema
+from penstock.streams.reading import read_ranges, row_schema
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval
+from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
 
 REF = IntervalRef(job="j", job_birth="b", partition=0, birth="i")
 
@@ -41,6 +41,7 @@ class World:
             watermark=watermark,
             lateness_ms=lateness_ms,
             ts_column="ts",
+            partitions=1,
         )
         self.rows.create(REF, offsets={birth: 0}, low=LOW_MIN)
         self.injector = Injector(self.log, "in", "me", epoch=1)
@@ -50,11 +51,24 @@ class World:
         self.injector.publish(["k"] * len(stamps), [0] * len(stamps), values)
 
     def read(self, start: int, end: int) -> list[dict[str, object]]:
-        interval = OwnedInterval(ref=REF, token=1, producer="p")
-        batches = list(
-            read_range(interval=interval, source=self.source, span=(start, end), log=self.log, rows=self.rows)
+        interval = OwnedInterval(ref=REF, token=1, producers=("p",))
+        task = TaskDescriptor(
+            task_id="j/0",
+            job="j",
+            kind="stateless",
+            bus="",
+            rows="",
+            intervals=(interval,),
+            inputs=(self.source,),
+            outputs=(),
+            plan={},
+            package_hash="",
+            package_folder="",
+            package_entry="",
         )
-        assert all(batch.schema == row_schema(self.source) for batch in batches)
+        spans = {self.source.birth: (start, end)}
+        batches = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
+        assert all(batch.schema == row_schema(task) for batch in batches)
         return pa.Table.from_batches(batches).to_pylist()
 
 

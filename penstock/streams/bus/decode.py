@@ -25,6 +25,7 @@ _JSON_TYPES: dict[str, Any] = {
     "boolean": bool,
     "binary": bytes,
 }
+_JSON_TYPES |= {f"array<{name}>": list.__class_getitem__(kind | None) for name, kind in _JSON_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

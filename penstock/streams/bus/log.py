@@ -40,6 +40,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "binary": pa.binary(),
 }
+ARROW_TYPES |= {f"array<{name}>": pa.list_(kind) for name, kind in ARROW_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ or not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +15,16 @@ from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.reading import read_range
+from penstock.streams.reading import read_ranges
 from penstock.streams.task import OwnedInterval, TaskDescriptor
 
 
 class IntervalPartition(InputPartition):
-    """One interval's range in one batch."""
+    """One interval's ranges in one batch: input category birth -> [start, end)."""
 
-    def __init__(self, index: int, start: int, end: int) -> None:
+    def __init__(self, index: int, spans: dict[str, tuple[int, int]]) -> None:
         super().__init__(None)
-        self.index, self.start, self.end = index, start, end
+        self.index, self.spans = index, spans
 
 
 class PenstockSource(DataSource):
@@ -47,7 +47,8 @@ class PenstockSource(DataSource):
 class IntervalStreamReader(DataSourceStreamReader):
     """Plans ranges at the driver, reads them on workers.
 
-    Offsets are {"tick": n, "<partition>": next offset}. The tick makes every trigger a batch, so that timers,
+    Offsets are {"tick": n, "<input>:<partition>": next offset}. The tick makes every trigger a batch,
+    so that timers,
     leftovers and watermarks never wait for data.
     """
 
@@ -58,7 +59,9 @@ class IntervalStreamReader(DataSourceStreamReader):
         task = TaskDescriptor.from_json(self._descriptor)
         offset: dict[str, Any] = {"tick": 0}
         for interval in task.intervals:
-            offset[str(interval.ref.partition)] = _committed(task, interval)
+            committed = _committed(task, interval)
+            for number, source in task.inputs_of(interval.ref.partition):
+                offset[f"{number}:{interval.ref.partition}"] = committed[source.birth]
         return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -68,16 +71,19 @@ class IntervalStreamReader(DataSourceStreamReader):
         task = TaskDescriptor.from_json(self._descriptor)
         if task.drain_file and os.path.exists(task.drain_file):
             return start
-        ends = open_log(task.bus).end_offsets(task.input.category)
+        bus = open_log(task.bus)
+        ends = [bus.end_offsets(source.category) for source in task.inputs]
         budget = (
             None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
         )
-        share = None if budget is None else max(1, budget // max(1, len(task.intervals)))
+        shares = sum(len(task.inputs_of(interval.ref.partition)) for interval in task.intervals)
+        share = None if budget is None else max(1, budget // max(1, shares))
         offset: dict[str, Any] = {"tick": start["tick"] + 1}
         for interval in task.intervals:
-            name = str(interval.ref.partition)
-            end = ends[interval.ref.partition]
-            offset[name] = end if share is None else min(end, start[name] + share)
+            for number, _ in task.inputs_of(interval.ref.partition):
+                name = f"{number}:{interval.ref.partition}"
+                end = ends[number][interval.ref.partition]
+                offset[name] = end if share is None else min(end, start[name] + share)
         return offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -85,7 +91,14 @@ class IntervalStreamReader(DataSourceStreamReader):
         if start["tick"] == end["tick"]:
             return []
         return [
-            IntervalPartition(index, start[str(interval.ref.partition)], end[str(interval.ref.partition)])
+            IntervalPartition(
+                index,
+                {
+                    source.birth: (start[name], end[name])
+                    for number, source in task.inputs_of(interval.ref.partition)
+                    for name in [f"{number}:{interval.ref.partition}"]
+                },
+            )
             for index, interval in enumerate(task.intervals)
         ]
 
@@ -105,9 +118,15 @@ class IntervalBatchReader(DataSourceReader):
         assert task.replay is not None, "a batch read needs its ranges"
         found = []
         for index, interval in enumerate(task.intervals):
-            span = task.replay.get(str(interval.ref.partition), {}).get(task.input.birth)
-            if span is not None:
-                found.append(IntervalPartition(index, span[0], span[1]))
+            promised = task.replay.get(str(interval.ref.partition))
+            if promised is not None:
+                # Inputs that had nothing new count too: the low watermark is the smallest of all.
+                committed = _committed(task, interval)
+                spans = {
+                    source.birth: tuple(promised.get(source.birth, (committed[source.birth],) * 2))
+                    for _, source in task.inputs_of(interval.ref.partition)
+                }
+                found.append(IntervalPartition(index, spans))  # type: ignore[arg-type]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -117,16 +136,16 @@ class IntervalBatchReader(DataSourceReader):
 
 def _read(descriptor: str, partition: IntervalPartition) -> Iterator[pa.RecordBatch]:
     task = TaskDescriptor.from_json(descriptor)
-    yield from read_range(
+    yield from read_ranges(
+        task=task,
         interval=task.intervals[partition.index],
-        source=task.input,
-        span=(partition.start, partition.end),
+        spans=partition.spans,
         log=open_log(task.bus),
         rows=open_rows(task.rows),
     )
 
 
-def _committed(task: TaskDescriptor, interval: OwnedInterval) -> int:
+def _committed(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, int]:
     row = open_rows(task.rows).peek(interval.ref)
     if row.token != interval.token:
         raise Fenced(
@@ -134,4 +153,4 @@ def _committed(task: TaskDescriptor, interval: OwnedInterval) -> int:
             why=f"token {interval.token} was followed by {row.token}",
             fix="nothing: the successor goes on",
         )
-    return row.offsets[task.input.birth]
+    return row.offsets

@@ -29,10 +29,14 @@ class LoadMeter:
         if self._samples and now_s - self._samples[-1][0] < SAMPLE_EVERY_S:
             return self._last
         task = self._task
-        ends = open_log(task.bus).end_offsets(task.input.category)
+        bus = open_log(task.bus)
+        ends = [bus.end_offsets(source.category) for source in task.inputs]
         rows = [open_rows(task.rows).peek(interval.ref) for interval in task.intervals]
-        read = sum(row.offsets[task.input.birth] for row in rows)
-        there = sum(ends[interval.ref.partition] for interval in task.intervals)
+        read = there = 0
+        for interval, row in zip(task.intervals, rows, strict=True):
+            for number, source in task.inputs_of(interval.ref.partition):
+                read += row.offsets[source.birth]
+                there += ends[number][interval.ref.partition]
         progress: Any = query.lastProgress if query is not None else None
         if progress is None:
             self._samples.clear()  # the time before the first batch is a start, not a rate

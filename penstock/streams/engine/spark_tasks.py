@@ -17,11 +17,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
+from penstock.streams.bus.log import Category
 from penstock.streams.engine.load import LoadMeter
 from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow
-from penstock.streams.step import OutputSpec, open_interval
+from penstock.streams.step import OutputSpec, is_dead, open_interval
 from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_from, output_from
 
 log = structlog.get_logger(__name__)
@@ -113,7 +114,8 @@ class SparkTasks:
         """Acquire every interval of the task; only then is anything read."""
         bus, rows = open_log(self._bus), open_rows(self._rows)
         config = assignment.config
-        source = bus.describe(config["inputs"][0]["category"])
+        sources = [bus.describe(item["category"]) for item in config["inputs"]]
+        reads = config["plan"].get("reads") or [None] * len(sources)
         outputs = tuple(
             OutputSpec(
                 stream=item["stream"],
@@ -121,7 +123,7 @@ class SparkTasks:
                 birth=bus.describe(item["category"]).birth,
                 partitions=item["partitions"],
                 columns=tuple((name, kind) for name, kind in item["columns"]),
-                watermarked=item["stream"] != "dead",
+                watermarked=not is_dead(item["stream"]),
             )
             for item in config["outputs"]
         )
@@ -133,23 +135,30 @@ class SparkTasks:
                 partition=partition,
                 birth=interval_birth(assignment.job_birth, config["kind"], config["lineage"], partition),
             )
-            producer = producer_of(
-                job_birth=assignment.job_birth,
-                kind=config["kind"],
-                lineage=config["lineage"],
-                input_birth=source.birth,
-                partition=partition,
-            )
+            producers = [
+                producer_of(
+                    job_birth=assignment.job_birth,
+                    kind=config["kind"],
+                    lineage=config["lineage"],
+                    input_birth=source.birth,
+                    partition=partition,
+                )
+                for source in sources
+            ]
             row = open_interval(
                 ref=ref,
                 generation=assignment.generation,
                 shard_epoch=assignment.shard_epoch,
-                producer=producer,
+                producers={
+                    source.birth: producer
+                    for source, producer in zip(sources, producers, strict=True)
+                    if partition < source.spec.partitions
+                },
                 rows=rows,
                 log=bus,
                 outputs=outputs,
             )
-            intervals.append(OwnedInterval(ref=ref, token=row.token, producer=producer))
+            intervals.append(OwnedInterval(ref=ref, token=row.token, producers=tuple(producers)))
             found.append(row)
         package = config["package"]
         descriptor = TaskDescriptor(
@@ -159,15 +168,7 @@ class SparkTasks:
             bus=self._bus,
             rows=self._rows,
             intervals=tuple(intervals),
-            input=Input(
-                category=source.spec.name,
-                birth=source.birth,
-                columns=source.spec.columns,
-                format=source.spec.format,
-                watermark=source.spec.watermark,
-                lateness_ms=source.spec.lateness_ms,
-                ts_column=source.spec.ts_column,
-            ),
+            inputs=tuple(_input(source, columns) for source, columns in zip(sources, reads, strict=True)),
             outputs=outputs,
             plan=config["plan"],
             package_hash=package["hash"],
@@ -195,7 +196,7 @@ class SparkTasks:
                 replace(
                     task,
                     intervals=(interval,),
-                    input=input_from(promised["input"]),
+                    inputs=tuple(input_from(item) for item in promised["inputs"]),
                     outputs=tuple(output_from(item) for item in promised["outputs"]),
                     plan=promised["plan"],
                     package_hash=row.intent.package,
@@ -216,6 +217,21 @@ class SparkTasks:
     def cancel(self, query: StreamingQuery) -> None:
         """Cancel the Spark jobs of a query that does not end by itself."""
         self._spark.sparkContext.cancelJobGroup(str(query.runId))
+
+
+def _input(source: Category, reads: Sequence[str] | None) -> Input:
+    """A category as a task reads it; `reads`: which columns, None: all."""
+    spec = source.spec
+    return Input(
+        category=spec.name,
+        birth=source.birth,
+        columns=tuple(column for column in spec.columns if reads is None or column[0] in reads),
+        format=spec.format,
+        watermark=spec.watermark,
+        lateness_ms=spec.lateness_ms,
+        ts_column=spec.ts_column,
+        partitions=spec.partitions,
+    )
 
 
 class _Run:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import CorruptData
+from penstock.core.errors import ConfigError, CorruptData
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
 from penstock.streams.packages import load_entry
@@ -40,8 +40,12 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
     begin, rest = _begin(batches)
     partition = begin["partition"]
     interval = next(owned for owned in task.intervals if owned.ref.partition == partition)
-    span = begin["ranges"][task.input.birth]
-    ranges = (InputRange(category=task.input.category, birth=task.input.birth, start=span[0], end=span[1]),)
+    spans = begin["ranges"]
+    ranges = tuple(
+        InputRange(category=source.category, birth=source.birth, start=start, end=end, number=number)
+        for number, source in task.inputs_of(partition)
+        for start, end in [spans[source.birth]]
+    )
     if task.kind == "stateful":
         data = [batch.drop_columns(_NOT_FOR_USERS) for batch in _data(rest, {})]
         report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
@@ -69,14 +73,19 @@ def _run_stateless(
     step = StatelessStep(
         ref=interval.ref,
         token=interval.token,
-        producer=interval.producer,
+        producers={
+            source.birth: interval.producers[number]
+            for number, source in task.inputs_of(interval.ref.partition)
+        },
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
         plan=task.logic(),
         plan_hash=task.logic_hash(),
         package=task.package_hash,
-        lateness={task.input.birth: task.input.lateness_ms} if task.input.watermark == "event_time" else {},
+        lateness={
+            source.birth: source.lateness_ms for source in task.inputs if source.watermark == "event_time"
+        },
     )
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}
@@ -88,7 +97,14 @@ def _run_stateless(
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    computation: Computation = getattr(module, task.plan["computation"]["class"])()
+    name = task.plan["computation"].get("class")
+    if name is None:
+        raise ConfigError(
+            f"job {task.job} cannot be run yet",
+            why=f"this version has no {task.plan['computation'].get('operator')} of its own",
+            fix="do it in a Computation, with state and timers",
+        )
+    computation: Computation = getattr(module, name)()
     return StatefulStep(
         ref=interval.ref,
         token=interval.token,

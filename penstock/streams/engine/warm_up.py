@@ -59,7 +59,13 @@ def _prepare(folder: Path) -> TaskDescriptor:
     rows.create(ref, offsets={source.birth: 0}, low=LOW_MIN)
     log.register_producer("out", "warm-up")
     row = open_interval(
-        ref=ref, generation=1, shard_epoch=1, producer="warm-up", rows=rows, log=log, outputs=(output,)
+        ref=ref,
+        generation=1,
+        shard_epoch=1,
+        producers={source.birth: "warm-up"},
+        rows=rows,
+        log=log,
+        outputs=(output,),
     )
     Injector(log, "in", "warm-up", epoch=1).publish(
         ["a", "b"], [1, 2], [b'{"word": " One ", "ts": 1}', b'{"word": "two", "ts": 2}']
@@ -70,15 +76,18 @@ def _prepare(folder: Path) -> TaskDescriptor:
         kind="stateless",
         bus=bus,
         rows=place,
-        intervals=(OwnedInterval(ref=ref, token=row.token, producer="warm-up"),),
-        input=Input(
-            category="in",
-            birth=source.birth,
-            columns=COLUMNS,
-            format="json",
-            watermark="injector",
-            lateness_ms=0,
-            ts_column="ts",
+        intervals=(OwnedInterval(ref=ref, token=row.token, producers=("warm-up",)),),
+        inputs=(
+            Input(
+                category="in",
+                birth=source.birth,
+                columns=COLUMNS,
+                format="json",
+                watermark="injector",
+                lateness_ms=0,
+                ts_column="ts",
+                partitions=SOURCE.partitions,
+            ),
         ),
         outputs=(output,),
         plan=PLAN,

@@ -1,0 +1,102 @@
+"""Which stretches of event time belong together, and when results are given: as values. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import PipelineError
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+DURATION_MS_MAX = 400 * 24 * 3600 * 1000
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WORDS = {
+    **dict.fromkeys(("millisecond", "milliseconds", "milli", "millis", "ms"), "ms"),
+    **dict.fromkeys(("second", "seconds", "sec", "secs", "s"), "s"),
+    **dict.fromkeys(("minute", "minutes", "min", "mins", "m"), "m"),
+    **dict.fromkeys(("hour", "hours", "h"), "h"),
+    **dict.fromkeys(("day", "days", "d"), "d"),
+}
+_DURATION = re.compile(r"\s*(?:interval\s+)?([0-9]{1,12})\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Windows of event time: `tumbling`, `sliding` (a new one every `slide_ms`), or `session`."""
+
+    kind: str
+    size_ms: int  # session: the gap that ends one
+    slide_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a job's plan."""
+        sizes = {"gap_ms": self.size_ms} if self.kind == "session" else {"size_ms": self.size_ms}
+        return {"kind": self.kind, **sizes, **({"slide_ms": self.slide_ms} if self.slide_ms else {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """When a window gives results, beside the one when the low watermark passes its end.
+
+    `early_ms`: also every so often before that. `late`: "drop" what comes afterwards, or "update" the result
+    with each record until the low watermark is `lateness_ms` beyond the end. `mode`: a later result is the
+    whole again ("accumulating") or only what is new ("discarding").
+    """
+
+    early_ms: int | None = None
+    late: str = "drop"
+    lateness_ms: int = 0
+    mode: str = "accumulating"
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a job's plan."""
+        return {
+            "early_ms": self.early_ms,
+            "late": self.late,
+            "lateness_ms": self.lateness_ms,
+            "mode": self.mode,
+        }
+
+
+def tumbling(size: str | int) -> Spans:
+    """Windows of one length, one after the other: tumbling("10s")."""
+    return Spans(kind="tumbling", size_ms=duration_ms(size))
+
+
+def sliding(size: str | int, *, every: str | int) -> Spans:
+    """Windows of one length that overlap: sliding("1m", every="10s")."""
+    size_ms, slide_ms = duration_ms(size), duration_ms(every)
+    if size_ms % slide_ms:
+        raise PipelineError(
+            f"a window of {size!r} cannot slide by {every!r}",
+            why="the length must be a multiple of the step: each record is in the same number of windows",
+            fix='choose them so, as in sliding("1m", every="10s")',
+        )
+    return Spans(kind="sliding", size_ms=size_ms, slide_ms=slide_ms)
+
+
+def session(*, gap: str | int) -> Spans:
+    """Windows that end when a key is silent for so long: session(gap="30m")."""
+    return Spans(kind="session", size_ms=duration_ms(gap))
+
+
+def duration_ms(text: object) -> int:
+    """A length of time in milliseconds: "10s", "500ms", "5 minutes", or a number of milliseconds."""
+    found = text if isinstance(text, int) and not isinstance(text, bool) else None
+    if isinstance(text, str) and (parts := _DURATION.fullmatch(text)):
+        unit = _WORDS.get(parts[2].lower())
+        found = None if unit is None else int(parts[1]) * _UNITS[unit]
+    if found is None or not 0 < found <= DURATION_MS_MAX:
+        raise PipelineError(
+            f"{text!r} is no length of time",
+            why="it is a whole number above 0 and a unit (ms, s, m, h, d), at most 400 days",
+            fix='write it like "10s" or "5 minutes"',
+        )
+    return found
+
+
+def offset_ms(text: object) -> int:
+    """As `duration_ms`, and 0 and "0s" too."""
+    is_nothing = (isinstance(text, int) and text == 0) or re.fullmatch(r"\s*0\s*[A-Za-z]+\s*", str(text))
+    return 0 if is_nothing else duration_ms(text)

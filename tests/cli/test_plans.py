@@ -1,0 +1,111 @@
+"""Claims about `penstock plan` and `submit`: Python and SQL, what changes and why, what cannot be run yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.world import QUERIES_SIX, Run, World, wait
+
+WORDS_SQL = """CREATE PIPELINE words WITH (partitions = 3);
+INSERT INTO words SELECT word, lang FROM queries
+  LATERAL VIEW explode(split(lower(query), ' ')) t AS word WHERE lang <> 'robot' DISTRIBUTE BY word;
+"""
+WORDS_PY = """from penstock import Pipeline
+p = Pipeline("words", partitions=3)
+stream = p.source("queries").flat_map("explode(split(lower(query), ' ')) AS word").filter("lang <> 'robot'")
+stream.select("word", "lang").key_by("word").sink("words")
+"""
+WINDOWS_SQL = """INSERT INTO per_query SELECT query, window.start, count(*) AS n FROM queries
+GROUP BY query, window(event_time, '10 seconds');
+"""
+
+
+def a_file(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_python_and_sql_are_planned_to_the_same_jobs(empty: World, run: Run, tmp_path: Path):
+    folder = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *folder).code == 0
+    answers = [
+        run("plan", a_file(tmp_path, name, text), "-o", "json", *folder).json["compiled"]
+        for name, text in (("w.sql", WORDS_SQL), ("w.py", WORDS_PY))
+    ]
+    for answer in answers:
+        for part in (answer, *answer["jobs"]):
+            del part["package"]  # other bytes, other hash
+    assert answers[0] == answers[1]
+    drawn = run("plan", tmp_path / "w.sql", *folder)
+    assert drawn.code == 0
+    for words in ("pipeline words: 1 job", "push filter", "fuse", "explode", "words.words new", "why"):
+        assert words in drawn.text
+
+
+def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Run, tmp_path: Path):
+    folder = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *folder).code == 0
+    more = (
+        WORDS_SQL + "INSERT INTO langs SELECT lang FROM queries; INSERT INTO gone SELECT query FROM queries;"
+    )
+    # The name of a file is part of its package: the same file, edited.
+    assert run("submit", a_file(tmp_path, "w.sql", more), *folder).code == 0
+    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    kept = run("plan", tmp_path / "w.sql", *folder).text
+    assert "words.words kept" in kept and "words.gone kept" in kept
+    edited = more.replace("lang <> 'robot'", "lang = 'en'").replace("INTO gone", "INTO here")
+    edited = edited.replace("SELECT lang FROM", "SELECT lang, ts FROM").replace("INTO langs", "INTO langs2")
+    text = run("plan", a_file(tmp_path, "w.sql", edited), *folder).text
+    for words in (
+        "words.words replaced in place",
+        "words.here new",
+        "words.gone removed",
+        "no longer has it",
+    ):
+        assert words in text
+
+
+def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: Run, tmp_path: Path):
+    folder = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *folder).code == 0
+    path, before = a_file(tmp_path, "windows.sql", WINDOWS_SQL), empty.everything()
+    drawn = run("plan", path, *folder)
+    assert drawn.code == 0 and "cannot run yet" in drawn.text and "windows.aggregate: aggregate" in drawn.text
+    compiled = run("plan", path, "-o", "json", *folder).json["compiled"]
+    said = run("submit", path, *folder).is_refused()
+    assert "'windows.aggregate' cannot be run yet" in said and "Computation" in said
+    assert empty.everything() == before
+    # A client that does not check is refused all the same.
+    from penstock.cli.connection import connect
+    from penstock.core.errors import PenstockError
+
+    package = compiled["package"]
+    with connect(empty.folder, role="developer") as client:
+        from penstock.streams.packages import build_package
+
+        client.put_package(package["hash"], build_package(path).data)
+        try:
+            client.submit_pipeline(compiled, why="x", key="k")
+        except PenstockError as error:
+            assert "cannot be run yet" in str(error)
+        else:
+            raise AssertionError("it was taken")
+
+
+def test_bad_files_of_sql_are_refused(empty: World, run: Run, tmp_path: Path):
+    folder = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *folder).code == 0
+    cases = {
+        "SET x = 1;": "bad.sql:1: SET cannot be used",
+        "ADD JAR '/x.jar'": "ADD JAR cannot be used",
+        "INSERT INTO x SELECT * FROM parquet.`/x`": "is no category",
+        "INSERT INTO x SELECT reflect('a', 'b') AS y FROM queries": "reflect() cannot be used",
+        WORDS_SQL + "SELECT 1": "SELECT cannot be used",
+    }
+    for text, said in cases.items():
+        for command in ("plan", "submit"):
+            assert said in run(command, a_file(tmp_path, "bad.sql", text), *folder).is_refused()
+    assert "there is no file" in run("plan", tmp_path / "none.sql", *folder).is_refused()
+    (tmp_path / "latin.sql").write_bytes(b"\xff\xfe")
+    assert "cannot read" in run("plan", tmp_path / "latin.sql", *folder).is_refused()

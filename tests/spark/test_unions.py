@@ -1,0 +1,141 @@
+"""Claims about jobs with several inputs, branches, arrays and missing keys, on Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.streams.catalogue import category_from_json
+from penstock.streams.places import open_log
+from penstock.streams.testing import Stage, wait_for
+
+PIPELINE = Path(__file__).parent / "unions.py"
+BEFORE, AFTER = 1, 4_102_444_800_000  # the first millisecond of 1970 but one; the first of 2100
+QUERIES = {
+    "name": "queries",
+    "partitions": 3,
+    "columns": [
+        ["query", "string"],
+        ["lang", "string"],
+        ["ts", "bigint"],
+        ["tags", "array<string>"],
+        ["n", "int"],
+    ],
+    "format": "json",
+    "watermark": "event_time",
+    "ts_column": "ts",
+}
+NOTES = {
+    "name": "notes",
+    "partitions": 2,
+    "columns": [["body", "string"], ["lang", "string"], ["at", "bigint"], ["labels", "array<string>"]],
+    "format": "json",
+    "watermark": "event_time",
+    "ts_column": "at",
+}
+
+
+@pytest.fixture
+def stage(spark: Any, tmp_path: Path) -> Stage:
+    open_log(f"embedded:{tmp_path / 'bus'}").create(category_from_json(NOTES))
+    return Stage(spark, tmp_path, PIPELINE, QUERIES)
+
+
+def a_query(number: int) -> dict[str, Any]:
+    text = (None, "", "One two", "two  TWO three")[number % 4]
+    lang = (None, "en", "")[number % 3]
+    ts = (BEFORE, AFTER, number)[number % 3]
+    return {
+        "query": text,
+        "lang": lang,
+        "ts": ts,
+        "tags": ["a", None] if number % 2 else None,
+        "n": "not read",
+    }
+
+
+def a_note(number: int) -> dict[str, Any]:
+    return {"body": f"Note {number % 5}" if number % 6 else None, "lang": "en", "at": number, "labels": []}
+
+
+def publish(stage: Stage, category: str, records: list[dict[str, Any]], injector: Any) -> None:
+    stamps = [record.get("ts", record.get("at")) for record in records]
+    injector.publish(["k"] * len(records), stamps, [json.dumps(record).encode() for record in records])
+
+
+def expected_words(queries: list[dict[str, Any]], notes: list[dict[str, Any]]) -> Counter[Any]:
+    """The pipeline in plain Python."""
+    found: Counter[Any] = Counter()
+    texts = [(q["query"], q["ts"], q["tags"]) for q in queries]
+    texts += [(n["body"], n["at"], n["labels"]) for n in notes]
+    for text, ts, tags in texts:
+        for place, word in enumerate((text or "").lower().split(" ")):
+            if word:
+                found[word, place, ts, None if tags is None else tuple(tags)] += 1
+    return found
+
+
+def words(stage: Stage) -> Counter[Any]:
+    return Counter(
+        (row["_key"], row["place"], row["ts"], None if row["tags"] is None else tuple(row["tags"]))
+        for row in stage.records("words")
+    )
+
+
+def test_two_sources_become_one_stream_exactly_once_across_restarts_and_rescale(stage: Stage) -> None:
+    """Plan: some of both; start; more of one only; stop; two tasks; more; compare bags and keys."""
+    queries = [a_query(number) for number in range(300)]
+    notes = [a_note(number) for number in range(200)]
+    into_queries, into_notes = stage.injector("queries"), stage.injector("notes")
+    publish(stage, "queries", queries[:100], into_queries)
+    first = stage.start("unions.words")
+    wait_for(lambda: words(stage) == expected_words(queries[:100], []), "words of one source alone")
+    publish(stage, "notes", notes[:150], into_notes)
+    stage.stop(first)
+    second = stage.start("unions.words", generation=2, tasks=2)
+    publish(stage, "queries", queries[100:], into_queries)
+    publish(stage, "notes", notes[150:], into_notes)
+    expected = expected_words(queries, notes)
+    wait_for(lambda: words(stage).total() >= expected.total(), "all words")
+    assert words(stage) == expected
+    assert stage.records("queries.dead") == []  # what nobody reads is not decoded, and so not bad
+    stage.stop(second)
+    assert not stage.deaths
+
+
+def test_a_missing_key_is_the_empty_key_in_every_batch(stage: Stage) -> None:
+    """The first batch has no key at all: it must go where '' goes later, or two places would count from 1."""
+    queries = [a_query(number) for number in range(60)]
+    keyless = [{**a_query(2), "lang": None}] * 5
+    injector = stage.injector("queries")
+    publish(stage, "queries", keyless, injector)
+    tasks = stage.start("unions.by_lang") + stage.start("unions.count_per_key")
+    wait_for(lambda: len(stage.records("langs")) == 5, "the first counts")
+    publish(stage, "queries", queries, injector)
+    langs = Counter(query["lang"] or "" for query in [*keyless, *queries])
+    wait_for(lambda: len(stage.records("langs")) >= langs.total(), "all counts")
+    rows = sorted(stage.records("langs"), key=lambda row: row["count"])
+    assert {row["key"]: row["count"] for row in rows} == langs and len(rows) == langs.total()
+    stage.stop(tasks)
+
+
+def test_a_source_may_be_put_together_with_itself(stage: Stage) -> None:
+    texts = [a_query(number)["query"] for number in range(40)]
+    publish(stage, "queries", [a_query(number) for number in range(40)], stage.injector("queries"))
+    tasks = stage.start("unions.twice")
+    twice = Counter(texts) + Counter(text.upper() for text in texts if text is not None)
+    wait_for(lambda: len(stage.records("twice")) >= twice.total(), "both branches of one source")
+    assert Counter(row["text"] for row in stage.records("twice")) == twice
+    stage.stop(tasks)
+
+
+def test_settings_of_the_machine_do_not_reach_an_expression(spark: Any) -> None:
+    """Why `${` is refused: Spark replaces it, inside quotes too."""
+    from pyspark.sql import functions as F
+
+    (row,) = spark.range(1).select(F.expr("'${spark.app.name}'").alias("x")).collect()
+    assert row.x == "penstock-tests"
