@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import admin, change_tables, fleet, jobs, joining, overrides, tables
+from penstock.cli import admin, bus, change_tables, fleet, jobs, joining, overrides, tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(joining.join)
 fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(joining.run)
-groups = (jobs.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
+groups = (jobs.app, bus.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
 for group in (*groups, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
