@@ -43,6 +43,11 @@ CategoryName = Annotated[str, typer.Argument(help="A category.")]
 
 
 def find_bus(folder: Path, bus: str) -> Log:
+    """The bus that `find_place` finds, opened."""
+    return open_log(find_place(folder, bus))
+
+
+def find_place(folder: Path, bus: str) -> str:
     """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
     place = bus or _told_bus(folder) or Settings(folder=folder.absolute()).bus
     kind, _, path = place.partition(":")
@@ -52,7 +57,7 @@ def find_bus(folder: Path, bus: str) -> Log:
             why="the folder does not exist here",
             fix="name the folder of a `penstock up` with --folder, or the bus with --bus",
         )
-    return open_log(place)
+    return place
 
 
 def _told_bus(folder: Path) -> str:

@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import admin, bus, change_tables, fleet, jobs, joining, overrides, tables
+from penstock.cli import (
+    admin,
+    backfill,
+    bus,
+    change_tables,
+    fleet,
+    jobs,
+    joining,
+    overrides,
+    run_local,
+    tables,
+)
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
@@ -32,6 +43,8 @@ for group in (*groups, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
+app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
 PipelineFile = Annotated[Path, typer.Argument(help="A Python file that makes one Pipeline.")]

@@ -96,7 +96,7 @@ class _Lateness:
 
 
 def _rows(
-    batch: pa.RecordBatch, first: int, schema: pa.Schema, source: Input, lateness: _Lateness
+    batch: pa.RecordBatch, first: int, schema: pa.Schema, source: Input, lateness: _Lateness | _OnTime
 ) -> pa.RecordBatch:
     offsets = np.arange(first, first + batch.num_rows, dtype=np.int64)
     ts = batch.column("_ts")
@@ -184,3 +184,15 @@ def _assemble(schema: pa.Schema, length: int, columns: Mapping[str, pa.Array]) -
 
 def _constant(value: object, length: int, kind: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), length)
+
+
+class _OnTime:
+    """Nothing is late: for reading a range that nobody waits for."""
+
+    def flags(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], carried: pa.Array) -> pa.Array:
+        return carried
+
+
+def rows_alone(batch: pa.RecordBatch, first: int, source: Input) -> pa.RecordBatch:
+    """A batch of the bus as rows, without an interval: no begin, no end, lateness as the records carry it."""
+    return _rows(batch, first, row_schema(source), source, _OnTime())

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.clock import Millis
+from penstock.streams.bus.log import Category
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.step import OutputSpec
 
@@ -89,8 +90,7 @@ class TaskDescriptor:
 
     def schema_ddl(self) -> str:
         """Columns of the source's rows, as Spark SQL."""
-        own = ", ".join(f"`{name}` {kind}" for name, kind in self.input.columns)
-        return ", ".join(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS) + (f", {own}" if own else "")
+        return schema_ddl(self.input.columns)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -105,6 +105,26 @@ class TaskDescriptor:
             for item in data["intervals"]
         )
         return TaskDescriptor(**data)
+
+
+def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """The system columns and these, as Spark SQL."""
+    own = [f"`{name}` {kind}" for name, kind in columns]
+    return ", ".join([*(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS), *own])
+
+
+def input_of(category: Category) -> Input:
+    """A category as a task reads it."""
+    spec = category.spec
+    return Input(
+        category=spec.name,
+        birth=category.birth,
+        columns=spec.columns,
+        format=spec.format,
+        watermark=spec.watermark,
+        lateness_ms=spec.lateness_ms,
+        ts_column=spec.ts_column,
+    )
 
 
 def input_from(data: Mapping[str, Any]) -> Input:

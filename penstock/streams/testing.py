@@ -63,6 +63,10 @@ class Stage:
             self.configs[config["name"]] = config
             self.data.prepare(config["name"], self.birth(config["name"]), config)
 
+    def folder_of(self, package: str) -> Path:
+        """Where a package of this stage lies, unpacked."""
+        return self._shelf.folder_of(package)
+
     def birth(self, job: str) -> str:
         """Births are fixed here: a job lives once per stage."""
         return f"birth-{job}".replace(".", "-")

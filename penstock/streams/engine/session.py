@@ -17,6 +17,18 @@ from penstock.streams.engine.warm_up import warm_up
 CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+# Only what went wrong, from the first line on: `setLogLevel` comes after Spark has said its welcome.
+QUIET_LOG = """\
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 
 
 def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
@@ -64,7 +76,12 @@ def _java_options(scratch: Path) -> str:
     # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
-    return f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}"'
+    logging = scratch / "log4j2.properties"
+    logging.write_text(QUIET_LOG)
+    return (
+        f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}" '
+        f'"-Dlog4j2.configurationFile={logging}"'
+    )
 
 
 def _home_without_zips(scratch: Path) -> Path:

@@ -22,7 +22,7 @@ from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow
 from penstock.streams.step import OutputSpec, open_interval
-from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_from, output_from
+from penstock.streams.task import OwnedInterval, TaskDescriptor, input_from, input_of, output_from
 
 log = structlog.get_logger(__name__)
 
@@ -159,15 +159,7 @@ class SparkTasks:
             bus=self._bus,
             rows=self._rows,
             intervals=tuple(intervals),
-            input=Input(
-                category=source.spec.name,
-                birth=source.birth,
-                columns=source.spec.columns,
-                format=source.spec.format,
-                watermark=source.spec.watermark,
-                lateness_ms=source.spec.lateness_ms,
-                ts_column=source.spec.ts_column,
-            ),
+            input=input_of(source),
             outputs=outputs,
             plan=config["plan"],
             package_hash=package["hash"],
