@@ -159,6 +159,8 @@ COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "part
 COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # Fields that only a process has, and those that only work on streams has.
 PROCESS_FIELDS = frozenset({"command", "environment"})
+# Fields that came later: at their defaults they are left out of the stored form.
+LATER_FIELDS = ("poison",)
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -208,6 +210,10 @@ class JobConfig(_Part):
     policies: Annotated[dict[Name, Annotated[dict[Name, Scalar], Field(max_length=64)]], Sync.LIVE] = Field(
         default_factory=dict, max_length=32, description="Settings of control policies, by policy."
     )
+    poison: Annotated[Literal["dead_letter", "fail"], Sync.RESTART] = Field(
+        default="dead_letter",
+        description="Records that cannot be read or computed: put aside, or stop the task at the first.",
+    )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)
 
@@ -221,7 +227,11 @@ class JobConfig(_Part):
     def to_json(self) -> dict[str, Any]:
         """The plain form that is stored, compared and sent to containers."""
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
-        return self.model_dump(mode="json", exclude=None if self.kind == "process" else {*PROCESS_FIELDS})
+        unused = set() if self.kind == "process" else {*PROCESS_FIELDS}
+        unused |= {
+            name for name in LATER_FIELDS if getattr(self, name) == JobConfig.model_fields[name].default
+        }
+        return self.model_dump(mode="json", exclude=unused)
 
 
 def _stream_problems(config: JobConfig) -> Iterator[str]:

@@ -41,10 +41,16 @@ def row_schema(source: Input) -> pa.Schema:
 
 
 def read_range(
-    *, interval: OwnedInterval, source: Input, span: tuple[int, int], log: Log, rows: RowStore
+    *,
+    interval: OwnedInterval,
+    source: Input,
+    span: tuple[int, int],
+    log: Log,
+    rows: RowStore,
+    poisoned: Mapping[int, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows [start, end) of the interval's partition. The first row says which range it is, the last what
-    was seen.
+    was seen. `poisoned` records, by offset, count as such that cannot be read.
     """
     start, end = span
     schema = row_schema(source)
@@ -58,7 +64,8 @@ def read_range(
     offset = start
     for batch in log.read(source.category, interval.ref.partition, start, end):
         if batch.num_rows:
-            yield _rows(batch, offset, schema, source, lateness)
+            found = _rows(batch, offset, schema, source, lateness)
+            yield _set_aside(found, batch, offset, schema, poisoned) if poisoned else found
         offset += batch.num_rows
     seen = {source.birth: lateness.event_time_max} if source.watermark == "event_time" else {}
     yield _control(
@@ -131,6 +138,17 @@ def _rows(
     return rows if not bad else _in_order(rows, _bad_rows(batch, first, schema, bad))
 
 
+def _set_aside(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, first: int, schema: pa.Schema, poisoned: Mapping[int, str]
+) -> pa.RecordBatch:
+    offsets = rows.column("_offset").to_numpy()
+    is_good = ~np.isin(offsets, list(poisoned)) | (rows.column("_kind").to_numpy() != DATA)
+    if is_good.all():
+        return rows
+    bad = {int(offset) - first: poisoned[int(offset)] for offset in offsets[~is_good]}
+    return _in_order(rows.filter(pa.array(is_good)), _bad_rows(batch, first, schema, bad))
+
+
 def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
     both = pa.Table.from_batches([good, bad])
     (whole,) = both.sort_by("_offset").combine_chunks().to_batches()
@@ -166,7 +184,9 @@ def _bad_rows(batch: pa.RecordBatch, first: int, schema: pa.Schema, bad: Mapping
             "_key": taken.column("_key"),
             "_late": _constant(False, len(places), pa.bool_()),
             "_bad": pa.array([bad[place] for place in places], pa.string()),
-            "_raw": taken.column("_value"),
+            "_raw": taken.column("_value")
+            if "_value" in taken.schema.names
+            else pa.nulls(len(places), pa.binary()),
         },
     )
 

@@ -72,6 +72,9 @@ class TaskDescriptor:
     arguments: Mapping[str, str] = field(default_factory=dict)
     batch_rows_max: int = 50_000
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
+    poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
+    # partition -> {offset: why}: records at which Spark's own expressions failed, found one by one.
+    poisoned: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
 

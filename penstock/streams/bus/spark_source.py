@@ -123,6 +123,12 @@ def _read(descriptor: str, partition: IntervalPartition) -> Iterator[pa.RecordBa
         span=(partition.start, partition.end),
         log=open_log(task.bus),
         rows=open_rows(task.rows),
+        poisoned={
+            int(offset): why
+            for offset, why in task.poisoned.get(
+                str(task.intervals[partition.index].ref.partition), {}
+            ).items()
+        },
     )
 
 

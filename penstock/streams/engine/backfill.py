@@ -145,6 +145,7 @@ def _computed(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any]
     partitions = rows.sparkSession.sparkContext.defaultParallelism
     sorted_rows = (
         rows.where(f"_kind = {DATA}")
+        .withColumn("_key", F.coalesce("_key", F.lit("")))
         .repartition(partitions, "_key")
         .sortWithinPartitions("_key", "_ts", "_offset")
     )
@@ -309,7 +310,8 @@ def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Record, int]]:
         names = [name for name in batch.schema.names if name not in system]
         make = record_type(tuple(names))
         own = [batch.column(name).to_pylist() for name in names]
-        keys, stamps = batch.column("_key").to_pylist(), batch.column("_ts").to_pylist()
+        # A null key is the empty one, as in the stream.
+        keys, stamps = batch.column("_key").fill_null("").to_pylist(), batch.column("_ts").to_pylist()
         late, offsets = batch.column("_late").to_pylist(), batch.column("_offset").to_pylist()
         for index, values in enumerate(zip(*own, strict=True) if own else [()] * batch.num_rows):
             yield make(keys[index], stamps[index], bool(late[index]), tuple(values)), offsets[index]

@@ -18,9 +18,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.engine.load import LoadMeter
+from penstock.streams.engine.poison import error_class, find_poison, is_of_values
 from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.rows.row_store import IntervalRef, IntervalRow
+from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
+from penstock.streams.stateless import DEAD_STREAM
 from penstock.streams.step import OutputSpec, open_interval
 from penstock.streams.task import OwnedInterval, TaskDescriptor, input_from, input_of, output_from
 
@@ -167,6 +169,7 @@ class SparkTasks:
             package_entry=package["entry"],
             arguments=config.get("arguments", {}),
             batch_rows_max=config["batch_rows_max"],
+            poison=config.get("poison", "dead_letter"),
         )
         return descriptor, tuple(found)
 
@@ -175,26 +178,52 @@ class SparkTasks:
         for interval, row in zip(task.intervals, rows, strict=True):
             if row.intent is None:
                 continue
-            promised = row.intent.plan
             log.info(
                 "replaying",
                 task=task.task_id,
                 partition=interval.ref.partition,
                 ranges=dict(row.intent.ranges),
             )
-            replay(
-                self._spark,
-                replace(
-                    task,
-                    intervals=(interval,),
-                    input=input_from(promised["input"]),
-                    outputs=tuple(output_from(item) for item in promised["outputs"]),
-                    plan=promised["plan"],
-                    package_hash=row.intent.package,
-                    package_folder=str(self._package_folder(row.intent.package)),
-                    replay={str(interval.ref.partition): dict(row.intent.ranges)},
-                ),
-            )
+            replay(self._spark, self._promised(task, interval, row.intent))
+
+    def _promised(self, task: TaskDescriptor, interval: OwnedInterval, intent: Intent) -> TaskDescriptor:
+        """The task as it was when it promised this."""
+        return replace(
+            task,
+            intervals=(interval,),
+            input=input_from(intent.plan["input"]),
+            outputs=tuple(output_from(item) for item in intent.plan["outputs"]),
+            plan=intent.plan["plan"],
+            package_hash=intent.package,
+            package_folder=str(self._package_folder(intent.package)),
+            replay={str(interval.ref.partition): dict(intent.ranges)},
+        )
+
+    def without_poison(
+        self, task: TaskDescriptor, error: Exception
+    ) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]] | None:
+        """The task with the records set aside that made it fail; None if no single records did."""
+        may_skip = task.poison == "dead_letter" and any(item.stream == DEAD_STREAM for item in task.outputs)
+        if task.kind != "stateless" or not may_skip or not is_of_values(error):
+            return None
+        ends = open_log(self._bus).end_offsets(task.input.category)
+        rows = tuple(open_rows(self._rows).peek(interval.ref) for interval in task.intervals)
+        poisoned = {partition: dict(found) for partition, found in task.poisoned.items()}
+        is_news = False
+        for interval, row in zip(task.intervals, rows, strict=True):
+            tried, partition = task, interval.ref.partition
+            # The step may have failed before it promised anything.
+            start = row.offsets[task.input.birth]
+            span = (start, min(ends[partition], start + task.batch_rows_max))
+            if row.intent is not None:
+                tried = self._promised(task, interval, row.intent)
+                span = row.intent.ranges[tried.input.birth]
+            found = find_poison(self._spark, tried, interval, (span[0], span[1])) if span[0] < span[1] else {}
+            if found:
+                log.warning("poison", task=task.task_id, partition=partition, records=found)
+                poisoned.setdefault(str(partition), {}).update(found)
+                is_news = True
+        return (replace(task, poisoned=poisoned), rows) if is_news else None
 
     def start_query(self, task: TaskDescriptor, trigger_ms: int) -> tuple[StreamingQuery, Path]:
         """Start the query on an empty scratch checkpoint named after the tokens."""
@@ -248,11 +277,21 @@ class _Run:
         try:
             task, rows = self._owner.open(self.assignment)
             self._meter = LoadMeter(task, trigger_ms=self.assignment.config["trigger_ms"])
-            if not self._stop.is_set():
-                self._owner.replay_intents(task, rows)
-            if not self._stop.is_set():
-                self._query, scratch = self._owner.start_query(task, self.assignment.config["trigger_ms"])
-                self._watch(self._query, scratch)
+            while not self._stop.is_set():
+                try:
+                    self._owner.replay_intents(task, rows)
+                    if not self._stop.is_set():
+                        self._query, scratch = self._owner.start_query(
+                            task, self.assignment.config["trigger_ms"]
+                        )
+                        self._watch(self._query, scratch)
+                    break
+                except Exception as error:
+                    # Records that no plan can compute are put aside, if the job is to go on without them.
+                    found = None if self._stop.is_set() else self._owner.without_poison(task, error)
+                    if found is None:
+                        raise
+                    task, rows = found
             self._state = "stopped"
         except Exception as error:
             # A thread's border: whatever ended the run becomes its final state, never a silent death.
@@ -295,14 +334,15 @@ _NAMED = re.compile(
 
 
 def readable(error: BaseException) -> str:
-    """Our own error's three parts where there is one inside, else the first lines of what Spark says."""
+    """Our own error's three parts where there is one inside, else what Spark says, its error class first."""
     if isinstance(error, PenstockError):
         return str(error)
     text = str(error)
     named = _NAMED.search(text)
     if named is not None:
         return named.group(2).strip()
-    return "\n".join(text.strip().splitlines()[:12])
+    name = error_class(error)
+    return "\n".join(text[text.index(f"[{name}]") if name else 0 :].strip().splitlines()[:12])
 
 
 def is_fenced(error: BaseException) -> bool:

@@ -77,6 +77,7 @@ def _run_stateless(
         plan_hash=task.logic_hash(),
         package=task.package_hash,
         lateness={task.input.birth: task.input.lateness_ms} if task.input.watermark == "event_time" else {},
+        stops_at_poison=task.poison == "fail",
     )
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}
