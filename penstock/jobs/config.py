@@ -32,6 +32,7 @@ PATH_SHOWN_MAX = 200
 TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
 PARTITIONS_MAX = 4096
+ISOLATED_MEMORY_MB_MIN = 1024
 YEAR_S = 365 * 24 * 3600
 
 
@@ -160,7 +161,7 @@ COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # Fields that only a process has, and those that only work on streams has.
 PROCESS_FIELDS = frozenset({"command", "environment"})
 # Fields that came later: at their defaults they are left out of the stored form.
-LATER_FIELDS = ("poison",)
+LATER_FIELDS = ("isolation", "poison")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -210,6 +211,10 @@ class JobConfig(_Part):
     policies: Annotated[dict[Name, Annotated[dict[Name, Scalar], Field(max_length=64)]], Sync.LIVE] = Field(
         default_factory=dict, max_length=32, description="Settings of control policies, by policy."
     )
+    isolation: Annotated[Literal["shared", "process"], Sync.RESTART] = Field(
+        default="shared",
+        description="`process`: each task in a process and JVM of its own, which ends above `memory_mb`.",
+    )
     poison: Annotated[Literal["dead_letter", "fail"], Sync.RESTART] = Field(
         default="dead_letter",
         description="Records that cannot be read or computed: put aside, or stop the task at the first.",
@@ -243,6 +248,8 @@ def _stream_problems(config: JobConfig) -> Iterator[str]:
     for name in sorted(PROCESS_FIELDS):
         if getattr(config, name):
             yield f"{name}: only a job of kind `process` has one"
+    if config.isolation == "process" and config.resources.memory_mb < ISOLATED_MEMORY_MB_MIN:
+        yield f"resources.memory_mb: with isolation `process` it is at least {ISOLATED_MEMORY_MB_MIN}"
     computation = config.plan.computation
     if config.kind == "stateful" and (computation is None or not computation.get("class")):
         yield "a stateful job needs plan.computation with a class"
@@ -261,6 +268,8 @@ def _process_problems(config: JobConfig) -> Iterator[str]:
         value = getattr(config, name)
         if name != "partitions" and value and value != WorkPlan():
             yield f"{name}: a process has none, it is told its place by its command and environment"
+    if config.isolation != "shared":
+        yield "isolation: a process is one already"
     known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
     for number, part in enumerate(config.command):
         if "\x00" in part:

@@ -63,6 +63,10 @@ class Stage:
             self.configs[config["name"]] = config
             self.data.prepare(config["name"], self.birth(config["name"]), config)
 
+    def package(self, hash_: str) -> bytes:
+        """A package that was compiled here."""
+        return self._packages[hash_]
+
     def folder_of(self, package: str) -> Path:
         """Where a package of this stage lies, unpacked."""
         return self._shelf.folder_of(package)

@@ -31,7 +31,7 @@ appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
+def build_session(app_name: str, cores: int, scratch: Path, *, heap_mb: int = 1024) -> SparkSession:
     """A local session that has run its first batch. `scratch` holds what may be lost: Spark's own checkpoints
     are never read again.
     """
@@ -47,7 +47,7 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
         .master(f"local[{cores}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
+        .config("spark.driver.memory", f"{heap_mb}m")
         .config("spark.driver.extraJavaOptions", _java_options(scratch))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
