@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Of a task's memory: the rest is for Python, and for what a JVM takes beside its heap.
 HEAP_SHARE = 0.4
+HEAP_MB_MIN = 512  # with less Spark does not start
 
 
 def assignment_of(spec: TaskSpec, shard_epoch: int) -> Assignment:
@@ -89,7 +90,7 @@ def isolated_runner(
             status_file=str(place / STATUS_FILE),
             stop_file=str(place / STOP_FILE),
             cores=int(spec.config.get("threads", 1)),
-            heap_mb=int(spec.config["resources"]["memory_mb"] * HEAP_SHARE),
+            heap_mb=max(HEAP_MB_MIN, int(spec.config["resources"]["memory_mb"] * HEAP_SHARE)),
         )
         (place / "work.json").write_text(work.to_json())
         return [sys.executable, "-m", "penstock.streams.engine.own_process", str(place / "work.json")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -109,8 +110,12 @@ def _end(work: LocalRun) -> None:
 def _session(folder: Path, cores: int) -> Iterator[Any]:
     from penstock.streams.engine.session import build_session
 
+    # Spark takes Ctrl-C for itself, and would end in the middle of a batch.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with err.status("starting Spark …"):
         spark = build_session("penstock run", cores, folder / "scratch")
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     try:
         yield spark
     finally:

@@ -27,7 +27,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 
 
 COMMANDS = commands_of(get_command(cli.app))
-SILENT = {("up",), ("container", "run")}  # they run until they are stopped
+SILENT = {("up",), ("container", "run"), ("run",)}  # they run until they are stopped
 
 
 def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
@@ -183,6 +183,12 @@ def check(client: Client) -> None:
 def test_there_are_these_commands():
     assert sorted(" ".join(path) for path in COMMANDS) == [
         "audit",
+        "backfill",
+        "bus copy",
+        "bus describe",
+        "bus ls",
+        "bus publish",
+        "bus tail",
         "category",
         "config show",
         "container cordon",
@@ -209,6 +215,7 @@ def test_there_are_these_commands():
         "oncall clear",
         "oncall set",
         "plan",
+        "run",
         "shard explain",
         "shard ls",
         "shard move",

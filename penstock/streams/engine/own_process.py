@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
 from penstock.core.errors import PenstockError
 from penstock.core.loop import sleep_ms
 from penstock.streams.engine.session import build_session
-from penstock.streams.engine.spark_tasks import Assignment, RunView, SparkTasks
+from penstock.streams.engine.spark_tasks import Assignment, RunView, SparkTasks, readable
 
 LOOK_MS = 200
 FINAL = ("stopped", "failed", "fenced")
@@ -91,8 +94,8 @@ def main(arguments: list[str]) -> int:
     work = OwnWork.from_json(Path(arguments[0]).read_text())
     try:
         view = run(work)
-    except PenstockError as error:
-        view = RunView(task_id=work.assignment.task_id, state="failed", error=str(error))
+    except (PenstockError, PySparkException, Py4JJavaError) as error:
+        view = RunView(task_id=work.assignment.task_id, state="failed", error=readable(error))
         _say(work, view)
     return 0 if view.state == "stopped" else 1
 
