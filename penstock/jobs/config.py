@@ -172,8 +172,8 @@ class JobConfig(_Part):
     pipeline: Annotated[Name, Sync.RESTART]
     owner: Annotated[Line, Sync.LIVE] = ""
     labels: Annotated[dict[LabelKey, Line], Sync.LIVE] = Field(default_factory=dict, max_length=64)
-    kind: Annotated[Literal["stateless", "stateful", "process"], Sync.COMPLEX] = Field(
-        description="`process`: any command as a task; it reads and writes no categories."
+    kind: Annotated[Literal["stateless", "stateful", "process", "spark"], Sync.COMPLEX] = Field(
+        description="`process`: any command as a task. `spark`: a streaming query as it is, one task."
     )
     state: Annotated[Literal["running", "paused", "stopped"], Sync.COMPLEX] = "running"
     package: Annotated[PackageRef | None, Sync.RESTART] = None
@@ -224,7 +224,8 @@ class JobConfig(_Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:
-        problems = [*(_process_problems(self) if self.kind == "process" else _stream_problems(self))]
+        rules = {"process": _process_problems, "spark": _query_problems}.get(self.kind, _stream_problems)
+        problems = [*rules(self)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -259,6 +260,21 @@ def _stream_problems(config: JobConfig) -> Iterator[str]:
         names = [getattr(output, what) for output in config.outputs]
         if len(set(names)) < len(names):
             yield f"two outputs have the same {what}"
+
+
+def _query_problems(config: JobConfig) -> Iterator[str]:
+    """A query brought as it is: code and the function that starts it, nothing that only our steps have."""
+    if config.package is None:
+        yield "package: Field required"
+    if not (config.plan.computation or {}).get("function"):
+        yield "plan.computation.function: the function that starts the query is needed"
+    for name in ("inputs", "outputs", *sorted(PROCESS_FIELDS)):
+        if getattr(config, name):
+            yield f"{name}: a job of kind `spark` has none, its query reads and writes by itself"
+    if config.partitions != 1:
+        yield "partitions: a query brought as it is runs as one task"
+    if config.plan.stages or config.plan.key:
+        yield "plan: only `computation` means something to a job of kind `spark`"
 
 
 def _process_problems(config: JobConfig) -> Iterator[str]:

@@ -18,6 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.engine.load import LoadMeter
+from penstock.streams.engine.own_query import (
+    OwnQuery,
+    QueryLease,
+    progress_metrics,
+    start_own_query,
+)
 from penstock.streams.engine.poison import error_class, find_poison, is_of_values
 from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
@@ -80,7 +86,7 @@ class SparkTasks:
     def start(self, assignment: Assignment) -> None:
         """Begin a run. Requires: no run of this task id is known."""
         assert assignment.task_id not in self._runs, f"{assignment.task_id} already has a run"
-        run = _Run(self, assignment)
+        run = (_OwnRun if assignment.config["kind"] == "spark" else _Run)(self, assignment)
         self._runs[assignment.task_id] = run
         run.start()
 
@@ -234,6 +240,29 @@ class SparkTasks:
         task = replace(task, drain_file=str(scratch / "drain"))
         return start_query(self._spark, task, checkpoint=scratch / "spark", trigger_ms=trigger_ms), scratch
 
+    def own_query(self, assignment: Assignment) -> tuple[OwnQuery, QueryLease]:
+        """A query that a user brought, and the lease that it needs before its start."""
+        config, package = assignment.config, assignment.config["package"]
+        birth = interval_birth(assignment.job_birth, config["kind"], config["lineage"], 0)
+        query = OwnQuery(
+            task_id=assignment.task_id,
+            ref=IntervalRef(job=assignment.job, job_birth=assignment.job_birth, partition=0, birth=birth),
+            generation=assignment.generation,
+            shard_epoch=assignment.shard_epoch,
+            package_folder=self._package_folder(package["hash"]),
+            package_entry=package["entry"],
+            package_hash=package["hash"],
+            function=config["plan"]["computation"]["function"],
+            arguments=config.get("arguments", {}),
+        )
+        # Beside the rows: what lasts lies together, and every container of this bus sees it.
+        root = Path(self._rows.partition(":")[2]).parent / "query_checkpoints" / birth
+        return query, QueryLease(query, open_rows(self._rows), root)
+
+    def start_own_query(self, query: OwnQuery, checkpoint: Path) -> StreamingQuery:
+        """Start it in a session of its own."""
+        return start_own_query(self._spark, query, checkpoint)
+
     def cancel(self, query: StreamingQuery) -> None:
         """Cancel the Spark jobs of a query that does not end by itself."""
         self._spark.sparkContext.cancelJobGroup(str(query.runId))
@@ -248,6 +277,7 @@ class _Run:
         self._stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._meter: LoadMeter | None = None
+        self._scratch: Path | None = None
         self._thread = threading.Thread(target=self._body, name=f"task {assignment.task_id}", daemon=True)
 
     def start(self) -> None:
@@ -269,29 +299,16 @@ class _Run:
         state = self._state
         if state in ("starting", "running") and self._stop.is_set():
             state = "stopping"
-        metrics = self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
-        return RunView(task_id=self.assignment.task_id, state=state, error=self._error, metrics=metrics)
+        return RunView(
+            task_id=self.assignment.task_id, state=state, error=self._error, metrics=self._metrics()
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        return self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
 
     def _body(self) -> None:
-        scratch: Path | None = None
         try:
-            task, rows = self._owner.open(self.assignment)
-            self._meter = LoadMeter(task, trigger_ms=self.assignment.config["trigger_ms"])
-            while not self._stop.is_set():
-                try:
-                    self._owner.replay_intents(task, rows)
-                    if not self._stop.is_set():
-                        self._query, scratch = self._owner.start_query(
-                            task, self.assignment.config["trigger_ms"]
-                        )
-                        self._watch(self._query, scratch)
-                    break
-                except Exception as error:
-                    # Records that no plan can compute are put aside, if the job is to go on without them.
-                    found = None if self._stop.is_set() else self._owner.without_poison(task, error)
-                    if found is None:
-                        raise
-                    task, rows = found
+            self._work()
             self._state = "stopped"
         except Exception as error:
             # A thread's border: whatever ended the run becomes its final state, never a silent death.
@@ -304,8 +321,26 @@ class _Run:
                 "run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000]
             )
         finally:
-            if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _work(self) -> None:
+        trigger_ms = self.assignment.config["trigger_ms"]
+        task, rows = self._owner.open(self.assignment)
+        self._meter = LoadMeter(task, trigger_ms=trigger_ms)
+        while not self._stop.is_set():
+            try:
+                self._owner.replay_intents(task, rows)
+                if not self._stop.is_set():
+                    self._query, self._scratch = self._owner.start_query(task, trigger_ms)
+                    self._watch(self._query, self._scratch)
+                return
+            except Exception as error:
+                # Records that no plan can compute are put aside, if the job is to go on without them.
+                found = None if self._stop.is_set() else self._owner.without_poison(task, error)
+                if found is None:
+                    raise
+                task, rows = found
 
     def _watch(self, query: StreamingQuery, scratch: Path) -> None:
         while not self._stop.wait(0.2):
@@ -324,6 +359,37 @@ class _Run:
         ):
             time.sleep(0.05)
         query.stop()  # cuts a batch off if one still runs: harmless, but noisy and wasted
+
+
+class _OwnRun(_Run):
+    """One life of a query that a user brought."""
+
+    def _metrics(self) -> dict[str, float]:
+        return progress_metrics(self._query)
+
+    def _work(self) -> None:
+        query, lease = self._owner.own_query(self.assignment)
+        with lease.held() as checkpoint:
+            if self._stop.is_set():
+                return
+            self._query = self._owner.start_own_query(query, checkpoint)
+            try:
+                self._watch_lease(self._query, lease)
+            finally:
+                self._query.stop()
+
+    def _watch_lease(self, query: StreamingQuery, lease: QueryLease) -> None:
+        while not self._stop.wait(0.5):
+            lease.check()
+            if not query.isActive:
+                query.awaitTermination()  # raises what ended it
+                return
+            self._state = "running"
+        patience = time.monotonic() + DRAIN_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience:
+            if self.kills:
+                return
+            time.sleep(0.05)
 
 
 _NAMED = re.compile(
