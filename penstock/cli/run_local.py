@@ -108,7 +108,7 @@ def _end(work: LocalRun) -> None:
 
 @contextlib.contextmanager
 def _session(folder: Path, cores: int) -> Iterator[Any]:
-    from penstock.streams.engine.session import build_session
+    from penstock.streams.engine.session import build_session, end_session
 
     # Spark takes Ctrl-C for itself, and would end in the middle of a batch.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -119,4 +119,4 @@ def _session(folder: Path, cores: int) -> Iterator[Any]:
     try:
         yield spark
     finally:
-        spark.stop()
+        end_session(spark)

@@ -96,8 +96,12 @@ def test_ctrl_c_ends_a_run_in_order_and_leaves_nothing_running(given: tuple[str,
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert list(temporary.glob("penstock-*")) == []
-    time.sleep(1)
-    alive = subprocess.run(
-        ["ps", "-o", "pid=", "-s", str(process.pid)], capture_output=True, text=True
-    ).stdout
-    assert alive.split() == []
+    deadline = time.monotonic() + 20
+    while alive := _session(process.pid):
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.2)
+
+
+def _session(leader: int) -> list[str]:
+    found = subprocess.run(["ps", "-o", "cmd=", "-s", str(leader)], capture_output=True, text=True).stdout
+    return found.splitlines()

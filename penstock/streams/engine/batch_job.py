@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.errors import ConfigError, PipelineError
 from penstock.streams.bus.log import Category
 from penstock.streams.engine.backfill import Code, Span, read_category, read_files, run_jobs
-from penstock.streams.engine.session import build_session
+from penstock.streams.engine.session import build_session, end_session
 from penstock.streams.engine.spark_tasks import readable
 from penstock.streams.record_lines import Lines
 
@@ -56,7 +56,7 @@ def run_batch(job: BatchJob, *, scratch: Path, cores: int) -> dict[str, int]:
             fix="correct what is named and run it again; nothing was written",
         ) from error
     finally:
-        spark.stop()
+        end_session(spark)
 
 
 def _run(spark: SparkSession, job: BatchJob) -> dict[str, int]:

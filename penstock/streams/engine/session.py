@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -17,6 +19,7 @@ from penstock.streams.engine.warm_up import warm_up
 CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+END_S = 20
 # Only what went wrong, from the first line on: `setLogLevel` comes after Spark has said its welcome.
 QUIET_LOG = """\
 rootLogger.level = error
@@ -70,6 +73,19 @@ def build_session(app_name: str, cores: int, scratch: Path, *, heap_mb: int = 10
     session.dataSource.register(PenstockSource)
     warm_up(session, scratch / "warm-up")
     return session
+
+
+def end_session(session: SparkSession) -> None:
+    """Stop it, and wait until its JVM is gone: a command that has ended leaves nothing behind."""
+    gateway: Any = session.sparkContext._gateway
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
 
 
 def _java_options(scratch: Path) -> str:
