@@ -45,15 +45,7 @@ CATEGORY = {
     "ts_column": "ts",
 }
 PIPELINE = """
-from penstock import Computation, Pipeline
-
-
-class Drop(Computation):
-    outputs = {"out": {"n": "bigint"}}
-
-    def process_record(self, record, ctx):
-        pass
-
+from penstock import Pipeline
 
 p = Pipeline("bench", partitions=2)
 (
@@ -81,11 +73,12 @@ RATE_MIN, FLOOR_MAX = 2.0, 0.5
 
 
 def values(count: int, first: int = 0) -> Iterator[list[bytes]]:
-    kinds = ("view", "buy", "ping", "look")
+    kinds = (b"view", b"buy", b"ping", b"look")
     for start in range(first, first + count, CHUNK):
         numbers = range(start, min(start + CHUNK, first + count))
         yield [
-            f'{{"user": "user {n * 7919 % 10_000}", "kind": "{kinds[n % 4]}", "amount": {n % 97 / 7:.3f}, "ts": {n}}}'.encode()
+            b'{"user": "user %d", "kind": "%s", "amount": %.3f, "ts": %d}'
+            % (n * 7919 % 10_000, kinds[n % 4], n % 97 / 7, n)
             for n in numbers
         ]
 
@@ -181,7 +174,6 @@ class Ours:
         (job,) = stage.configs
         chunk = next(values(FLOOR_ROWS))
         ids = stage.start(job)
-        query = None
         wait_for(
             lambda: _read(stage, job) >= sum(stage.log.end_offsets("events")), "the backlog", seconds=600
         )
@@ -218,7 +210,7 @@ class Ours:
                 (job,) = stage.configs
                 stages.append((stage, stage.start(job)))
                 started += 1
-            for stage, ids in stages:
+            for stage, _ in stages:
                 wait_for(
                     lambda stage=stage: all(v.state == "running" for v in stage.tasks.poll()),
                     "tasks",
@@ -310,7 +302,7 @@ class Stock:
 
     def floor(self) -> list[float]:
         from pyspark.sql import functions as F
-        from pyspark.sql.datasource import DataSource, InputPartition, SimpleDataSourceStreamReader
+        from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
         chunk = [value.decode() for value in next(values(FLOOR_ROWS))]
 
@@ -338,14 +330,15 @@ class Stock:
             def simpleStreamReader(self, schema: Any) -> Reader:
                 return Reader()
 
-        assert InputPartition is not None
         self.spark.dataSource.register(Tens)
         rows = self.spark.readStream.format("tens").load()
         parsed = (
             rows.select(F.from_json("value", DDL).alias("v")).select("v.*").where(FILTER).selectExpr(*SELECT)
         )
         query = (
-            parsed.writeStream.format("noop")
+            parsed.where(FILTER)
+            .selectExpr(*SELECT)
+            .writeStream.format("noop")
             .option("checkpointLocation", str(self.folder / "stock-checkpoint"))
             .trigger(processingTime="0 seconds")
             .start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ class Shout(Computation):
         ctx.produce({{"said": f"{{ctx.key}} {version}"}})
 
 
-p = Pipeline("shouts", partitions=2)
+p = Pipeline("shouts_{version}", partitions=2)
 p.source("events").key_by("word", name="by_word").process(Shout, name="shout").sink("shouted")
 '''
-JOBS = ("shouts.by_word", "shouts.shout")
 
 
 def a_stage(spark: Any, folder: Path, version: str, extra: str = "", body: str = "pass") -> Stage:
@@ -46,9 +46,13 @@ def a_stage(spark: Any, folder: Path, version: str, extra: str = "", body: str =
     return stage
 
 
+def start_all(stage: Stage) -> list[str]:
+    return [task_id for job in stage.configs for task_id in stage.start(job)]
+
+
 def test_two_versions_of_a_package_run_side_by_side_in_one_session(spark: Any, tmp_path: Path):
     stages = {version: a_stage(spark, tmp_path / version, version) for version in ("one", "two")}
-    ids = {version: [id_ for job in JOBS for id_ in stage.start(job)] for version, stage in stages.items()}
+    ids = {version: start_all(stage) for version, stage in stages.items()}
     for version, stage in stages.items():
         wait_for(lambda stage=stage: sum(stage.log.end_offsets("shouted")) >= 20, f"version {version}")
         assert {row["said"].split()[1] for row in stage.records("shouted")} == {version}
@@ -57,7 +61,7 @@ def test_two_versions_of_a_package_run_side_by_side_in_one_session(spark: Any, t
 
 
 def failure(stage: Stage) -> str:
-    ids = [id_ for job in JOBS for id_ in stage.start(job)]
+    ids = start_all(stage)
     wait_for(lambda: any(view.state == "failed" for view in stage.tasks.poll()), "the task to fail")
     (error,) = [view.error for view in stage.tasks.poll() if view.state == "failed"]
     stage.stop(ids)
@@ -66,7 +70,7 @@ def failure(stage: Stage) -> str:
 
 def test_a_module_that_is_missing_where_tasks_run_is_named(spark: Any, tmp_path: Path):
     """It is there when the pipeline is submitted, and not where it runs."""
-    extra = "import os\nif os.environ.get('SPARK_BUFFER_SIZE') or 'pyspark.worker' in __import__('sys').modules:\n    import not_installed_here"
+    extra = f"import os\nif os.getpid() != {os.getpid()}:\n    import not_installed_here"
     error = failure(a_stage(spark, tmp_path / "missing", "one", extra))
     assert "there is no module 'not_installed_here'" in error and "install" in error, error
     assert "Traceback" not in error
