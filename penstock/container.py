@@ -67,6 +67,7 @@ class ContainerSettings:
     store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
     profile: str = "fast"
     cores: int = 2
+    master: str = ""  # another Spark for its tasks, e.g. spark://host:7077; "": in the engine's own JVM
     engine: str = "spark"  # or "process": no JVM, commands only
     capacity: str = ""  # cpu,memory_mb,disk_mb,network_mbps; "": not limited
     region: str = ""
@@ -352,7 +353,10 @@ class Engine:
             from penstock.streams.engine.spark_tasks import SparkTasks
 
             spark = build_session(
-                f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch"
+                f"penstock {self._settings.name}",
+                self._settings.cores,
+                self._settings.folder / "scratch",
+                master=self._settings.master,
             )
             tasks = SparkTasks(
                 spark,

@@ -87,6 +87,9 @@ def up(
         str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
     ] = "spark",
     cores: Annotated[int, typer.Option(help="Spark threads per container.", min=1)] = 2,
+    master: Annotated[
+        str, typer.Option(help="Another Spark for tasks, e.g. spark://host:7077; none: in each container.")
+    ] = "",
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     ] = "fast",
@@ -107,6 +110,7 @@ def up(
             database=database,
             engine=engine,
             cores=cores,
+            master=master,
             profile=profile,
         )
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
+import penstock
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
 from penstock.streams.engine.warm_up import warm_up
@@ -34,23 +35,23 @@ appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def build_session(app_name: str, cores: int, scratch: Path, *, heap_mb: int = 1024) -> SparkSession:
-    """A local session that has run its first batch. `scratch` holds what may be lost: Spark's own checkpoints
-    are never read again.
+def build_session(
+    app_name: str, cores: int, scratch: Path, *, heap_mb: int = 1024, master: str = ""
+) -> SparkSession:
+    """A session that has run its first batch: local, or with executors of another Spark (`master`).
+
+    `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
+    see the folders of bus, rows and packages under the same paths.
     """
     require_java()
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: SparkSession.Builder = SparkSession.builder.appName(app_name)
+    builder = _elsewhere(builder, master, cores) if master else _here(builder, cores)
     session = (
-        SparkSession.builder.appName(app_name)
-        .master(f"local[{cores}]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", f"{heap_mb}m")
+        builder.config("spark.driver.memory", f"{heap_mb}m")
         .config("spark.driver.extraJavaOptions", _java_options(scratch))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -65,7 +66,6 @@ def build_session(app_name: str, cores: int, scratch: Path, *, heap_mb: int = 10
         .config("spark.sql.streaming.numRecentProgressUpdates", "5")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
-        .config("spark.task.maxFailures", "1")
         .config("spark.python.daemon.module", "penstock.streams.engine.worker_daemon")
         .getOrCreate()
     )
@@ -73,6 +73,32 @@ def build_session(app_name: str, cores: int, scratch: Path, *, heap_mb: int = 10
     session.dataSource.register(PenstockSource)
     warm_up(session, scratch / "warm-up")
     return session
+
+
+def _here(builder: SparkSession.Builder, cores: int) -> SparkSession.Builder:
+    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return (
+        builder.master(f"local[{cores}]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.task.maxFailures", "1")
+    )
+
+
+def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkSession.Builder:
+    """Executors of another Spark. They import this package from where it lies here, unless they have it."""
+    if "127.0.0.1" in master or "localhost" in master:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    return (
+        builder.master(master)
+        .config("spark.cores.max", str(cores))
+        .config("spark.executor.memory", "512m")
+        .config("spark.executorEnv.PYTHONPATH", str(Path(penstock.__file__).parent.parent))
+        # A step that is repeated changes nothing, so a lost executor is no failure of the task.
+        .config("spark.task.maxFailures", "4")
+    )
 
 
 def end_session(session: SparkSession) -> None:
