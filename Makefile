@@ -1,10 +1,11 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills same sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
 EXAMPLES ?= 100
+SAME_RECORDS ?= 1000000
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
@@ -40,6 +41,9 @@ fast: setup  ## the tests that need neither Spark nor processes
 
 drills: setup  ## kill -9, freeze, cut off and double real containers and the control plane; prints recovery times
 	@$(RUN) $(PY) -m pytest -q -s -m "drill" tests/drills </dev/null
+
+same: setup  ## stream and batch over SAME_RECORDS=1000000 records: identical rows
+	@SAME_RECORDS=$(SAME_RECORDS) $(RUN) $(PY) -m pytest -q -m spark -k identical tests/spark/test_backfill.py </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null

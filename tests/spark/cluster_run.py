@@ -42,11 +42,13 @@ def run(folder: Path, master: str, count: int) -> dict[str, Any]:
 
 def _where(batches: Any) -> Any:
     import os
+    import time
 
     import pandas as pd
     import psutil
 
     for _ in batches:
+        time.sleep(0.5)  # so long that one executor does not take them all
         jvm = psutil.Process(os.getpid()).parent()
         while jvm is not None and "java" not in jvm.name():
             jvm = jvm.parent()

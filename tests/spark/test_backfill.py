@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from penstock.streams.bus_copy import export_lines, export_parquet
@@ -67,16 +70,19 @@ def streamed(stage: Stage, job: str, category: str, count: int) -> Counter[tuple
     return Counter(tuple(row[name] for name in names) for row in stage.records(category))
 
 
-def batched(stage: Stage, category: str, inputs: Any, **options: Any) -> Counter[tuple[Any, ...]]:
+def frames(stage: Stage, inputs: Any, **options: Any) -> dict[str, Any]:
     from penstock.streams.engine.backfill import Code, Span, run_jobs
 
     config = next(iter(stage.configs.values()))
     package = config["package"]
     code = Code(folder=stage.folder_of(package["hash"]), entry=package["entry"], hash=package["hash"])
-    frames = run_jobs(list(stage.configs.values()), inputs, span=options.get("span", Span()), code=code)
+    return run_jobs(list(stage.configs.values()), inputs, span=options.get("span", Span()), code=code)
+
+
+def batched(stage: Stage, category: str, inputs: Any, **options: Any) -> Counter[tuple[Any, ...]]:
     return Counter(
         tuple(value for name, value in row.asDict().items() if name != "_late")
-        for row in frames[category].collect()
+        for row in frames(stage, inputs, **options)[category].collect()
     )
 
 
@@ -126,3 +132,42 @@ def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
     assert batch == Counter(tuple(row[name] for name in names) for row in stage.records("query_counts"))
     assert batch.total() > 100
     stage.stop(ids)
+
+
+@pytest.mark.timeout(900)
+def test_many_records_give_identical_tables(spark: Any, shops: Stage, tmp_path: Path):
+    """`make same` runs it with a million."""
+    from penstock.streams.engine.backfill import read_category
+
+    count = int(os.environ.get("SAME_RECORDS", "20000"))
+    injector = shops.injector("sales")
+    for first in range(0, count, 50_000):
+        part = [
+            (
+                str(n % 97),
+                n,
+                b'{"shop": "shop %d", "amount": %.2f, "ts": %d}' % (n * 31 % 5000, n % 1009 / 3, n),
+            )
+            for n in range(first, min(count, first + 50_000))
+        ]
+        injector.publish(*zip(*part, strict=True))
+    (job,) = shops.configs
+    shops.configs[job]["batch_rows_max"] = 250_000
+    ids = shops.start(job, tasks=2)
+    expected = sum(1 for n in range(count) if n % 1009 / 3 > 1 and round(n % 1009 / 3, 2) > 1)
+    wait_for(lambda: sum(shops.log.end_offsets("twice_sales")) >= expected, "the stream", seconds=600)
+    shops.stop(ids)
+    columns = ["_ts", "_key", "shop", "twice", "second"]
+    batches = [
+        batch
+        for partition, end in enumerate(shops.log.end_offsets("twice_sales"))
+        for batch in shops.log.read("twice_sales", partition, 0, end)
+    ]
+    stream = pa.Table.from_batches(batches).select(columns)
+    rows = read_category(spark, shops.bus, shops.log.describe("sales"))
+    made = frames(shops, {"sales": rows})["twice_sales"].select(*columns)
+    made.write.parquet(str(tmp_path / "made"))
+    batch_table = ds.dataset(tmp_path / "made").to_table().cast(stream.schema)
+    order = [(name, "ascending") for name in columns]
+    assert stream.num_rows == batch_table.num_rows == expected
+    assert stream.sort_by(order).equals(batch_table.sort_by(order))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from pathlib import Path
@@ -23,6 +24,17 @@ def elsewhere(spark, checkpoint, arguments):
 
 def nothing(spark, checkpoint, arguments):
     return 5
+
+def counted(spark, checkpoint, arguments):
+    rows = spark.readStream.schema("n bigint").json(arguments["source"])
+    def keep(batch, number):
+        counts = {row["rest"]: row["count"] for row in batch.collect()}
+        open(arguments["counts"], "w").write(repr(counts))
+    counts = rows.groupBy((rows.n % 3).alias("rest")).count()
+    return (
+        counts.writeStream.outputMode("complete").foreachBatch(keep).option("checkpointLocation", checkpoint)
+        .trigger(processingTime="200 milliseconds").start()
+    )
 
 def copied(spark, checkpoint, arguments):
     rows = spark.readStream.schema("n bigint").json(arguments["source"])
@@ -155,3 +167,24 @@ def test_what_is_no_query_of_ours_is_told(queries: OwnQueries, function: str, sa
     queries.start(engine, queries.config(function, own=str(queries.folder / "own")))
     wait_for(lambda: state(engine) == "failed", "the failure")
     assert said in engine.poll()[0].error
+
+
+def test_its_state_goes_with_its_checkpoint(queries: OwnQueries):
+    """Counts go on where the last life ended, on a copy of its state."""
+    counts = queries.folder / "counts"
+    config = queries.config("counted", counts=str(counts))
+    queries.add("a", *range(9))
+    engine = queries.engine()
+    queries.start(engine, config)
+    wait_for(lambda: _counts(counts) == {0: 3, 1: 3, 2: 3}, "the first counts")
+    stop(engine)
+    engine.forget(f"{JOB}/0")
+    queries.add("b", 9)
+    queries.start(engine, config, epoch=2)
+    wait_for(lambda: _counts(counts) == {0: 4, 1: 3, 2: 3}, "the next life")
+    stop(engine)
+
+
+def _counts(path: Path) -> dict[int, int]:
+    text = path.read_text() if path.exists() else ""
+    return dict(ast.literal_eval(text)) if text.endswith("}") else {}

@@ -22,6 +22,12 @@ from penstock.core.errors import ConfigError, Fenced, PipelineError, Refused
 from penstock.streams.packages import load_entry
 from penstock.streams.rows.row_store import Changes, IntervalRef, RowStore
 
+STATE_SETTINGS = {
+    "stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "stateStore.checkpointFormatVersion": "2",
+    "minBatchesToRetain": "10",
+}
 POINTER = "checkpoint"  # in the interval's offsets: which copy counts
 
 
@@ -102,7 +108,8 @@ def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> S
             why="the job says that it starts the query",
             fix="define it at the top level: def NAME(spark, checkpoint, arguments)",
         )
-    found: Any = function(spark.newSession(), str(checkpoint), dict(query.arguments))
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.ref.job)
+    found: Any = function(_own_session(spark), str(checkpoint), dict(query.arguments))
     if not isinstance(found, StreamingQuery):
         raise PipelineError(
             f"{query.function} of {query.package_entry} started no query",
@@ -118,6 +125,14 @@ def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> S
             fix='pass what the function is given: .option("checkpointLocation", checkpoint)',
         )
     return found
+
+
+def _own_session(spark: SparkSession) -> SparkSession:
+    """A session whose settings are nobody else's, with state that can grow and be copied."""
+    own = spark.newSession()
+    for name, value in STATE_SETTINGS.items():
+        own.conf.set(f"spark.sql.streaming.{name}", value)
+    return own
 
 
 def _checkpoint_of(query: StreamingQuery) -> str:
