@@ -19,6 +19,7 @@ from penstock.cli import (
     jobs,
     joining,
     overrides,
+    packaging,
     run_local,
     tables,
 )
@@ -44,6 +45,7 @@ for group in (*groups, admin.layer, admin.token):
 app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
