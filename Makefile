@@ -1,11 +1,12 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills stress sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills stress same sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
 EXAMPLES ?= 100
 SECONDS ?= 60
+SAME_RECORDS ?= 1000000
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
@@ -45,6 +46,9 @@ drills: setup  ## kill -9, freeze, cut off and double real containers and the co
 
 stress: setup  ## 20 producers and 10 readers on the bus for SECONDS=60, on disk and on Kafka
 	@$(RUN) $(PY) -m tests.streams.bus.stress --seconds $(SECONDS) </dev/null
+
+same: setup  ## stream and batch over SAME_RECORDS=1000000 records: identical rows
+	@SAME_RECORDS=$(SAME_RECORDS) $(RUN) $(PY) -m pytest -q -m spark -k identical tests/spark/test_backfill.py </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null

@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
+UNSCALED = ("process", "spark")
 
 
 def _open_database(settings: Settings) -> Database:
@@ -298,8 +299,8 @@ class ControlPlane:
             except NotFound:
                 continue  # removed while its tasks still end
             running = view.running
-            if running is None or running.state != "running" or running.config["kind"] == "process":
-                continue  # of a process nobody knows a lag
+            if running is None or running.state != "running" or running.config["kind"] in UNSCALED:
+                continue  # of these nobody knows a lag
             oncall = next((row.body for row in view.layers if row.layer == "oncall"), {})
             found.append(
                 ScalableJob(

@@ -28,16 +28,16 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop, SystemClock, sleep_ms
 from penstock.core.sql_store import Database
+from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.tasks.kind_runner import KindRunner
+from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.process_runner import ProcessRunner
-from penstock.tasks.runner import Runner, RunState, RunStatus
+from penstock.tasks.runner import Runner
 from penstock.tasks.sessions import kill_own_session
 from penstock.tasks.shard_load import KINDS, LoadPace
 from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.specs import TaskSpec
 from penstock.tasks.task_manager import TaskManager
 from penstock.tasks.task_service import TaskList
 from penstock.tasks.warden import Renewal, Warden
@@ -67,6 +67,7 @@ class ContainerSettings:
     store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
     profile: str = "fast"
     cores: int = 2
+    master: str = ""  # another Spark for its tasks, e.g. spark://host:7077; "": in the engine's own JVM
     engine: str = "spark"  # or "process": no JVM, commands only
     capacity: str = ""  # cpu,memory_mb,disk_mb,network_mbps; "": not limited
     region: str = ""
@@ -241,50 +242,6 @@ def run_warden(settings: ContainerSettings) -> None:
         warden.run()
 
 
-class SparkRunner:
-    """Spark queries as the Task Manager's runner."""
-
-    def __init__(self, tasks: SparkTasks) -> None:
-        self._tasks = tasks
-
-    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run of a task."""
-        from penstock.streams.engine.spark_tasks import Assignment
-
-        self._tasks.start(
-            Assignment(
-                task_id=spec.task_id,
-                job=spec.job,
-                job_birth=spec.birth,
-                generation=spec.generation,
-                shard_epoch=shard_epoch,
-                partitions=spec.partitions,
-                config=spec.config,
-            )
-        )
-
-    def stop(self, task_id: str) -> None:
-        """Ask a run to end."""
-        self._tasks.stop(task_id)
-
-    def kill(self, task_id: str) -> None:
-        """End a run whatever it takes."""
-        self._tasks.kill(task_id)
-
-    def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten."""
-        return tuple(
-            RunStatus(
-                task_id=view.task_id, state=RunState(view.state), error=view.error, metrics=view.metrics
-            )
-            for view in self._tasks.poll()
-        )
-
-    def forget(self, task_id: str) -> None:
-        """Drop a final run."""
-        self._tasks.forget(task_id)
-
-
 class Engine:
     """The engine's process: a Task Manager between the warden's pipe and a Spark session."""
 
@@ -370,14 +327,23 @@ class Engine:
 
     def _start_runner(self) -> None:
         processes = ProcessRunner(self._settings.folder / "tasks", self._clock)
+        runners: dict[str, Runner] = {"process": processes}
         otherwise = None
+        packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)
         if self._settings.engine == "spark":
-            otherwise = self._start_spark()
+            otherwise = self._start_spark(packages)
+            runners[ISOLATED] = isolated_runner(
+                self._settings.folder / "own",
+                clock=self._clock,
+                bus=self._settings.bus,
+                rows=self._settings.rows,
+                packages=packages,
+            )
         pace = LoadPace(report_ms=10_000) if self._settings.profile == "fast" else LoadPace()
-        self._manager = TaskManager(KindRunner({"process": processes}, otherwise), load_pace=pace)
+        self._manager = TaskManager(KindRunner(runners, otherwise), load_pace=pace)
         log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
 
-    def _start_spark(self) -> Runner:
+    def _start_spark(self, packages: UnpackedPackages) -> Runner:
         # Spark's processes inherit this thread's priority: the thread that gives signs of life stays above
         # them.
         with contextlib.suppress(OSError):
@@ -387,9 +353,11 @@ class Engine:
             from penstock.streams.engine.spark_tasks import SparkTasks
 
             spark = build_session(
-                f"penstock {self._settings.name}", self._settings.cores, self._settings.folder / "scratch"
+                f"penstock {self._settings.name}",
+                self._settings.cores,
+                self._settings.folder / "scratch",
+                master=self._settings.master,
             )
-            packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)
             tasks = SparkTasks(
                 spark,
                 bus=self._settings.bus,

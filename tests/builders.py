@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_service import Actor, JobService
 
+# What every job here names; a control plane in a test has it.
+CODE = b"the code"
+PACKAGE = hashlib.sha256(CODE).hexdigest()
 ADMIN = Actor(name="root", role="admin")
 DEVELOPER = Actor(name="dana", role="developer")
 SCALER = Actor(name="scaler", role="scaler")
@@ -19,7 +23,7 @@ def a_body(name: str = "demo.count", **changes: Any) -> dict[str, Any]:
         "name": name,
         "pipeline": name.split(".")[0],
         "kind": "stateless",
-        "package": {"name": "demo", "version": "1", "hash": "aa", "entry": "demo"},
+        "package": {"name": "demo", "version": "1", "hash": PACKAGE, "entry": "demo"},
         "partitions": 8,
         "inputs": [{"category": "queries"}],
         "outputs": [an_output()],
@@ -68,5 +72,5 @@ def a_job(service: JobService, name: str = "demo.count", *, now_ms: int = 0, **c
 
 def a_pipeline(*bodies: dict[str, Any], name: str = "demo") -> dict[str, Any]:
     """A compiled pipeline of these jobs."""
-    package = {"name": name, "version": "1", "hash": "aa", "entry": name}
+    package = {"name": name, "version": "1", "hash": PACKAGE, "entry": name}
     return {"pipeline": name, "package": package, "jobs": list(bodies), "graph": {"nodes": [], "edges": []}}

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "penstock"
 LINES_MAX = 450
 FUNCTION_LINES_MAX = 80
 
-# --- who may import whom. `app`, `client` and the like are the files of that name right under `penstock/`.
+# --- who may import whom; `app` and the like are files right under `penstock/`
 LOWER = {"core", "jobs", "tasks", "resources", "streams"}
 MAY_IMPORT: Mapping[str, set[str]] = {
     "core": set(),
@@ -28,8 +28,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "streams": {"core", "jobs"},
     "sim": {"core", "jobs", "tasks", "resources"},
     "settings": {"core", "tasks"},
-    "client": LOWER,
-    "container": LOWER | {"client"},
+    **dict.fromkeys(("client", "runners"), LOWER),
+    "container": LOWER | {"client", "runners"},
     "web": LOWER | {"app", "settings"},
     "app": LOWER | {"web", "client", "container", "settings"},
     "cli": LOWER | {"app", "web", "client", "container", "settings", "sim"},

@@ -6,6 +6,7 @@ own, the top one wins, and whoever wrote later than somebody else is told so and
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,12 +15,12 @@ from penstock.client import Client, new_key
 from penstock.core.errors import VersionConflict
 
 JOB = "isolation.example"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": JOB,
     "pipeline": "isolation",
     "kind": "stateless",
     "state": "stopped",  # it is about decisions: no task has to run for it
-    "package": {"name": "none", "version": "1", "hash": "none", "entry": "none"},
+    "package": {"name": "none", "version": "1", "hash": hashlib.sha256(b"").hexdigest(), "entry": "none"},
     "task_count": 10,
     "partitions": 32,
     "inputs": [{"category": "queries"}],
@@ -35,6 +36,7 @@ def show_isolation(admin: Client, hold: Callable[[str], Client], say: Callable[[
             name: stack.enter_context(hold(_token(admin, name, role)))
             for name, role in (("scaler-1", "scaler"), ("oncall-1", "oncall"), ("oncall-2", "oncall"))
         }
+        admin.put_package(CONFIG["package"]["hash"], b"")
         seen: int = admin.apply_job(JOB, CONFIG, why="the paper's example", key=new_key())["version"]
         say(f"{JOB} has 10 tasks at version {seen}; the scaler and two oncalls look at it now")
         people["scaler-1"].patch_layer(

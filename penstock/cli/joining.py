@@ -104,6 +104,7 @@ def run(
     store: Annotated[str, typer.Option()] = "",
     profile: Annotated[str, typer.Option()] = "fast",
     cores: Annotated[int, typer.Option()] = 2,
+    master: Annotated[str, typer.Option()] = "",
     engine: Annotated[str, typer.Option()] = "spark",
     capacity: Annotated[str, typer.Option()] = "",
     region: Annotated[str, typer.Option()] = "",
@@ -125,6 +126,7 @@ def run(
         region=region,
         profile=profile,
         cores=cores,
+        master=master,
     )
     if incarnation:
         raise SystemExit(Engine(settings).run())

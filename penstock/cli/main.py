@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import admin, change_tables, fleet, jobs, joining, overrides, tables
+from penstock.cli import (
+    admin,
+    backfill,
+    bus,
+    change_tables,
+    fleet,
+    jobs,
+    joining,
+    overrides,
+    packaging,
+    run_local,
+    tables,
+)
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
@@ -27,11 +39,14 @@ app = typer.Typer(
 )
 fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(joining.join)
 fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(joining.run)
-groups = (jobs.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
+groups = (jobs.app, bus.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
 for group in (*groups, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
+app.command(epilog=EXIT_CODES)(backfill.backfill)
+app.command(epilog=EXIT_CODES)(packaging.package)
+app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
 PipelineFile = Annotated[
@@ -76,6 +91,9 @@ def up(
         str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
     ] = "spark",
     cores: Annotated[int, typer.Option(help="Spark threads per container.", min=1)] = 2,
+    master: Annotated[
+        str, typer.Option(help="Another Spark for tasks, e.g. spark://host:7077; none: in each container.")
+    ] = "",
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     ] = "fast",
@@ -96,6 +114,7 @@ def up(
             database=database,
             engine=engine,
             cores=cores,
+            master=master,
             profile=profile,
         )
     )

@@ -54,6 +54,7 @@ class UpSettings:
     folder: Path
     containers: int
     cores: int
+    master: str = ""
     profile: str
     engine: str = "spark"
     listening: Listening = field(default_factory=Listening)
@@ -285,6 +286,7 @@ def _containers(settings: UpSettings, plane: ControlPlane, url: str) -> tuple[Co
             profile=settings.profile,
             engine=settings.engine,
             cores=settings.cores,
+            master=settings.master,
         )
         for name in (f"c{number}" for number in range(1, settings.containers + 1))
     )

@@ -25,7 +25,8 @@ PenstockError
 ├── VersionMoved               a twin committed first: read the snapshot again
 ├── ComputationFailed          user code raised, or did what it may not
 │   ├── ProductionRefused      a production with an early stamp, an unknown stream or wrong columns
-│   └── TimerRefused           a timer with an early hold, or timers without end
+│   ├── TimerRefused           a timer with an early hold, or timers without end
+│   └── PoisonRecord           a record that cannot be worked on, where the job is to stop at such
 └── TaskActionFailed           a container did not do as asked: the next round tries again
 """
 
@@ -178,6 +179,10 @@ class ProductionRefused(ComputationFailed):
 
 class TimerRefused(ComputationFailed):
     """A timer with an early hold, or timers without end."""
+
+
+class PoisonRecord(ComputationFailed):
+    """A record that cannot be worked on, and a job that is to stop at such."""
 
 
 class TaskActionFailed(PenstockError):

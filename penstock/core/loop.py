@@ -5,11 +5,14 @@ Calls that may hang are made by `WorkerThreads`, beside the rounds.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import signal
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic
@@ -39,6 +42,47 @@ class SystemClock:
 def sleep_ms(duration_ms: Millis) -> None:
     """Wait, outside any loop."""
     time.sleep(duration_ms / 1000)
+
+
+class TookTooLong(BaseException):
+    """Raised in the middle of code that ran into its time limit; no `except Exception` swallows it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Break off code that is not ours after so long: loops in any thread, waits in the main one too."""
+    is_main = threading.current_thread() is threading.main_thread()
+    # Somebody else's alarm stays theirs.
+    if is_main and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+        before = signal.signal(signal.SIGALRM, _too_long)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return
+    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+
+    def break_off() -> None:
+        with lock:
+            if not is_over:
+                raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+                raise_in(ctypes.c_ulong(thread), ctypes.py_object(TookTooLong))
+
+    timer = threading.Timer(seconds, break_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+        timer.cancel()
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TookTooLong
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
 PARTITIONS_MAX = 4096
 INPUTS_MAX = 32
+ISOLATED_MEMORY_MB_MIN = 1024
 YEAR_S = 365 * 24 * 3600
 
 
@@ -193,6 +194,8 @@ COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
 OPERATORS = frozenset({"aggregate", "join"})
+# Fields that came later: at their defaults they are left out of the stored form.
+LATER_FIELDS = ("isolation", "poison")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -203,8 +206,8 @@ class JobConfig(_Part):
     pipeline: Annotated[Name, Sync.RESTART]
     owner: Annotated[Line, Sync.LIVE] = ""
     labels: Annotated[dict[LabelKey, Line], Sync.LIVE] = Field(default_factory=dict, max_length=64)
-    kind: Annotated[Literal["stateless", "stateful", "process"], Sync.COMPLEX] = Field(
-        description="`process`: any command as a task; it reads and writes no categories."
+    kind: Annotated[Literal["stateless", "stateful", "process", "spark"], Sync.COMPLEX] = Field(
+        description="`process`: any command as a task. `spark`: a streaming query as it is, one task."
     )
     state: Annotated[Literal["running", "paused", "stopped"], Sync.COMPLEX] = "running"
     package: Annotated[PackageRef | None, Sync.RESTART] = None
@@ -244,12 +247,21 @@ class JobConfig(_Part):
     policies: Annotated[dict[Name, Annotated[dict[Name, Scalar], Field(max_length=64)]], Sync.LIVE] = Field(
         default_factory=dict, max_length=32, description="Settings of control policies, by policy."
     )
+    isolation: Annotated[Literal["shared", "process"], Sync.RESTART] = Field(
+        default="shared",
+        description="`process`: each task in a process and JVM of its own, which ends above `memory_mb`.",
+    )
+    poison: Annotated[Literal["dead_letter", "fail"], Sync.RESTART] = Field(
+        default="dead_letter",
+        description="Records that cannot be read or computed: put aside, or stop the task at the first.",
+    )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:
-        problems = [*(_process_problems(self) if self.kind == "process" else _stream_problems(self))]
+        rules = {"process": _process_problems, "spark": _query_problems}.get(self.kind, _stream_problems)
+        problems = [*rules(self)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -257,7 +269,11 @@ class JobConfig(_Part):
     def to_json(self) -> dict[str, Any]:
         """The plain form that is stored, compared and sent to containers."""
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
-        return self.model_dump(mode="json", exclude=None if self.kind == "process" else {*PROCESS_FIELDS})
+        unused = set() if self.kind == "process" else {*PROCESS_FIELDS}
+        unused |= {
+            name for name in LATER_FIELDS if getattr(self, name) == JobConfig.model_fields[name].default
+        }
+        return self.model_dump(mode="json", exclude=unused)
 
 
 def _stream_problems(config: JobConfig) -> Iterator[str]:
@@ -276,6 +292,8 @@ def _stream_problems(config: JobConfig) -> Iterator[str]:
     for name in sorted(PROCESS_FIELDS):
         if getattr(config, name):
             yield f"{name}: only a job of kind `process` has one"
+    if config.isolation == "process" and config.resources.memory_mb < ISOLATED_MEMORY_MB_MIN:
+        yield f"resources.memory_mb: with isolation `process` it is at least {ISOLATED_MEMORY_MB_MIN}"
     computation = config.plan.computation
     if config.kind == "stateful" and not ((computation or {}).get("class") or _operator(computation)):
         yield "a stateful job needs plan.computation with a class"
@@ -291,6 +309,21 @@ def _operator(computation: Mapping[str, Any] | None) -> bool:
     return computation is not None and computation.get("operator") in OPERATORS
 
 
+def _query_problems(config: JobConfig) -> Iterator[str]:
+    """A query brought as it is: code and the function that starts it, nothing that only our steps have."""
+    if config.package is None:
+        yield "package: Field required"
+    if not (config.plan.computation or {}).get("function"):
+        yield "plan.computation.function: the function that starts the query is needed"
+    for name in ("inputs", "outputs", *sorted(PROCESS_FIELDS)):
+        if getattr(config, name):
+            yield f"{name}: a job of kind `spark` has none, its query reads and writes by itself"
+    if config.partitions != 1:
+        yield "partitions: a query brought as it is runs as one task"
+    if config.plan.stages or config.plan.key or config.plan.branches:
+        yield "plan: only `computation` means something to a job of kind `spark`"
+
+
 def _process_problems(config: JobConfig) -> Iterator[str]:
     if not config.command or not config.command[0]:
         yield "command: a process needs a program to run"
@@ -298,6 +331,8 @@ def _process_problems(config: JobConfig) -> Iterator[str]:
         value = getattr(config, name)
         if name != "partitions" and value and value != WorkPlan():
             yield f"{name}: a process has none, it is told its place by its command and environment"
+    if config.isolation != "shared":
+        yield "isolation: a process is one already"
     known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
     for number, part in enumerate(config.command):
         if "\x00" in part:

@@ -18,13 +18,14 @@ import msgspec
 from pydantic import BaseModel
 
 from penstock.core import json_text
-from penstock.jobs.config import PROCESS_FIELDS, JobConfig
+from penstock.jobs.config import LATER_FIELDS, PROCESS_FIELDS, JobConfig
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.sync_plan import diff_configs, explain, needs_restart
 
 # What a release changes. Whether a value of these is valid depends on nothing else in the config.
 RELEASE_FIELDS = ("package", "arguments")
 _KNOWN_MAX = 10_000
+_LEFT_OUT = PROCESS_FIELDS | {*LATER_FIELDS}  # of the stored form, at their defaults
 
 
 class Difference(NamedTuple):
@@ -121,7 +122,7 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
         if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
             fields.append((name, kind, None))
-        elif info.is_required() or (not with_defaults and name not in PROCESS_FIELDS):
+        elif info.is_required() or (not with_defaults and name not in _LEFT_OUT):
             fields.append((name, kind))
         else:
             default = json_text.loads(json_text.dumps(info.get_default(call_default_factory=True)))

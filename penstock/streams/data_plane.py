@@ -24,6 +24,11 @@ class StreamDataPlane:
         """Create outputs, intervals with initial offsets (resolved once), and producer registrations."""
         if _is_process(config):
             return
+        if config["kind"] == "spark":
+            # Its place in its inputs is in its own checkpoint; the row says who may run it.
+            for ref in _intervals(job, birth, config):
+                self._rows.create(ref, offsets={}, low=LOW_MIN)
+            return
         for output in config["outputs"]:
             self._log.create(
                 CategorySpec(
@@ -54,6 +59,10 @@ class StreamDataPlane:
                 fix="wait until its containers confirm that it stopped or their leases are over; "
                 "`penstock task ls` shows where it runs",
             )
+        if config["kind"] == "spark":
+            for ref in _intervals(job, birth, config):
+                self._rows.fence(ref, generation=generation)
+            return
         sources = self._inputs(job, config)
         for ref in _intervals(job, birth, config):
             token = self._rows.fence(ref, generation=generation)
@@ -69,7 +78,7 @@ class StreamDataPlane:
             self._log.unregister_producer(category, producer)
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
-        if _is_process(config):
+        if _is_process(config) or config["kind"] == "spark":
             return set()
         return set(self._registrations(birth, config, self._inputs(job, config)))
 

@@ -63,6 +63,10 @@ class PackageShelf:
         """Whether it is here."""
         return self._path(hash_).exists()
 
+    def may_have(self, hash_: str) -> bool:
+        """Whether it is here; what is no hash at all never is."""
+        return _HASH.fullmatch(hash_) is not None and self.has(hash_)
+
     def _path(self, hash_: str) -> Path:
         if not _HASH.fullmatch(hash_):
             raise ConfigError(

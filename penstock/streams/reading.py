@@ -7,7 +7,7 @@ Runs in Spark's Python workers and in tests; knows nothing of Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,17 @@ _SYSTEM_TYPES = {
 
 def row_schema(task: TaskDescriptor) -> pa.Schema:
     """Arrow schema of the rows between source and step."""
-    system = [pa.field(name, kind) for name, kind in _SYSTEM_TYPES.items()]
-    own = [
-        pa.field(task.column(number, name), ARROW_TYPES[kind])
+    return schema_of(
+        (task.column(number, name), kind)
         for number, source in enumerate(task.inputs)
         for name, kind in source.columns
-    ]
-    return pa.schema([*system, *own])
+    )
+
+
+def schema_of(columns: Iterable[tuple[str, str]]) -> pa.Schema:
+    """The system columns and these."""
+    system = [pa.field(name, kind) for name, kind in _SYSTEM_TYPES.items()]
+    return pa.schema([*system, *(pa.field(name, ARROW_TYPES[kind]) for name, kind in columns)])
 
 
 def read_ranges(
@@ -55,13 +59,15 @@ def read_ranges(
 ) -> Iterator[pa.RecordBatch]:
     """Rows [start, end) of the interval's partition of each input, by birth, one input after the other.
 
-    The first row says which ranges these are, the last what was seen.
+    The first row says which ranges these are, the last what was seen. Records that the task knows as poison
+    count as such that cannot be read.
     """
     schema, partition = row_schema(task), interval.ref.partition
     ranges = {birth: [start, end] for birth, (start, end) in spans.items()}
     yield _control(schema, BEGIN, {"partition": partition, "ranges": ranges})
     row = rows.peek(interval.ref)
     seen, read = {}, 0
+    poisoned = task.poisoned.get(str(partition), {})
     for number, source in enumerate(task.inputs):
         if source.birth not in spans:
             continue
@@ -69,9 +75,11 @@ def read_ranges(
         before = row.event_time_max.get(source.birth, LOW_MIN)
         lateness = _Lateness(source, log, partition, row.input_low, before, end)
         names = {name: task.column(number, name) for name, _ in source.columns}
+        poison = {int(offset): why for offset, why in poisoned.get(source.birth, {}).items()}
         for offsets, batch in log.scan(source.category, partition, start, end):
             if batch.num_rows:
-                yield _rows(batch, offsets, schema, source, lateness, number, names)
+                found = _rows(batch, offsets, schema, source, lateness, number, names)
+                yield _set_aside(found, batch, offsets, schema, poison, number) if poison else found
             read += batch.num_rows
         if source.watermark == "event_time":
             seen[source.birth] = lateness.event_time_max
@@ -112,7 +120,7 @@ def _rows(
     offsets: npt.NDArray[np.int64],
     schema: pa.Schema,
     source: Input,
-    lateness: _Lateness,
+    lateness: _Lateness | _OnTime,
     number: int,
     names: Mapping[str, str],
 ) -> pa.RecordBatch:
@@ -158,6 +166,23 @@ def _decode(values: pa.Array, source: Input) -> Decoded:
     return (decode_bytes if source.format == "bytes" else decode_json)(values, source.columns)
 
 
+def _set_aside(
+    rows: pa.RecordBatch,
+    batch: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    schema: pa.Schema,
+    poisoned: Mapping[int, str],
+    number: int,
+) -> pa.RecordBatch:
+    there = rows.column("_offset").to_numpy()
+    is_good = ~np.isin(there, list(poisoned)) | (rows.column("_kind").to_numpy() != DATA)
+    if is_good.all():
+        return rows
+    places = np.searchsorted(offsets, there[~is_good])
+    bad = {int(place): poisoned[int(offsets[place])] for place in places}
+    return _in_order(rows.filter(pa.array(is_good)), _bad_rows(batch, offsets, schema, bad, number))
+
+
 def _in_order(good: pa.RecordBatch, bad: pa.RecordBatch) -> pa.RecordBatch:
     both = pa.Table.from_batches([good, bad])
     (whole,) = both.sort_by("_offset").combine_chunks().to_batches()
@@ -199,7 +224,9 @@ def _bad_rows(
             "_key": taken.column("_key"),
             "_late": _constant(False, len(places), pa.bool_()),
             "_bad": pa.array([bad[place] for place in places], pa.string()),
-            "_raw": taken.column("_value"),
+            "_raw": taken.column("_value")
+            if "_value" in taken.schema.names
+            else pa.nulls(len(places), pa.binary()),
         },
     )
 
@@ -217,3 +244,16 @@ def _assemble(schema: pa.Schema, length: int, columns: Mapping[str, pa.Array]) -
 
 def _constant(value: object, length: int, kind: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), length)
+
+
+class _OnTime:
+    """Nothing is late: for reading a range that nobody waits for."""
+
+    def flags(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], carried: pa.Array) -> pa.Array:
+        return carried
+
+
+def rows_alone(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], source: Input) -> pa.RecordBatch:
+    """A batch of the bus as rows, without an interval: no begin, no end, lateness as the records carry it."""
+    names = {name: name for name, _ in source.columns}
+    return _rows(batch, offsets, schema_of(source.columns), source, _OnTime(), 0, names)

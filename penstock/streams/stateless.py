@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import IntentStands, IntervalError, VersionMoved
+from penstock.core.errors import IntentStands, IntervalError, PoisonRecord, VersionMoved
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.interval import COMMIT_ATTEMPTS
 from penstock.streams.keys import partitions_of
@@ -59,10 +59,11 @@ class StatelessStep:
         plan_hash: str,
         package: str,
         lateness: Mapping[str, Millis] | None = None,
+        stops_at_poison: bool = False,
     ) -> None:
         self._ref, self._token, self._producers, self._rows, self._log = ref, token, producers, rows, log
         self._outputs, self._plan, self._plan_hash, self._package = tuple(outputs), plan, plan_hash, package
-        self._lateness = lateness or {}
+        self._lateness, self._stops_at_poison = lateness or {}, stops_at_poison
         self._ranges: tuple[InputRange, ...] = ()
         # By birth, committed when the step began: rows below it were published before.
         self._starts: Mapping[str, int] = {}
@@ -198,6 +199,8 @@ class StatelessStep:
         if "_bad" in table.column_names:
             bad = np.asarray(table.column("_bad").is_valid().to_numpy(), dtype=np.bool_)
         good, dead = table.filter(pa.array(~bad)), table.filter(pa.array(bad))
+        if dead.num_rows and (self._stops_at_poison or not self._has_dead_letters(asked)):
+            raise self._poison(dead, asked)
         for output in self._outputs:
             for_dead = is_dead(output.stream)
             if for_dead and output.stream != dead_stream(asked.number):
@@ -228,6 +231,22 @@ class StatelessStep:
         places = np.arange(len(offsets), dtype=np.int64) - np.repeat(firsts, counts)
         return ((offsets + 1) << INDEX_BITS) | places
 
+    def _has_dead_letters(self, asked: InputRange) -> bool:
+        return any(output.stream == dead_stream(asked.number) for output in self._outputs)
+
+    def _poison(self, dead: pa.Table, asked: InputRange) -> PoisonRecord:
+        offset, reason = dead.column("_offset")[0].as_py(), dead.column("_bad")[0].as_py()
+        return PoisonRecord(
+            f"job {self._ref.job}: a record of {asked.category!r} cannot be worked on",
+            why=f"partition {self._ref.partition}, offset {offset}: {reason}",
+            fix="set `poison: dead_letter` to put such records aside, or correct the plan; nothing of this "
+            "step was published"
+            if self._has_dead_letters(asked)
+            else "correct the plan: this job has no dead-letter category; nothing of this step was published",
+            job=self._ref.job,
+            offset=offset,
+        )
+
     def _dead_letters(self, table: pa.Table, output: OutputSpec) -> pa.RecordBatch:
         rows = table.num_rows
         stamps = table.column("_ts").fill_null(0)
@@ -244,9 +263,13 @@ class StatelessStep:
         }
         return _fitted(pa.table(columns), output)
 
+    def _is_keyed(self) -> bool:
+        return bool(self._plan.get("plan", {}).get("key"))
+
     def _by_partition(self, batch: pa.RecordBatch, output: OutputSpec) -> dict[int, pa.RecordBatch]:
         keys = batch.column("_key")
-        if keys.null_count == len(keys):  # unkeyed: stay together
+        # Unkeyed records stay together. A null that the plan's key gave is the empty key, whoever it is with.
+        if keys.null_count == len(keys) and not self._is_keyed():
             return {self._ref.partition % output.partitions: batch}
         targets = partitions_of(keys, output.partitions)
         return {

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.clock import Millis
+from penstock.streams.bus.log import Category
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.step import OutputSpec
 
@@ -75,6 +76,9 @@ class TaskDescriptor:
     arguments: Mapping[str, str] = field(default_factory=dict)
     batch_rows_max: int = 50_000
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
+    poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
+    # partition -> {input category birth: {offset: why}}: records at which Spark's own expressions failed.
+    poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
 
@@ -93,12 +97,11 @@ class TaskDescriptor:
 
     def schema_ddl(self) -> str:
         """Columns of the source's rows, as Spark SQL."""
-        own = ", ".join(
-            f"`{self.column(number, name)}` {kind}"
+        return schema_ddl(
+            (self.column(number, name), kind)
             for number, source in enumerate(self.inputs)
             for name, kind in source.columns
         )
-        return ", ".join(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS) + (f", {own}" if own else "")
 
     def column(self, number: int, name: str) -> str:
         """What a column of input `number` is called between source and step: inputs may share names."""
@@ -125,6 +128,27 @@ class TaskDescriptor:
             for item in data["intervals"]
         )
         return TaskDescriptor(**data)
+
+
+def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """The system columns and these, as Spark SQL."""
+    own = [f"`{name}` {kind}" for name, kind in columns]
+    return ", ".join([*(f"{name} {kind}" for name, kind in SYSTEM_COLUMNS), *own])
+
+
+def input_of(category: Category, reads: Collection[str] | None = None) -> Input:
+    """A category as a task reads it; `reads`: which columns, None: all."""
+    spec = category.spec
+    return Input(
+        category=spec.name,
+        birth=category.birth,
+        columns=tuple(column for column in spec.columns if reads is None or column[0] in reads),
+        format=spec.format,
+        watermark=spec.watermark,
+        lateness_ms=spec.lateness_ms,
+        ts_column=spec.ts_column,
+        partitions=spec.partitions,
+    )
 
 
 def input_from(data: Mapping[str, Any]) -> Input:

@@ -39,6 +39,7 @@ class Stage:
         self.tasks = self.new_engine()
         self.data = StreamDataPlane(self.log, self.rows)
         self.configs: dict[str, dict[str, Any]] = {}
+        self.births: dict[str, str] = {}
         self.compile(pipeline)
 
     def new_engine(self) -> Any:
@@ -65,9 +66,17 @@ class Stage:
             self.configs[config["name"]] = config
             self.data.prepare(config["name"], self.birth(config["name"]), config)
 
+    def package(self, hash_: str) -> bytes:
+        """A package that was compiled here."""
+        return self._packages[hash_]
+
+    def folder_of(self, package: str) -> Path:
+        """Where a package of this stage lies, unpacked."""
+        return self._shelf.folder_of(package)
+
     def birth(self, job: str) -> str:
-        """Births are fixed here: a job lives once per stage."""
-        return f"birth-{job}".replace(".", "-")
+        """Births are fixed here: a job lives once per stage, unless `births` names another life."""
+        return self.births.get(job) or f"birth-{job}".replace(".", "-")
 
     def start(
         self, job: str, *, generation: int = 1, epoch: int = 1, tasks: int = 1, engine: Any = None

@@ -20,6 +20,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Literal
 
 from penstock.core.errors import PenstockError, PipelineError
+from penstock.core.loop import TookTooLong, time_limit
+
+IMPORT_S = 30.0  # how long a file's import may take, with all that it imports
 
 
 class UserCode:
@@ -36,7 +39,7 @@ class UserCode:
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         try:
-            with _TellingMistakes(self):
+            with _TellingMistakes(self), time_limit(IMPORT_S):
                 return importlib.import_module(self.root)
         except PenstockError:
             self.forget()  # the next try must run the file again
@@ -133,7 +136,7 @@ class _TellingMistakes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, PenstockError):
+        if isinstance(error, Exception | SystemExit | TookTooLong) and not isinstance(error, PenstockError):
             raise self._told(error, trace) from error
         return False
 
@@ -149,7 +152,10 @@ class _TellingMistakes:
         frames = self._frames(trace)
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else self._code.entry.name
         line = (frames[-1].line if frames else "") or ""
-        if isinstance(error, SystemExit):
+        if isinstance(error, TookTooLong):
+            what = f"the import did not end within {IMPORT_S:g} s"
+            fix = "take loops and waits out of the file's top level"
+        elif isinstance(error, SystemExit):
             what, fix = "the file ends the program", "remove sys.exit(): the file only describes a pipeline"
         else:
             what = f"{type(error).__name__}: {error}"

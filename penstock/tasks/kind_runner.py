@@ -1,4 +1,4 @@
-"""One runner in front of several: a task goes to the one for its job's kind."""
+"""One runner in front of several: a task goes to the one for its job's kind, or to a process of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from penstock.tasks.runner import Runner, RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
+
+ISOLATED = "isolated"
 
 
 class KindRunner:
@@ -19,7 +21,8 @@ class KindRunner:
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
         """Begin a run where it belongs."""
         kind = str(spec.config.get("kind", ""))
-        runner = self._runners.get(kind, self._otherwise)
+        is_isolated = spec.config.get("isolation") == "process"
+        runner = self._runners.get(ISOLATED) if is_isolated else self._runners.get(kind, self._otherwise)
         if runner is None:
             self._refused[spec.task_id] = RunStatus(
                 task_id=spec.task_id,

@@ -130,17 +130,17 @@ class ProcessRunner:
 
     def stop(self, task_id: str) -> None:
         """SIGTERM to the task and what it started."""
-        self._end(task_id, signal.SIGTERM)
-
-    def kill(self, task_id: str) -> None:
-        """SIGKILL to the same."""
-        self._end(task_id, signal.SIGKILL)
-
-    def _end(self, task_id: str, number: signal.Signals) -> None:
         run = self._runs.get(task_id)
         if isinstance(run, _Run):
             run.is_stopping = True
-            _signal_group(run.process.pid, number)
+            _signal_group(run.process.pid, signal.SIGTERM)
+
+    def kill(self, task_id: str) -> None:
+        """SIGKILL to the same, and to what of it went into groups of its own."""
+        run = self._runs.get(task_id)
+        if isinstance(run, _Run):
+            run.is_stopping = True
+            _kill_kin(run.process.pid)
 
     def poll(self) -> tuple[RunStatus, ...]:
         """Every run not yet forgotten."""
@@ -176,7 +176,7 @@ class ProcessRunner:
 
     def _measure(self, run: _Run, now_ms: Millis) -> None:
         memory_mb, cpu_s = 0.0, 0.0
-        for process in _group(run.process.pid):
+        for process in _kin(run.process.pid):
             with contextlib.suppress(psutil.Error):
                 memory_mb += process.memory_info().rss / 2**20
                 times = process.cpu_times()
@@ -190,7 +190,7 @@ class ProcessRunner:
             run.error = (
                 f"out of memory: it used {memory_mb:.0f} MB and had reserved {run.memory_max_mb:.0f} MB"
             )
-            _signal_group(run.process.pid, signal.SIGKILL)
+            _kill_kin(run.process.pid)
 
     def forget(self, task_id: str) -> None:
         """Drop a final run."""
@@ -205,6 +205,23 @@ def _peak(run: _Run) -> str:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _kill_kin(leader: int) -> None:
+    kin = _kin(leader)  # looked for while the leader lives: afterwards nobody knows whose children they are
+    _signal_group(leader, signal.SIGKILL)
+    for process in kin:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _kin(leader: int) -> list[psutil.Process]:
+    """The group, and descendants in other groups: Spark's Python workers make one of their own."""
+    found = {process.pid: process for process in _group(leader)}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(leader).children(recursive=True):
+            found.setdefault(process.pid, process)
+    return list(found.values())
 
 
 def _is_group_alive(group: int) -> bool:

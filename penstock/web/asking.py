@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from penstock.app import ControlPlane
+from penstock.core.errors import NotFound
 from penstock.core.token_store import Caller
 from penstock.jobs.job_service import Actor
 from penstock.jobs.layer_writer import Asked
+from penstock.jobs.layers import merge_layers
+from penstock.jobs.text_rules import shown
 
 
 class Ask:
@@ -21,6 +27,24 @@ class Ask:
 def actor_of(caller: Caller) -> Actor:
     """Whoever holds the token, as the services know them."""
     return Actor(name=caller.name, role=caller.role)
+
+
+def check_package(plane: ControlPlane, job: str, config: Mapping[str, Any]) -> None:
+    """NotFound if this names a package that nobody put here, and that the job does not name already."""
+    package = config.get("package")
+    hash_ = package.get("hash") if isinstance(package, Mapping) else config.get("package.hash")
+    if not isinstance(hash_, str) or plane.packages.may_have(hash_):
+        return
+    try:
+        merged = merge_layers(plane.jobs.view(job).layers)
+    except NotFound:
+        merged = {}
+    if (merged.get("package") or {}).get("hash") != hash_:
+        raise NotFound(
+            f"there is no package {hash_[:12]!r}",
+            why=f"job {shown(job)} would name code that nobody put here, and its tasks could not start",
+            fix="put the package first (`penstock submit` does), or correct its hash",
+        )
 
 
 def version_of(if_match: str | None) -> int | None:

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.token_store import Caller
 from penstock.web import bodies, replies
 from penstock.web.answers import answer
-from penstock.web.asking import Ask, version_of
+from penstock.web.asking import Ask, check_package, version_of
 from penstock.web.bodies import (
     IfMatch,
     IfNew,
@@ -93,6 +93,7 @@ def add_job_writes(router: APIRouter, plane: ControlPlane, guard: Guard, prefix:
                 why="one wants the job to be there, the other wants it not to be",
                 fix="send one of the two",
             )
+        check_package(plane, name, body.config)
         done = plane.jobs.apply(
             name,
             body.config,

@@ -12,7 +12,7 @@ from penstock.core.token_store import Caller
 from penstock.jobs.layers import LayerRow
 from penstock.web import bodies, replies
 from penstock.web.answers import answer
-from penstock.web.asking import Ask, version_of
+from penstock.web.asking import Ask, check_package, version_of
 from penstock.web.bodies import (
     IfMatch,
     IfVersion,
@@ -95,6 +95,7 @@ def add_layer_writes(router: APIRouter, plane: ControlPlane, guard: Guard) -> No
                 fix="read the job and send its ETag as If-Match, or change single paths with PATCH",
             )
         asked = ask(caller, body.why, idempotency_key)
+        check_package(plane, name, body.body)
         version = plane.jobs.write_layer(name, layer, body.body, expected_version=expected, **asked)
         plane.wake_syncer()
         return answer({"version": version}, version=version)
@@ -111,6 +112,7 @@ def add_layer_writes(router: APIRouter, plane: ControlPlane, guard: Guard) -> No
     ) -> Response:
         """Set paths of one layer; null takes one back."""
         asked = ask(caller, body.why, idempotency_key)
+        check_package(plane, name, body.changes)
         version = plane.jobs.patch_layer(
             name, layer, body.changes, expected_version=version_of(if_match), **asked
         )

@@ -27,7 +27,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 
 
 COMMANDS = commands_of(get_command(cli.app))
-SILENT = {("up",), ("container", "run")}  # they run until they are stopped
+SILENT = {("up",), ("container", "run"), ("run",)}  # they run until they are stopped
 
 
 def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
@@ -183,6 +183,12 @@ def check(client: Client) -> None:
 def test_there_are_these_commands():
     assert sorted(" ".join(path) for path in COMMANDS) == [
         "audit",
+        "backfill",
+        "bus copy",
+        "bus describe",
+        "bus ls",
+        "bus publish",
+        "bus tail",
         "category",
         "config show",
         "container cordon",
@@ -208,7 +214,9 @@ def test_there_are_these_commands():
         "logs",
         "oncall clear",
         "oncall set",
+        "package",
         "plan",
+        "run",
         "shard explain",
         "shard ls",
         "shard move",
@@ -269,3 +277,20 @@ def test_every_command_prints_what_it_is_asked_for(path: tuple[str, ...]):
 def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]):
     ended = run(*arguments)
     assert ended.code == 2 and ended.err and "Traceback" not in ended.err
+
+
+def test_code_of_no_pipeline_is_packaged_and_named_by_a_job(empty: World, run: Run, tmp_path: Path):
+    """A query brought as it is: its package is put, a job names it; a package that nobody put is refused."""
+    code = tmp_path / "queries.py"
+    code.write_text("raise SystemExit('it is not run here')\n")
+    found = run("package", code, "--version", "3", "--folder", empty.folder, "-o", "json").json
+    assert (found["entry"], found["version"]) == ("queries.py", "3")
+    job = {"name": "own.query", "pipeline": "own", "kind": "spark", "package": found}
+    job["plan"] = {"computation": {"function": "main"}}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job))
+    assert run("job", "apply", "-f", path, "--why", "new", "--folder", empty.folder).code == 0
+    path.write_text(json.dumps({**job, "package": {**found, "hash": "f" * 64}}))
+    refused = run("job", "apply", "-f", path, "--why", "new", "--folder", empty.folder)
+    assert "there is no package 'ffffffffffff'" in refused.is_refused(3)
+    assert "there is no file" in run("package", tmp_path / "none.py", "--folder", empty.folder).is_refused()

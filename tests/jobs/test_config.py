@@ -173,3 +173,48 @@ def test_every_field_says_what_a_change_of_it_costs() -> None:
         "task_count_max",
     }
     assert set().union(*fields.values()) == set(JobConfig.model_fields)
+
+
+def test_fields_that_came_later_are_stored_only_where_they_say_something() -> None:
+    """A job of an earlier version is stored as it was, so it is not restarted."""
+    plain = a_config().to_json()
+    assert not {"isolation", "poison"} & set(plain)
+    changed = a_config(isolation="process", poison="fail", resources={"memory_mb": 2048}).to_json()
+    assert (changed["isolation"], changed["poison"]) == ("process", "fail")
+    assert validate_config("demo.count", changed).to_json() == changed
+
+
+def test_a_jvm_of_its_own_needs_memory() -> None:
+    with pytest.raises(ConfigError, match="not valid") as caught:
+        a_config(isolation="process")
+    assert "at least 1024" in caught.value.why
+
+
+QUERY = {
+    "pipeline": "own",
+    "kind": "spark",
+    "package": {"name": "own", "version": "1", "hash": "aa", "entry": "own.py"},
+    "plan": {"computation": {"function": "main"}},
+}
+
+
+def test_a_query_as_it_is_runs_as_one_task() -> None:
+    config = validate_config("own.query", {**QUERY, "task_count": 8})
+    assert (config.task_count, config.partitions) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"package": None}, "package: Field required"),
+        ({"plan": {}}, "plan.computation.function"),
+        ({"partitions": 4}, "runs as one task"),
+        ({"inputs": [{"category": "queries"}]}, "inputs: a job of kind `spark` has none"),
+        ({"command": ["ls"]}, "command: a job of kind `spark` has none"),
+        ({"plan": {"computation": {"function": "main"}, "key": "a"}}, "only `computation`"),
+    ],
+)
+def test_a_query_as_it_is_has_nothing_of_ours(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config("own.query", {**QUERY, **changes})
+    assert why in caught.value.why

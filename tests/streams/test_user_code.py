@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +223,41 @@ def test_the_hash_does_not_depend_on_the_process(tmp_path):
         command, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
     assert other == build_package(path, [tmp_path / "b.py"]).hash
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_an_import_that_does_not_end_is_broken_off_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_main: bool
+):
+    """In the main thread and in another one; an `except Exception` around the loop does not help it."""
+    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", 0.3)
+    path = tmp_path / "endless.py"
+    path.write_text("n = 0\nwhile True:\n    try:\n        n += 1\n    except Exception:\n        pass\n")
+    found: list[PipelineError] = []
+
+    def load() -> None:
+        with pytest.raises(PipelineError) as caught:
+            load_entry(tmp_path, "endless.py", f"endless-{in_main}")
+        found.append(caught.value)
+
+    if in_main:
+        load()
+    else:
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join(30)
+    assert "endless.py:" in found[0].what and "did not end within 0.3 s" in found[0].what
+    path.write_text("fine = 1\n")
+    assert load_entry(tmp_path, "endless.py", f"endless-{in_main}").fine == 1
+
+
+def test_a_wait_in_the_main_thread_is_broken_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", 0.3)
+    # The runner of tests has an alarm of its own, which stays as it is: here it is put aside.
+    before = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
+        with pytest.raises(PipelineError, match="did not end within"):
+            load_entry(tmp_path, "waits.py", "waits")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)

@@ -17,7 +17,7 @@ from penstock.web.api import build_api
 from penstock.web.events import EventHub
 from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, Listening, bind
-from tests.builders import a_body
+from tests.builders import CODE, PACKAGE, a_body
 
 
 @dataclass
@@ -66,6 +66,7 @@ def served(
     listening = listening or Listening()
     with bind(listening) as listener:
         plane = ControlPlane(Settings(folder=folder, database=database))
+        plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()
         tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}
         hub = EventHub(plane.journal, heartbeat_s=heartbeat_s, watchers_max=watchers_max)

@@ -15,7 +15,7 @@ NEW = "demo.new"
 
 def body_of(world: World, name: str = NEW, **changes: Any) -> dict[str, Any]:
     package = {"name": "demo", "version": "1", "hash": world.package(b"the code"), "entry": "demo"}
-    return {"config": a_body(name, package=package, **changes), "why": "a test"}
+    return {"config": a_body(name, **{"package": package, **changes}), "why": "a test"}
 
 
 def put(world: World, name: str = NEW, *, headers: dict[str, str] | None = None, **changes: Any) -> Any:
@@ -253,3 +253,25 @@ def test_a_layer_that_cannot_be_is_422(shared: World, changes: dict[str, Any]):
     body = {"name": "doctor", "precedence": 25, "writers": ["scaler"], "why": "x", **changes}
     is_problem(shared.ask("POST", "/layers", json=body), 422, "ConfigError")
     assert shared.everything() == before
+
+
+def test_a_job_that_names_a_package_nobody_put_is_refused(world: World):
+    """Also by a layer, whole or path by path; nothing is written. One that a job names already may be missing."""
+    missing = {"name": "demo", "version": "1", "hash": "f" * 64, "entry": "demo"}
+    assert put(world).status_code == 201
+    before = world.everything()
+    for hash_ in ("f" * 64, "aa", "no hash"):
+        is_problem(put(world, "demo.gone", package={**missing, "hash": hash_}), 404, "NotFound")
+    layer, tag = f"/jobs/{NEW}/layers/oncall", world.ask("GET", f"/jobs/{NEW}").headers["ETag"]
+    replaced = {"body": {"package": missing}, "why": "x"}
+    is_problem(world.ask("PUT", layer, json=replaced, headers={"If-Match": tag}), 404, "NotFound")
+    is_problem(
+        world.ask("PATCH", layer, json={"changes": {"package.hash": "f" * 64}, "why": "x"}), 404, "NotFound"
+    )
+    assert world.everything() == before
+    # As an earlier version let it be: the package went away, the job stays what it is.
+    kept = body_of(world)["config"]["package"]["hash"]
+    (world.plane.settings.folder / "packages" / f"{kept}.zip").unlink()
+    same = {**missing, "hash": kept}
+    config = {"config": a_body(NEW, package=same, task_count=3), "why": "a test"}
+    assert world.ask("PUT", f"/jobs/{NEW}", role="developer", json=config).status_code == 200

@@ -21,7 +21,7 @@ from penstock.core.token_store import ROLES
 from penstock.settings import Settings
 from penstock.web.api import PREFIX, build_api
 from penstock.web.limits import RateLimit
-from tests.builders import a_body, a_pipeline
+from tests.builders import CODE, PACKAGE, a_body, a_pipeline
 
 JOB = "demo.count"
 
@@ -93,6 +93,7 @@ def tables_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 def a_world(folder: Path, *, requests_max: int = 100_000) -> Iterator[World]:
     """Generous with requests, unless the test is about their number."""
     plane = ControlPlane(Settings(folder=folder))
+    plane.packages.put(PACKAGE, CODE)
     tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=plane.clock.now_ms()) for role in ROLES}
     api = build_api(plane, rate=RateLimit(requests_max))
     with httpx.Client(transport=InProcess(api), base_url="http://localhost") as http:

@@ -47,9 +47,8 @@ class PenstockSource(DataSource):
 class IntervalStreamReader(DataSourceStreamReader):
     """Plans ranges at the driver, reads them on workers.
 
-    Offsets are {"tick": n, "<input>:<partition>": next offset}. The tick makes every trigger a batch,
-    so that timers,
-    leftovers and watermarks never wait for data.
+    Offsets are {"tick": n, "<input>:<partition>": next offset}. The tick makes every trigger a batch, so that
+    timers, leftovers and watermarks never wait for data.
     """
 
     def __init__(self, descriptor: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
 
+import penstock
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
 from penstock.streams.engine.warm_up import warm_up
@@ -17,25 +20,38 @@ from penstock.streams.engine.warm_up import warm_up
 CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+END_S = 20
+# Only what went wrong, from the first line on: `setLogLevel` comes after Spark has said its welcome.
+QUIET_LOG = """\
+rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 
 
-def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
-    """A local session that has run its first batch. `scratch` holds what may be lost: Spark's own checkpoints
-    are never read again.
+def build_session(
+    app_name: str, cores: int, scratch: Path, *, heap_mb: int = 1024, master: str = ""
+) -> SparkSession:
+    """A session that has run its first batch: local, or with executors of another Spark (`master`).
+
+    `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
+    see the folders of bus, rows and packages under the same paths.
     """
     require_java()
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: SparkSession.Builder = SparkSession.builder.appName(app_name)
+    builder = _elsewhere(builder, master, cores) if master else _here(builder, cores)
     session = (
-        SparkSession.builder.appName(app_name)
-        .master(f"local[{cores}]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
+        builder.config("spark.driver.memory", f"{heap_mb}m")
         .config("spark.driver.extraJavaOptions", _java_options(scratch))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -50,7 +66,6 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "5")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
-        .config("spark.task.maxFailures", "1")
         .config("spark.python.daemon.module", "penstock.streams.engine.worker_daemon")
         .getOrCreate()
     )
@@ -60,11 +75,55 @@ def build_session(app_name: str, cores: int, scratch: Path) -> SparkSession:
     return session
 
 
+def _here(builder: SparkSession.Builder, cores: int) -> SparkSession.Builder:
+    # Spark would otherwise resolve the host's name, which may not answer on a laptop without a network.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return (
+        builder.master(f"local[{cores}]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.task.maxFailures", "1")
+    )
+
+
+def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkSession.Builder:
+    """Executors of another Spark. They import this package from where it lies here, unless they have it."""
+    if "127.0.0.1" in master or "localhost" in master:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    return (
+        builder.master(master)
+        .config("spark.cores.max", str(cores))
+        .config("spark.executor.memory", "512m")
+        .config("spark.executorEnv.PYTHONPATH", str(Path(penstock.__file__).parent.parent))
+        # A step that is repeated changes nothing, so a lost executor is no failure of the task.
+        .config("spark.task.maxFailures", "4")
+    )
+
+
+def end_session(session: SparkSession) -> None:
+    """Stop it, and wait until its JVM is gone: a command that has ended leaves nothing behind."""
+    gateway: Any = session.sparkContext._gateway
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+
+
 def _java_options(scratch: Path) -> str:
     # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
-    return f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}"'
+    logging = scratch / "log4j2.properties"
+    logging.write_text(QUIET_LOG)
+    return (
+        f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}" '
+        f'"-Dlog4j2.configurationFile={logging}"'
+    )
 
 
 def _home_without_zips(scratch: Path) -> Path:

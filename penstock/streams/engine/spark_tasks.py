@@ -17,13 +17,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
-from penstock.streams.bus.log import Category
 from penstock.streams.engine.load import LoadMeter
+from penstock.streams.engine.own_query import (
+    OwnQuery,
+    QueryLease,
+    progress_metrics,
+    start_own_query,
+)
+from penstock.streams.engine.poison import error_class, find_poison, is_of_values
 from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.rows.row_store import IntervalRef, IntervalRow
+from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
 from penstock.streams.step import OutputSpec, is_dead, open_interval
-from penstock.streams.task import Input, OwnedInterval, TaskDescriptor, input_from, output_from
+from penstock.streams.task import OwnedInterval, TaskDescriptor, input_from, input_of, output_from
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +85,7 @@ class SparkTasks:
     def start(self, assignment: Assignment) -> None:
         """Begin a run. Requires: no run of this task id is known."""
         assert assignment.task_id not in self._runs, f"{assignment.task_id} already has a run"
-        run = _Run(self, assignment)
+        run = (_OwnRun if assignment.config["kind"] == "spark" else _Run)(self, assignment)
         self._runs[assignment.task_id] = run
         run.start()
 
@@ -168,7 +174,7 @@ class SparkTasks:
             bus=self._bus,
             rows=self._rows,
             intervals=tuple(intervals),
-            inputs=tuple(_input(source, columns) for source, columns in zip(sources, reads, strict=True)),
+            inputs=tuple(input_of(source, columns) for source, columns in zip(sources, reads, strict=True)),
             outputs=outputs,
             plan=config["plan"],
             package_hash=package["hash"],
@@ -176,6 +182,7 @@ class SparkTasks:
             package_entry=package["entry"],
             arguments=config.get("arguments", {}),
             batch_rows_max=config["batch_rows_max"],
+            poison=config.get("poison", "dead_letter"),
         )
         return descriptor, tuple(found)
 
@@ -184,26 +191,63 @@ class SparkTasks:
         for interval, row in zip(task.intervals, rows, strict=True):
             if row.intent is None:
                 continue
-            promised = row.intent.plan
             log.info(
                 "replaying",
                 task=task.task_id,
                 partition=interval.ref.partition,
                 ranges=dict(row.intent.ranges),
             )
-            replay(
-                self._spark,
-                replace(
-                    task,
-                    intervals=(interval,),
-                    inputs=tuple(input_from(item) for item in promised["inputs"]),
-                    outputs=tuple(output_from(item) for item in promised["outputs"]),
-                    plan=promised["plan"],
-                    package_hash=row.intent.package,
-                    package_folder=str(self._package_folder(row.intent.package)),
-                    replay={str(interval.ref.partition): dict(row.intent.ranges)},
-                ),
-            )
+            replay(self._spark, self._promised(task, interval, row.intent))
+
+    def _promised(self, task: TaskDescriptor, interval: OwnedInterval, intent: Intent) -> TaskDescriptor:
+        """The task as it was when it promised this."""
+        return replace(
+            task,
+            intervals=(interval,),
+            inputs=tuple(input_from(item) for item in intent.plan["inputs"]),
+            outputs=tuple(output_from(item) for item in intent.plan["outputs"]),
+            plan=intent.plan["plan"],
+            package_hash=intent.package,
+            package_folder=str(self._package_folder(intent.package)),
+            replay={str(interval.ref.partition): dict(intent.ranges)},
+        )
+
+    def without_poison(
+        self, task: TaskDescriptor, error: Exception
+    ) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]] | None:
+        """The task with the records set aside that made it fail; None if no single records did."""
+        may_skip = task.poison == "dead_letter" and any(is_dead(item.stream) for item in task.outputs)
+        if task.kind != "stateless" or not may_skip or not is_of_values(error):
+            return None
+        rows = tuple(open_rows(self._rows).peek(interval.ref) for interval in task.intervals)
+        poisoned = {
+            partition: {birth: dict(found) for birth, found in births.items()}
+            for partition, births in task.poisoned.items()
+        }
+        is_news = False
+        for interval, row in zip(task.intervals, rows, strict=True):
+            partition = interval.ref.partition
+            # The step may have failed before it promised anything.
+            tried = task if row.intent is None else self._promised(task, interval, row.intent)
+            spans = self._next_spans(task, row, partition) if row.intent is None else row.intent.ranges
+            for birth, (start, end) in spans.items():
+                found = find_poison(self._spark, tried, interval, birth, (start, end))
+                if found:
+                    log.warning("poison", task=task.task_id, partition=partition, records=found)
+                    poisoned.setdefault(str(partition), {}).setdefault(birth, {}).update(found)
+                    is_news = True
+        return (replace(task, poisoned=poisoned), rows) if is_news else None
+
+    def _next_spans(
+        self, task: TaskDescriptor, row: IntervalRow, partition: int
+    ) -> dict[str, tuple[int, int]]:
+        """What the next step would read at most, by input."""
+        bus, found = open_log(self._bus), {}
+        for _, source in task.inputs_of(partition):
+            start = row.offsets[source.birth]
+            end = bus.end_offsets(source.category)[partition]
+            found[source.birth] = (start, min(end, start + task.batch_rows_max))
+        return found
 
     def start_query(self, task: TaskDescriptor, trigger_ms: int) -> tuple[StreamingQuery, Path]:
         """Start the query on an empty scratch checkpoint named after the tokens."""
@@ -214,24 +258,32 @@ class SparkTasks:
         task = replace(task, drain_file=str(scratch / "drain"))
         return start_query(self._spark, task, checkpoint=scratch / "spark", trigger_ms=trigger_ms), scratch
 
+    def own_query(self, assignment: Assignment) -> tuple[OwnQuery, QueryLease]:
+        """A query that a user brought, and the lease that it needs before its start."""
+        config, package = assignment.config, assignment.config["package"]
+        birth = interval_birth(assignment.job_birth, config["kind"], config["lineage"], 0)
+        query = OwnQuery(
+            task_id=assignment.task_id,
+            ref=IntervalRef(job=assignment.job, job_birth=assignment.job_birth, partition=0, birth=birth),
+            generation=assignment.generation,
+            shard_epoch=assignment.shard_epoch,
+            package_folder=self._package_folder(package["hash"]),
+            package_entry=package["entry"],
+            package_hash=package["hash"],
+            function=config["plan"]["computation"]["function"],
+            arguments=config.get("arguments", {}),
+        )
+        # Beside the rows: what lasts lies together, and every container of this bus sees it.
+        root = Path(self._rows.partition(":")[2]).parent / "query_checkpoints" / birth
+        return query, QueryLease(query, open_rows(self._rows), root)
+
+    def start_own_query(self, query: OwnQuery, checkpoint: Path) -> StreamingQuery:
+        """Start it in a session of its own."""
+        return start_own_query(self._spark, query, checkpoint)
+
     def cancel(self, query: StreamingQuery) -> None:
         """Cancel the Spark jobs of a query that does not end by itself."""
         self._spark.sparkContext.cancelJobGroup(str(query.runId))
-
-
-def _input(source: Category, reads: Sequence[str] | None) -> Input:
-    """A category as a task reads it; `reads`: which columns, None: all."""
-    spec = source.spec
-    return Input(
-        category=spec.name,
-        birth=source.birth,
-        columns=tuple(column for column in spec.columns if reads is None or column[0] in reads),
-        format=spec.format,
-        watermark=spec.watermark,
-        lateness_ms=spec.lateness_ms,
-        ts_column=spec.ts_column,
-        partitions=spec.partitions,
-    )
 
 
 class _Run:
@@ -243,6 +295,7 @@ class _Run:
         self._stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._meter: LoadMeter | None = None
+        self._scratch: Path | None = None
         self._thread = threading.Thread(target=self._body, name=f"task {assignment.task_id}", daemon=True)
 
     def start(self) -> None:
@@ -264,19 +317,16 @@ class _Run:
         state = self._state
         if state in ("starting", "running") and self._stop.is_set():
             state = "stopping"
-        metrics = self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
-        return RunView(task_id=self.assignment.task_id, state=state, error=self._error, metrics=metrics)
+        return RunView(
+            task_id=self.assignment.task_id, state=state, error=self._error, metrics=self._metrics()
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        return self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
 
     def _body(self) -> None:
-        scratch: Path | None = None
         try:
-            task, rows = self._owner.open(self.assignment)
-            self._meter = LoadMeter(task, trigger_ms=self.assignment.config["trigger_ms"])
-            if not self._stop.is_set():
-                self._owner.replay_intents(task, rows)
-            if not self._stop.is_set():
-                self._query, scratch = self._owner.start_query(task, self.assignment.config["trigger_ms"])
-                self._watch(self._query, scratch)
+            self._work()
             self._state = "stopped"
         except Exception as error:
             # A thread's border: whatever ended the run becomes its final state, never a silent death.
@@ -289,8 +339,26 @@ class _Run:
                 "run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000]
             )
         finally:
-            if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _work(self) -> None:
+        trigger_ms = self.assignment.config["trigger_ms"]
+        task, rows = self._owner.open(self.assignment)
+        self._meter = LoadMeter(task, trigger_ms=trigger_ms)
+        while not self._stop.is_set():
+            try:
+                self._owner.replay_intents(task, rows)
+                if not self._stop.is_set():
+                    self._query, self._scratch = self._owner.start_query(task, trigger_ms)
+                    self._watch(self._query, self._scratch)
+                return
+            except Exception as error:
+                # Records that no plan can compute are put aside, if the job is to go on without them.
+                found = None if self._stop.is_set() else self._owner.without_poison(task, error)
+                if found is None:
+                    raise
+                task, rows = found
 
     def _watch(self, query: StreamingQuery, scratch: Path) -> None:
         while not self._stop.wait(0.2):
@@ -311,6 +379,37 @@ class _Run:
         query.stop()  # cuts a batch off if one still runs: harmless, but noisy and wasted
 
 
+class _OwnRun(_Run):
+    """One life of a query that a user brought."""
+
+    def _metrics(self) -> dict[str, float]:
+        return progress_metrics(self._query)
+
+    def _work(self) -> None:
+        query, lease = self._owner.own_query(self.assignment)
+        with lease.held() as checkpoint:
+            if self._stop.is_set():
+                return
+            self._query = self._owner.start_own_query(query, checkpoint)
+            try:
+                self._watch_lease(self._query, lease)
+            finally:
+                self._query.stop()
+
+    def _watch_lease(self, query: StreamingQuery, lease: QueryLease) -> None:
+        while not self._stop.wait(0.5):
+            lease.check()
+            if not query.isActive:
+                query.awaitTermination()  # raises what ended it
+                return
+            self._state = "running"
+        patience = time.monotonic() + DRAIN_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience:
+            if self.kills:
+                return
+            time.sleep(0.05)
+
+
 _NAMED = re.compile(
     r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)"
     r"(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
@@ -319,14 +418,15 @@ _NAMED = re.compile(
 
 
 def readable(error: BaseException) -> str:
-    """Our own error's three parts where there is one inside, else the first lines of what Spark says."""
+    """Our own error's three parts where there is one inside, else what Spark says, its error class first."""
     if isinstance(error, PenstockError):
         return str(error)
     text = str(error)
     named = _NAMED.search(text)
     if named is not None:
         return named.group(2).strip()
-    return "\n".join(text.strip().splitlines()[:12])
+    name = error_class(error)
+    return "\n".join(text[text.index(f"[{name}]") if name else 0 :].strip().splitlines()[:12])
 
 
 def is_fenced(error: BaseException) -> bool:

@@ -86,6 +86,7 @@ def _run_stateless(
         lateness={
             source.birth: source.lateness_ms for source in task.inputs if source.watermark == "event_time"
         },
+        stops_at_poison=task.poison == "fail",
     )
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}

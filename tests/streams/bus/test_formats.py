@@ -14,10 +14,10 @@ from penstock.streams.bus.decode import decode_bytes
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.injector import Injector
-from penstock.streams.reading import read_range
+from penstock.streams.reading import read_ranges
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.task import BAD, DATA, Input, OwnedInterval
+from penstock.streams.task import BAD, DATA, OwnedInterval, TaskDescriptor, input_of
 from tests.contracts.buses import assert_three_parts
 
 COLUMNS = (
@@ -95,21 +95,22 @@ def test_a_range_of_such_a_category_is_read_as_its_columns(format_, columns, val
     ref = IntervalRef(job="j", job_birth="b", partition=0, birth="i")
     rows.create(ref, offsets={birth: 0}, low=LOW_MIN)
     Injector(log, "in", "me", epoch=1).publish(["k", "k"], [5, 5], values)
-    found = read_range(
-        interval=OwnedInterval(ref=ref, token=1, producer="p"),
-        source=Input(
-            category="in",
-            birth=birth,
-            columns=columns,
-            format=format_,
-            watermark="injector",
-            lateness_ms=0,
-            ts_column=spec.ts_column,
-        ),
-        span=(0, 2),
-        log=log,
-        rows=rows,
+    interval = OwnedInterval(ref=ref, token=1, producers=("p",))
+    task = TaskDescriptor(
+        task_id="j/0",
+        job="j",
+        kind="stateless",
+        bus="",
+        rows="",
+        intervals=(interval,),
+        inputs=(input_of(log.describe("in")),),
+        outputs=(),
+        plan={},
+        package_hash="",
+        package_folder="",
+        package_entry="",
     )
+    found = read_ranges(task=task, interval=interval, spans={birth: (0, 2)}, log=log, rows=rows)
     read = pa.Table.from_batches(found).to_pylist()[1:-1]
     assert [row["_kind"] for row in read] == [BAD if want is None else DATA for want in expected]
     for row, want in zip(read, expected, strict=True):

@@ -1,0 +1,300 @@
+"""`penstock bus`: look at the categories of the bus and their records, write records, copy them.
+
+Records do not pass through the control plane: these commands open the bus itself, where the folder or
+`--bus` says that it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from penstock.cli import bus_tables
+from penstock.cli.connection import FOLDER, Folder, connect, endpoint_file
+from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError, EnvironmentProblem, NotFound, StoreUnavailable
+from penstock.core.loop import SystemClock, sleep_ms
+from penstock.settings import Settings
+from penstock.streams import bus_copy
+from penstock.streams.bus.log import Category, Log
+from penstock.streams.catalogue import category_to_json, no_category
+from penstock.streams.places import open_log
+from penstock.streams.record_lines import LineRules, Lines, lines_of
+
+app = typer.Typer(name="bus", help="Categories and their records.", no_args_is_help=True)
+FOLLOW_MS: Millis = 300
+SPOOL_BYTES = 64 * 2**20
+FILES = (".ndjson", ".jsonl", ".json", ".parquet")
+
+Bus = Annotated[
+    str, typer.Option("--bus", help="The bus itself, e.g. embedded:.penstock/bus; else the folder's.")
+]
+CategoryName = Annotated[str, typer.Argument(help="A category.")]
+
+
+def find_bus(folder: Path, bus: str) -> Log:
+    """The bus that `find_place` finds, opened."""
+    return open_log(find_place(folder, bus))
+
+
+def find_place(folder: Path, bus: str) -> str:
+    """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
+    place = bus or _told_bus(folder) or Settings(folder=folder.absolute()).bus
+    kind, _, path = place.partition(":")
+    if kind == "embedded" and not Path(path).is_dir():
+        raise StoreUnavailable(
+            f"there is no bus at {path}",
+            why="the folder does not exist here",
+            fix="name the folder of a `penstock up` with --folder, or the bus with --bus",
+        )
+    return place
+
+
+def _told_bus(folder: Path) -> str:
+    if not os.environ.get("PENSTOCK_URL") and not endpoint_file(folder).exists():
+        return ""
+    # The bus is there without its control plane too.
+    with contextlib.suppress(StoreUnavailable), connect(folder) as client:
+        return str(client.installation()["bus"])
+    return ""
+
+
+def described(log: Log, name: str) -> Category:
+    """NotFound with the name that was probably meant."""
+    try:
+        return log.describe(name)
+    except NotFound:
+        raise no_category(name, [found.spec.name for found in log.categories()]) from None
+
+
+@app.command(epilog=EXIT_CODES)
+def ls(folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> None:
+    """Every category of the bus."""
+    log = find_bus(folder, bus)
+    found = [_view(log, category) for category in log.categories()]
+    show(found, output, lambda: bus_tables.categories_table(found))
+
+
+@app.command(epilog=EXIT_CODES)
+def describe(name: CategoryName, folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> None:
+    """One category: its columns, its partitions and how far they are, its watermark and who moves it."""
+    log = find_bus(folder, bus)
+    category = described(log, name)
+    found = {**_view(log, category), "producers": dict(log.producers(name))}
+    show(found, output, lambda: bus_tables.category_tables(found))
+
+
+@app.command(epilog=EXIT_CODES)
+def tail(
+    name: CategoryName,
+    folder: Folder = FOLDER,
+    bus: Bus = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many per partition.", min=0)] = 10,
+    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0)] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", help="From this offset on, not the last.", min=0)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    output: Output = Form.TABLE,
+) -> None:
+    """The last records of a category, and with -f what comes."""
+    log = find_bus(folder, bus)
+    category = described(log, name)
+    ends = log.end_offsets(name)
+    wanted = range(len(ends)) if partition is None else [_existing(category, partition)]
+    at = {one: max(0, ends[one] - lines) if start is None else min(start, ends[one]) for one in wanted}
+    say = _sayer(category, output)
+    _say_new(log, name, at, ends, say)
+    if follow:
+        # Ctrl-C is how one stops looking, not a failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                if not _say_new(log, name, at, log.end_offsets(name), say):
+                    sleep_ms(FOLLOW_MS)
+
+
+@app.command(epilog=EXIT_CODES)
+def publish(
+    name: CategoryName,
+    file: Annotated[Path, typer.Argument(help="Lines of JSON; - reads standard input.")] = Path("-"),
+    folder: Folder = FOLDER,
+    bus: Bus = "",
+    form: Annotated[
+        Lines, typer.Option(help="A line is a record's value, or a whole record as `tail` says.")
+    ] = (Lines.VALUE),
+    key: Annotated[str, typer.Option(help="The column that is the key; none: records have no key.")] = "",
+    ts: Annotated[
+        str, typer.Option(help="The column with the event time in ms; none: the category's, else now.")
+    ] = "",
+    producer: Annotated[
+        str, typer.Option(help="Publish under this name: the same lines again under it add nothing.")
+    ] = "",
+    done: Annotated[
+        bool, typer.Option("--done", help="Nothing more comes: let the watermark of injectors pass.")
+    ] = False,
+    output: Output = Form.TABLE,
+) -> None:
+    """Publish lines as records: all of them, or none if one is bad."""
+    log, clock = find_bus(folder, bus), SystemClock()
+    category = described(log, name)
+    rules = LineRules(spec=category.spec, form=form, key_column=key, ts_column=ts, now_ms=clock.now_ms())
+    who, epoch = producer or f"cli:{secrets.token_hex(6)}", clock.now_ms()
+    if done and category.spec.watermark != "injector":
+        raise ConfigError(
+            f"--done means nothing for category {name!r}",
+            why=f"its watermark follows {category.spec.watermark}, not what injectors say",
+            fix="leave --done out",
+        )
+    with _opened(file) as source, _progress() as progress:
+        found = bus_copy.publish_lines(
+            log, source, rules, name=str(file), producer=who, epoch=epoch, progress=progress
+        )
+    if done:
+        bus_copy.close_input(log, name, producer=who, epoch=epoch, now_ms=clock.now_ms())
+    _show_copied(found, name, who, output)
+
+
+@app.command(epilog=EXIT_CODES)
+def copy(
+    source: Annotated[str, typer.Argument(help="A category, or a file (.ndjson, .jsonl, .parquet).")],
+    target: Annotated[str, typer.Argument(help="A category, or a file to write.")],
+    folder: Folder = FOLDER,
+    bus: Bus = "",
+    producer: Annotated[
+        str, typer.Option(help="From a file: publish under this name instead of the content's.")
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="To lines of JSON: go on behind what is there.")
+    ] = False,
+    output: Output = Form.TABLE,
+) -> None:
+    """Copy records: category to category, to a file, from a file. Again: only what was not there yet."""
+    log, epoch = find_bus(folder, bus), SystemClock().now_ms()
+    from_file, to_file = _is_file(source), _is_file(target)
+    if from_file and to_file:
+        raise ConfigError("both are files", why="one of them must be a category", fix="use `cp`")
+    who = ""
+    with _progress() as progress:
+        if to_file:
+            described(log, source)
+            path = Path(target)
+            found = (
+                bus_copy.export_parquet(log, source, path, progress=progress)
+                if path.suffix == ".parquet"
+                else bus_copy.export_lines(log, source, path, resume=resume, progress=progress)
+            )
+        elif from_file:
+            category = described(log, target)
+            with _opened(Path(source)) as file:
+                who = producer or f"copy:{bus_copy.content_hash(file)}"
+                if Path(source).suffix == ".parquet":
+                    found = bus_copy.import_parquet(
+                        log, Path(source), target, producer=who, epoch=epoch, progress=progress
+                    )
+                else:
+                    rules = LineRules(spec=category.spec, form=Lines.RECORD, now_ms=epoch, checked=False)
+                    found = bus_copy.publish_lines(
+                        log, file, rules, name=source, producer=who, epoch=epoch, progress=progress
+                    )
+        else:
+            described(log, source), described(log, target)
+            found = bus_copy.copy_category(log, source, target, epoch=epoch, progress=progress)
+    _show_copied(found, target, who, output)
+
+
+def _view(log: Log, category: Category) -> dict[str, Any]:
+    name = category.spec.name
+    return {
+        "spec": category_to_json(category.spec),
+        "birth": category.birth,
+        "end_offsets": list(log.end_offsets(name)),
+        "watermark": log.watermark(name),
+    }
+
+
+def _existing(category: Category, partition: int) -> int:
+    if partition < category.spec.partitions:
+        return partition
+    raise NotFound(
+        f"category {category.spec.name!r} has no partition {partition}",
+        why=f"its partitions are 0 to {category.spec.partitions - 1}",
+        fix="name one of them",
+    )
+
+
+def _sayer(category: Category, output: Form) -> Callable[[bytes], None]:
+    def say(line: bytes) -> None:
+        if output is Form.TABLE:
+            print(bus_tables.record_text(line), flush=True)
+        elif output is Form.JSON:
+            print(line.decode(), flush=True)
+        else:
+            show_line(bus_tables.record_of(line), output)
+
+    return say
+
+
+def _say_new(
+    log: Log, name: str, at: dict[int, int], ends: tuple[int, ...], say: Callable[[bytes], None]
+) -> bool:
+    """Say what lies between; True if there was something."""
+    spec, said = log.describe(name).spec, False
+    for partition, offset in at.items():
+        end = ends[partition]
+        for batch in log.read(name, partition, offset, end) if offset < end else ():
+            for line in lines_of(batch, spec, partition=partition, first=at[partition]):
+                say(line)
+            at[partition] += batch.num_rows
+            said = True
+    return said
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file that can be read twice; standard input is put aside first."""
+    if str(path) == "-":
+        with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
+            shutil.copyfileobj(sys.stdin.buffer, spool)
+            spool.seek(0)
+            yield spool  # type: ignore[misc]
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot read {path}", why=str(error), fix="check the path; - reads standard input"
+        ) from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """How many records so far, on a terminal; elsewhere nothing."""
+    if not err.is_terminal:
+        yield lambda done: None
+        return
+    with err.status("0 records") as status:
+        yield lambda done: status.update(f"{done:,} records")
+
+
+def _is_file(name: str) -> bool:
+    return "/" in name or name.endswith(FILES)
+
+
+def _show_copied(found: bus_copy.Copied, target: str, producer: str, output: Form) -> None:
+    said = {"target": target, "appended": found.appended, "repeated": found.repeated}
+    if producer:
+        said["producer"] = producer
+    repeated = f", {found.repeated:,} were there already" if found.repeated else ""
+    show(said, output, lambda: f"{found.appended:,} records to {target}{repeated}")

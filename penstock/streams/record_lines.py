@@ -1,0 +1,256 @@
+"""Records of the bus as lines of JSON, and back. Pure: bytes in, Arrow out; a bad line says why.
+
+Two forms. `value`: a line is a record's value, the JSON object that the category declares. `record`: a line
+is a whole record, {"key", "ts", "value", …}, as `penstock bus tail` prints it; bytes that are no JSON are
+`value_base64`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError
+from penstock.streams.bus.decode import decode_json
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
+from penstock.streams.catalogue import nearest
+from penstock.streams.keys import partitions_of
+
+LINE_BYTES_MAX = 32 * 2**20
+_BREAKS = re.compile(rb"[\r\n]")
+
+
+class Lines(StrEnum):
+    """What a line holds."""
+
+    VALUE = "value"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRules:
+    """How lines become records of a category, and which of its columns are their key and event time."""
+
+    spec: CategorySpec
+    form: Lines = Lines.VALUE
+    key_column: str = ""
+    ts_column: str = ""
+    now_ms: Millis = 0  # the event time of records that name none
+    checked: bool = True  # False: values are taken as they are, also such that nobody can read
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.spec.columns]
+        for option, column in (("key", self.key_column), ("ts", self.ts_column)):
+            if column and column not in names:
+                near = nearest(column, names)
+                raise ConfigError(
+                    f"category {self.spec.name!r} has no column {column!r} for the {option}",
+                    why=f"its columns are {', '.join(names)}",
+                    fix=f"did you mean {near!r}?" if near else "name one of them",
+                )
+
+    @property
+    def ts_from(self) -> str:
+        """The column with the event time, "" if values have none."""
+        return self.ts_column or self.spec.ts_column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """A line that is no record, and why."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedLines:
+    """`records`: `_seq` (the line's number), `_ts`, `_key`, `_late`, own columns, `_partition`."""
+
+    records: pa.Table
+    bad: tuple[BadLine, ...]
+
+
+class _Record(msgspec.Struct):
+    value: msgspec.Raw = msgspec.Raw(b"")
+    value_base64: bytes | None = None
+    key: str | None = None
+    ts: int | None = None
+    late: bool = False
+    partition: int | None = None
+    offset: int | None = None
+
+
+_RECORDS = msgspec.json.Decoder(_Record)
+
+
+def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedLines:
+    """Lines with their numbers as records; the bad ones apart."""
+    bad: dict[int, str] = {}
+    drafts: dict[int, _Record] = {}
+    for number, line in lines:
+        if len(line) > LINE_BYTES_MAX:
+            bad[number] = f"it is longer than {LINE_BYTES_MAX} bytes"
+        elif rules.form is Lines.VALUE:
+            drafts[number] = _Record(value=msgspec.Raw(line))
+        else:
+            try:
+                drafts[number] = _drafted(line)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+                bad[number] = f"not a record: {error}"
+    numbers = sorted(drafts)
+    values = [_bytes_of(drafts[number]) for number in numbers]
+    decoded = decode_json(pa.array(values, pa.binary()), rules.spec.columns)
+    unread = {numbers[index]: reason for index, reason in decoded.bad}
+    if rules.checked or rules.spec.format != "json":
+        bad |= unread
+    rows = range(len(numbers)) if decoded.rows is None else decoded.rows
+    place = {numbers[index]: row for row, index in enumerate(rows)}
+    kept = [number for number in numbers if number not in bad]
+    columns = _columns(decoded.table, [place.get(number) for number in kept])
+    stamps = _stamps(kept, drafts, columns, rules, bad)
+    keys = _keys(kept, drafts, columns, rules)
+    fit = [index for index, number in enumerate(kept) if number not in bad]
+    own: dict[str, pa.Array] = columns
+    if rules.spec.format == "json":
+        own = {"_value": pa.array([_bytes_of(drafts[number]) for number in kept], pa.binary())}
+    whole = pa.table(
+        {
+            "_seq": pa.array(kept, pa.int64()),
+            "_ts": pa.array(stamps, pa.int64()),
+            "_key": keys,
+            "_late": pa.array([drafts[number].late for number in kept], pa.bool_()),
+            **own,
+            "_partition": _targets(kept, keys, drafts, rules.spec.partitions),
+        }
+    ).take(pa.array(fit, pa.int64()))
+    return ParsedLines(
+        records=whole, bad=tuple(BadLine(number=number, reason=bad[number]) for number in sorted(bad))
+    )
+
+
+def lines_of(batch: pa.RecordBatch, spec: CategorySpec, *, partition: int, first: int) -> Iterator[bytes]:
+    """Each record of a batch as a line of the form `record`, without a line break."""
+    names = [name for name, _ in spec.columns]
+    for index, row in enumerate(batch.to_pylist()):
+        record: dict[str, Any] = {
+            "partition": partition,
+            "offset": first + index,
+            "ts": row["_ts"],
+            "key": row["_key"],
+        }
+        if row["_late"]:
+            record["late"] = True
+        if spec.format == "json":
+            record |= _value_part(row["_value"])
+        else:
+            record["value"] = {name: row[name] for name in names}
+        yield msgspec.json.encode(record)
+
+
+def split_by_partition(records: pa.Table, spec: CategorySpec) -> dict[int, pa.RecordBatch]:
+    """Records with their `_partition` as what a publish takes."""
+    targets = records.column("_partition").to_numpy()
+    schema = spec.schema()
+    batches = {}
+    for partition in np.unique(targets).tolist():
+        part = records.take(pa.array(np.flatnonzero(targets == partition)))
+        arrays = [part.column(name).cast(schema.field(name).type).combine_chunks() for name in schema.names]
+        batches[int(partition)] = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batches
+
+
+def target_partitions(keys: pa.Array, unkeyed: Sequence[int], partitions: int) -> pa.Array:
+    """By key, as everywhere; a record without one goes where `unkeyed` says."""
+    by_key = partitions_of(keys, partitions)
+    is_null = keys.is_null().to_numpy(zero_copy_only=False)
+    rest = np.asarray(unkeyed, dtype=np.int64) % partitions
+    return pa.array(np.where(is_null, rest, by_key), pa.int64())
+
+
+def _drafted(line: bytes) -> _Record:
+    record = _RECORDS.decode(line)
+    if record.value_base64 is None and not bytes(record.value):
+        raise ValueError("it has neither `value` nor `value_base64`")
+    return record
+
+
+def _bytes_of(record: _Record) -> bytes:
+    return bytes(record.value) if record.value_base64 is None else record.value_base64
+
+
+def _value_part(value: bytes | None) -> dict[str, Any]:
+    """The bytes as they are, if they are JSON in one line; else in base64, so that nothing is lost."""
+    if value is None:
+        return {"value_base64": None}
+    try:
+        msgspec.json.decode(value)
+        is_plain = bool(value) and value == value.strip() and _BREAKS.search(value) is None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        is_plain = False
+    if is_plain:
+        return {"value": msgspec.Raw(value)}
+    return {"value_base64": base64.b64encode(value).decode()}
+
+
+def _columns(table: pa.Table, rows: Sequence[int | None]) -> dict[str, pa.Array]:
+    places = pa.array(rows, pa.int64())
+    return {name: table.column(name).combine_chunks().take(places) for name in table.column_names}
+
+
+def _stamps(
+    kept: Sequence[int],
+    drafts: Mapping[int, _Record],
+    columns: Mapping[str, pa.Array],
+    rules: LineRules,
+    bad: dict[int, str],
+) -> list[int]:
+    """Event times; what has none, or one that no clock shows, is bad."""
+    named = columns[rules.ts_from].to_pylist() if rules.ts_from else [None] * len(kept)
+    found = []
+    for number, of_value in zip(kept, named, strict=True):
+        stamp = drafts[number].ts
+        if stamp is None:
+            stamp = of_value
+        if stamp is None and rules.ts_from and rules.checked:
+            bad[number] = f"no event time: column {rules.ts_from!r} is missing or null"
+        stamp = rules.now_ms if stamp is None else stamp
+        if isinstance(stamp, bool) or not isinstance(stamp, int) or not -LOW_MAX < stamp < LOW_MAX:
+            bad[number] = f"{stamp!r} is no event time: it is in milliseconds since 1970, a whole number"
+            stamp = 0
+        found.append(stamp)
+    return found
+
+
+def _keys(
+    kept: Sequence[int], drafts: Mapping[int, _Record], columns: Mapping[str, pa.Array], rules: LineRules
+) -> pa.Array:
+    given = pa.array([drafts[number].key for number in kept], pa.string())
+    if not rules.key_column:
+        return given
+    kind = columns[rules.key_column].type
+    if kind == ARROW_TYPES["binary"]:
+        raise ConfigError(
+            f"column {rules.key_column!r} cannot be the key",
+            why="it holds bytes, and a key is text",
+            fix="name a column of text or numbers",
+        )
+    return pc.coalesce(given, columns[rules.key_column].cast(pa.string()))
+
+
+def _targets(kept: Sequence[int], keys: pa.Array, drafts: Mapping[int, _Record], partitions: int) -> pa.Array:
+    def unkeyed(number: int) -> int:
+        partition = drafts[number].partition
+        return number if partition is None else partition
+
+    return target_partitions(keys, [unkeyed(number) for number in kept], partitions)

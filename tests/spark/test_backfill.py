@@ -1,0 +1,173 @@
+"""Stream and batch make the same rows of the same records: over categories, files, and the whole command."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from penstock.streams.bus_copy import export_lines, export_parquet
+from penstock.streams.record_lines import Lines
+from penstock.streams.testing import Stage, wait_for
+
+ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
+SHOPS = """
+from penstock import Pipeline
+
+p = Pipeline("shops", partitions=2)
+(
+    p.source("sales")
+    .filter("amount > 1")
+    .select("shop", "amount * 2 AS twice", "cast(ts / 1000 as bigint) AS second")
+    .key_by("shop")
+    .sink("twice_sales")
+)
+"""
+SALES = {
+    "name": "sales",
+    "partitions": 3,
+    "columns": [["shop", "string"], ["amount", "double"], ["ts", "bigint"]],
+    "format": "json",
+    "watermark": "event_time",
+    "ts_column": "ts",
+}
+YEAR_2100_MS = 4_102_444_800_000
+
+
+def sales(count: int) -> list[tuple[str, int, bytes]]:
+    found = []
+    for n in range(count):
+        ts = YEAR_2100_MS if n == 77 else n * 3
+        row = {"shop": None if n % 31 == 0 else f"shop {n % 13}", "amount": n / 7, "ts": ts}
+        found.append((str(n % 17), ts, json.dumps(row).encode()))
+    bad = [b"{nonsense", b"null", b'{"shop": 5, "ts": 1}', b'{"shop": "no time"}', b"\xff"]
+    return found + [("bad", 12, value) for value in bad]
+
+
+@pytest.fixture
+def shops(spark: Any, tmp_path: Path) -> Stage:
+    pipeline = tmp_path / "shops.py"
+    pipeline.write_text(SHOPS)
+    return Stage(spark, tmp_path, pipeline, SALES)
+
+
+def published(stage: Stage, records: list[tuple[str, int, bytes]]) -> None:
+    keys, stamps, values = zip(*records, strict=True)
+    stage.injector("sales").publish(keys, stamps, values)
+
+
+def streamed(stage: Stage, job: str, category: str, count: int) -> Counter[tuple[Any, ...]]:
+    ids = stage.start(job, tasks=2)
+    wait_for(lambda: sum(stage.log.end_offsets(category)) >= count, f"{count} records in {category}")
+    stage.stop(ids)
+    names = ["_ts", "_key", *(name for name, _ in stage.log.describe(category).spec.columns)]
+    return Counter(tuple(row[name] for name in names) for row in stage.records(category))
+
+
+def frames(stage: Stage, inputs: Any, **options: Any) -> dict[str, Any]:
+    from penstock.streams.engine.backfill import Code, Span, run_jobs
+
+    config = next(iter(stage.configs.values()))
+    package = config["package"]
+    code = Code(folder=stage.folder_of(package["hash"]), entry=package["entry"], hash=package["hash"])
+    return run_jobs(list(stage.configs.values()), inputs, span=options.get("span", Span()), code=code)
+
+
+def batched(stage: Stage, category: str, inputs: Any, **options: Any) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        tuple(value for name, value in row.asDict().items() if name != "_late")
+        for row in frames(stage, inputs, **options)[category].collect()
+    )
+
+
+def test_stream_and_batch_make_the_same_rows(spark: Any, shops: Stage, tmp_path: Path):
+    from penstock.streams.engine.backfill import Span, read_category, read_files
+
+    published(shops, sales(2000))
+    stream = streamed(shops, next(iter(shops.configs)), "twice_sales", 1992)
+    category = shops.log.describe("sales")
+    rows = read_category(spark, shops.bus, category)
+    assert batched(shops, "twice_sales", {"sales": rows}) == stream
+    dead = batched(shops, "sales.dead", {"sales": rows})
+    names = ("_ts", "_key", "reason", "value", "source_partition", "source_offset")
+    assert dead == Counter(tuple(row[name] for name in names) for row in shops.records("sales.dead"))
+    assert dead.total() == 5
+
+    export_lines(shops.log, "sales", tmp_path / "sales.ndjson", resume=False)
+    export_parquet(shops.log, "sales", tmp_path / "sales.parquet")
+    plain = tmp_path / "values.ndjson"
+    plain.write_bytes(b"\n".join(value for _, _, value in sales(2000)))
+    for path, form in (
+        ("sales.ndjson", Lines.RECORD),
+        ("sales.parquet", Lines.VALUE),
+        ("values.ndjson", Lines.VALUE),
+    ):
+        rows = read_files(spark, [str(tmp_path / path)], category, form)
+        assert batched(shops, "twice_sales", {"sales": rows}) == stream, path
+
+    some = batched(shops, "twice_sales", {"sales": rows}, span=Span(start=300, end=3000))
+    assert some == Counter({row: count for row, count in stream.items() if 300 <= row[0] < 3000})
+    assert 0 < some.total() < stream.total()
+
+
+def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
+    from penstock.streams.engine.backfill import read_category
+    from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, publish, queries
+
+    stage = Stage(spark, tmp_path, ZEITGEIST / "pipeline.py", CATEGORY)
+    injector = stage.injector("queries")
+    publish(stage, queries(0, 3000), injector, now_ms=1000)
+    injector.close(now_ms=2000)
+    ids = stage.start(PARSE, tasks=2) + stage.start(COUNT, tasks=2)
+    rows = read_category(spark, stage.bus, stage.log.describe("queries"))
+    batch = batched(stage, "query_counts", {"queries": rows})
+    wait_for(lambda: sum(stage.log.end_offsets("query_counts")) >= batch.total(), "the counts")
+    names = ("_ts", "_key", "query", "second", "count")
+    assert batch == Counter(tuple(row[name] for name in names) for row in stage.records("query_counts"))
+    assert batch.total() > 100
+    stage.stop(ids)
+
+
+@pytest.mark.timeout(900)
+def test_many_records_give_identical_tables(spark: Any, shops: Stage, tmp_path: Path):
+    """`make same` runs it with a million."""
+    from penstock.streams.engine.backfill import read_category
+
+    count = int(os.environ.get("SAME_RECORDS", "20000"))
+    injector = shops.injector("sales")
+    for first in range(0, count, 50_000):
+        part = [
+            (
+                str(n % 97),
+                n,
+                b'{"shop": "shop %d", "amount": %.2f, "ts": %d}' % (n * 31 % 5000, n % 1009 / 3, n),
+            )
+            for n in range(first, min(count, first + 50_000))
+        ]
+        injector.publish(*zip(*part, strict=True))
+    (job,) = shops.configs
+    shops.configs[job]["batch_rows_max"] = 250_000
+    ids = shops.start(job, tasks=2)
+    expected = sum(1 for n in range(count) if n % 1009 / 3 > 1 and round(n % 1009 / 3, 2) > 1)
+    wait_for(lambda: sum(shops.log.end_offsets("twice_sales")) >= expected, "the stream", seconds=600)
+    shops.stop(ids)
+    columns = ["_ts", "_key", "shop", "twice", "second"]
+    batches = [
+        batch
+        for partition, end in enumerate(shops.log.end_offsets("twice_sales"))
+        for batch in shops.log.read("twice_sales", partition, 0, end)
+    ]
+    stream = pa.Table.from_batches(batches).select(columns)
+    rows = read_category(spark, shops.bus, shops.log.describe("sales"))
+    made = frames(shops, {"sales": rows})["twice_sales"].select(*columns)
+    made.write.parquet(str(tmp_path / "made"))
+    batch_table = ds.dataset(tmp_path / "made").to_table().cast(stream.schema)
+    order = [(name, "ascending") for name in columns]
+    assert stream.num_rows == batch_table.num_rows == expected
+    assert stream.sort_by(order).equals(batch_table.sort_by(order))

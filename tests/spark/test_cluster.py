@@ -1,0 +1,93 @@
+"""Tasks on another Spark: a real standalone master with two workers, executors in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+
+
+def a_free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def daemon(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(folder / name),
+        "PYTHONPATH": str(ROOT),
+    }
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [str(home / "bin" / "spark-class"), *arguments], env=environment, stdout=log, stderr=log
+        )
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """A master and two workers with one core each, on loopback."""
+    port = a_free_port()
+    url = f"spark://127.0.0.1:{port}"
+    started = [
+        daemon(
+            tmp_path,
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            *("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"),
+        )
+    ]
+    try:
+        for number in range(2):
+            started.append(
+                daemon(
+                    tmp_path,
+                    f"worker{number}",
+                    "org.apache.spark.deploy.worker.Worker",
+                    *("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", url),
+                )
+            )
+        deadline = time.monotonic() + 120
+        while (tmp_path / "master.log").read_text().count("Registering worker") < 2:
+            assert time.monotonic() < deadline, (tmp_path / "master.log").read_text()
+            assert all(process.poll() is None for process in started)
+            time.sleep(0.2)
+        yield url
+    finally:
+        for process in reversed(started):
+            for kin in psutil.Process(process.pid).children(recursive=True):
+                kin.kill()
+            process.kill()
+            process.wait()
+
+
+def test_a_pipeline_on_two_executors_of_another_spark_is_exact(master: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.cluster_run", str(tmp_path / "run"), master, "2000"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["is_exact"] and said["counted"] > 100 and not said["deaths"]
+    executors = {parent for _, parent in said["workers"]}
+    assert len(executors) == 2 and said["driver"] not in executors

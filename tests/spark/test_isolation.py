@@ -1,0 +1,101 @@
+"""The same task in a process and JVM of its own: same rows, stopped in order, its end by memory reported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.core.loop import SystemClock
+from penstock.runners import isolated_runner
+from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.testing import Stage, wait_for
+from penstock.tasks.runner import RunState, RunStatus
+from penstock.tasks.specs import TaskSpec
+from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def a_spec(stage: Stage, job: str, **changes: Any) -> TaskSpec:
+    config = {**stage.configs[job], "isolation": "process", "resources": {"memory_mb": 2048}, **changes}
+    return TaskSpec(
+        task_id=f"{job}/0",
+        job=job,
+        birth=stage.birth(job),
+        index=0,
+        generation=1,
+        partitions=tuple(range(config["partitions"])),
+        config=config,
+        running_version=1,
+    )
+
+
+class Isolated:
+    """The runner, as a container has it."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        shelf = UnpackedPackages(folder / "unpacked", stage.package)
+        self.runner = isolated_runner(
+            folder / "own", clock=SystemClock(), bus=stage.bus, rows=stage.rows_place, packages=shelf
+        )
+
+    def status(self) -> RunStatus:
+        (found,) = self.runner.poll()
+        return found
+
+    def end(self) -> None:
+        for status in self.runner.poll():
+            self.runner.kill(status.task_id)
+        wait_for(lambda: all(s.state in ("stopped", "failed") for s in self.runner.poll()), "the end")
+
+
+def test_a_task_runs_in_a_jvm_of_its_own_with_the_same_result(spark: Any, tmp_path: Path):
+    stage = Stage(spark, tmp_path, ZEITGEIST / "pipeline.py", CATEGORY)
+    injector = stage.injector("queries")
+    publish(stage, queries(0, 1000), injector, now_ms=1000)
+    injector.close(now_ms=2000)
+    isolated = Isolated(stage, tmp_path)
+    try:
+        isolated.runner.start(a_spec(stage, PARSE), shard_epoch=1)
+        ids = stage.start(COUNT)
+        wait_for(lambda: isolated.status().state is RunState.RUNNING, "the task to run", seconds=150)
+        ours = psutil.Process(os.getpid()).children(recursive=True)
+        jvms = [process for process in ours if "java" in process.name()]
+        assert len(jvms) == 2, [process.name() for process in ours]
+        expected = reference(queries(0, 1000))
+        wait_for(lambda: sum(stage.log.end_offsets("query_counts")) >= expected.total(), "the counts")
+        wait_for(lambda: isolated.status().metrics.get("memory_mb", 0) > 300, "its memory to be measured")
+        isolated.runner.stop(f"{PARSE}/0")
+        wait_for(lambda: isolated.status().state is RunState.STOPPED, "the task to stop")
+        assert isolated.status().error == ""
+        stage.stop(ids)
+    finally:
+        isolated.end()
+    found = [(row["query"], row["second"], row["count"]) for row in stage.records("query_counts")]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_task_above_its_memory_is_ended_and_its_peak_is_told(spark: Any, tmp_path: Path):
+    hungry = tmp_path / "pipeline.py"
+    text = (ZEITGEIST / "pipeline.py").read_text()
+    hungry.write_text(
+        text.replace("second = record.ts // 1000", "self.all = bytearray(3 * 2**30); second = 1", 1)
+    )
+    stage = Stage(spark, tmp_path, hungry, CATEGORY)
+    injector = stage.injector("queries")
+    publish(stage, queries(0, 10), injector, now_ms=1000)
+    ids = stage.start(PARSE)
+    isolated = Isolated(stage, tmp_path)
+    try:
+        isolated.runner.start(a_spec(stage, COUNT, resources={"memory_mb": 1024}), shard_epoch=1)
+        wait_for(lambda: isolated.status().state is RunState.FAILED, "the task to be ended", seconds=150)
+        status = isolated.status()
+        assert status.error.startswith("out of memory: it used") and "reserved 1024 MB" in status.error
+        assert status.metrics["memory_peak_mb"] > 1024
+    finally:
+        isolated.end()
+        stage.stop(ids)
