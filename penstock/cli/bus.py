@@ -110,9 +110,11 @@ def tail(
     """The last records of a category, and with -f what comes."""
     log = find_bus(folder, bus)
     category = described(log, name)
-    ends = log.end_offsets(name)
+    first, ends = log.start_offsets(name), log.end_offsets(name)
     wanted = range(len(ends)) if partition is None else [_existing(category, partition)]
-    at = {one: max(0, ends[one] - lines) if start is None else min(start, ends[one]) for one in wanted}
+    at = {
+        one: max(first[one], ends[one] - lines if start is None else min(start, ends[one])) for one in wanted
+    }
     say = _sayer(category, output)
     _say_new(log, name, at, ends, say)
     if follow:
@@ -250,12 +252,11 @@ def _say_new(
     """Say what lies between; True if there was something."""
     spec, said = log.describe(name).spec, False
     for partition, offset in at.items():
-        end = ends[partition]
-        for batch in log.read(name, partition, offset, end) if offset < end else ():
-            for line in lines_of(batch, spec, partition=partition, first=at[partition]):
+        for offsets, batch in log.scan(name, partition, offset, ends[partition]):
+            for line in lines_of(batch, spec, partition=partition, offsets=offsets):
                 say(line)
-            at[partition] += batch.num_rows
             said = True
+        at[partition] = max(offset, ends[partition])
     return said
 
 

@@ -107,12 +107,13 @@ def copy_category(
     from_, to = log.describe(source), log.describe(target)
     _check_alike(from_, to)
     appended = repeated = done = 0
-    for partition, end in enumerate(log.end_offsets(source)):
+    spans = zip(log.start_offsets(source), log.end_offsets(source), strict=True)
+    for partition, (first, end) in enumerate(spans):
         producer = f"copy:{from_.birth}:{partition}"
         log.fence(target, producer, epoch)
         sent = max(log.published_to(target, producer).values(), default=0)
         # A publish of several partitions may have been cut off on some buses: its whole window comes again.
-        start = sent // BATCH_ROWS * BATCH_ROWS
+        start = max(first, sent // BATCH_ROWS * BATCH_ROWS)
         repeated, done = repeated + start, done + start
         while start < end:
             stop = min(end, start + BATCH_ROWS)
@@ -138,19 +139,19 @@ def export_lines(
     """All records that a category has now as lines of a file. `resume`: behind what the file has already."""
     found = log.describe(category)
     ends = log.end_offsets(category)
-    starts = _seen_offsets(path, len(ends)) if resume and path.exists() else [0] * len(ends)
+    seen = _seen_offsets(path, len(ends)) if resume and path.exists() else [0] * len(ends)
+    starts = [max(pair) for pair in zip(seen, log.start_offsets(category), strict=True)]
     written = 0
     with _Writing(path), path.open("ab" if resume else "xb") as file:
         for partition, end in enumerate(ends):
-            offset = starts[partition]
-            for batch in log.read(category, partition, offset, end) if offset < end else ():
-                for line in lines_of(batch, found.spec, partition=partition, first=offset):
+            for offsets, batch in log.scan(category, partition, starts[partition], end):
+                for line in lines_of(batch, found.spec, partition=partition, offsets=offsets):
                     file.write(line + b"\n")
-                offset, written = offset + batch.num_rows, written + batch.num_rows
+                written += batch.num_rows
                 progress(written)
         file.flush()
         os.fsync(file.fileno())
-    return Copied(appended=written, repeated=sum(starts))
+    return Copied(appended=written, repeated=sum(seen))
 
 
 def export_parquet(log: Log, category: str, path: Path, *, progress: Progress = lambda done: None) -> Copied:
@@ -164,18 +165,17 @@ def export_parquet(log: Log, category: str, path: Path, *, progress: Progress = 
     with _Writing(unfinished):
         try:
             with pq.ParquetWriter(unfinished, schema) as writer:
-                for partition, end in enumerate(log.end_offsets(category)):
-                    offset = 0
-                    for batch in log.read(category, partition, 0, end) if end else ():
-                        rows = batch.num_rows
+                spans = zip(log.start_offsets(category), log.end_offsets(category), strict=True)
+                for partition, (start, end) in enumerate(spans):
+                    for offsets, batch in log.scan(category, partition, start, end):
                         places = [
-                            pa.repeat(pa.scalar(partition, pa.int32()), rows),
-                            pa.array(range(offset, offset + rows), pa.int64()),
+                            pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows),
+                            pa.array(offsets, pa.int64()),
                         ]
                         writer.write_batch(
                             pa.RecordBatch.from_arrays([*places, *batch.columns], schema=schema)
                         )
-                        offset, written = offset + rows, written + rows
+                        written += batch.num_rows
                         progress(written)
             os.replace(unfinished, path)
         finally:
@@ -272,19 +272,17 @@ def _chunks(file: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
 
 def _pieces(log: Log, source: str, partition: int, start: int, stop: int, to: Category) -> Iterator[pa.Table]:
     """The records [start, stop) with their sequences in the target, in pieces that fit a publish."""
-    offset = start
-    for batch in log.read(source, partition, start, stop):
+    for offsets, batch in log.scan(source, partition, start, stop):
         rows = max(1, int(batch.num_rows * BATCH_BYTES / max(batch.nbytes, BATCH_BYTES)))
         for first in range(0, batch.num_rows, rows):
             piece = batch.slice(first, rows)
             count = piece.num_rows
-            sequences = pa.array(range(offset + 1, offset + count + 1), pa.int64())
+            sequences = pa.array(offsets[first : first + count] + 1, pa.int64())
             targets = target_partitions(piece.column("_key"), [partition] * count, to.spec.partitions)
             table = pa.Table.from_batches([piece])
             yield table.set_column(table.column_names.index("_seq"), "_seq", sequences).append_column(
                 "_partition", targets
             )
-            offset += count
 
 
 def _check_alike(source: Category, target: Category) -> None:

@@ -161,10 +161,10 @@ class LocalRun:
         for (sink, partition), offset in list(self._shown.items()):
             end = self.log.end_offsets(sink)[partition]
             spec = self.log.describe(sink).spec
-            for batch in self.log.read(sink, partition, offset, end) if offset < end else ():
-                for line in lines_of(batch, spec, partition=partition, first=self._shown[sink, partition]):
+            for offsets, batch in self.log.scan(sink, partition, offset, end):
+                for line in lines_of(batch, spec, partition=partition, offsets=offsets):
                     yield sink, line
-                self._shown[sink, partition] += batch.num_rows
+            self._shown[sink, partition] = max(offset, end)
 
     def stop(self) -> bool:
         """Ask every task to end; True when all have."""

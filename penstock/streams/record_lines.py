@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -139,13 +140,15 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
     )
 
 
-def lines_of(batch: pa.RecordBatch, spec: CategorySpec, *, partition: int, first: int) -> Iterator[bytes]:
+def lines_of(
+    batch: pa.RecordBatch, spec: CategorySpec, *, partition: int, offsets: npt.NDArray[np.int64]
+) -> Iterator[bytes]:
     """Each record of a batch as a line of the form `record`, without a line break."""
     names = [name for name, _ in spec.columns]
-    for index, row in enumerate(batch.to_pylist()):
+    for offset, row in zip(offsets.tolist(), batch.to_pylist(), strict=True):
         record: dict[str, Any] = {
             "partition": partition,
-            "offset": first + index,
+            "offset": offset,
             "ts": row["_ts"],
             "key": row["_key"],
         }

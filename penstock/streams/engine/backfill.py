@@ -135,7 +135,9 @@ def _inputs(job: Mapping[str, Any], known: Mapping[str, DataFrame]) -> DataFrame
     found: DataFrame | None = None
     for number, rows in enumerate(frames):
         own = [F.col(name).alias(f"_i{number}_{name}") for name in rows.columns if name not in system]
-        said = [F.col(name) if name != "_input" else F.lit(number).cast("tinyint").alias(name) for name in system]
+        said = [
+            F.col(name) if name != "_input" else F.lit(number).cast("tinyint").alias(name) for name in system
+        ]
         renamed = rows.select(*said, *own)
         found = renamed if found is None else found.unionByName(renamed, allowMissingColumns=True)
     assert found is not None, "a job has an input"
