@@ -5,10 +5,12 @@ reader sees them twice or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.core.errors import PenstockError
 from penstock.streams.bus import log_index, log_retention
 from penstock.streams.bus.embedded_publish import give_up
 from penstock.streams.bus.log_index import Entry, LogIndex
@@ -72,7 +74,12 @@ def _compact(
     encoded = encode(schema, {partition: _whole(index, schema, group) for partition, group in groups.items()})
     with index.writing("register") as connection:
         segment = log_index.register_segment(connection, encoded.bytes)
-    write_segment(segment_path(index.folder, segment), encoded, fault)
+    try:
+        write_segment(segment_path(index.folder, segment), encoded, fault)
+    except PenstockError:
+        with suppress(PenstockError):  # then the cleaner does it
+            give_up(index, segment)
+        raise
     with index.writing("compact") as connection:
         is_same = all(log_retention.has_runs(connection, group.entries) for group in groups.values())
         if is_same and log_index.show_segment(connection, segment):

@@ -236,13 +236,15 @@ class EmbeddedLog:
         A pending file's age counts from the first `clean` that saw it. A live publisher whose file is taken
         publishes again, so `older_than_ms` only has to be longer than most publishes.
         """
-        removed = 0
-        for category in self.categories():
+        categories, removed = self.categories(), 0
+        for category in categories:
             index = self._of(category.spec.name)[0]
             removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
             removed += expire_category(index, category.spec, now_ms=now_ms)
-            compact_category(index, category.spec.schema(), self._fault)
-        return removed + clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
+        removed += clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
+        for category in categories:  # last: it needs room, the others make some
+            compact_category(self._of(category.spec.name)[0], category.spec.schema(), self._fault)
+        return removed
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:
         admission.check_name(name)

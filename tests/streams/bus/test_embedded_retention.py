@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import NotFound, RecordsExpired
+from penstock.core.errors import DiskFull, NotFound, RecordsExpired
 from penstock.streams.bus import embedded_compact
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MIN
@@ -70,6 +71,21 @@ def test_small_publishes_become_one_file_and_read_the_same(tmp_path: Path, few: 
     for reading in held:  # begun before the move
         assert [n for batch in reading for n in batch.column("_seq").to_pylist()] == list(range(4, 58))
     assert publish(log, "a", 55, 65).trimmed == {0: 6, 1: 6}
+
+
+def test_a_full_disk_stops_the_move_and_nothing_else(tmp_path: Path, few: None):
+    fill(EmbeddedLog(tmp_path))
+
+    def full(point: str) -> None:
+        if point == "write:after":
+            raise OSError(errno.ENOSPC, "no room")
+
+    log = EmbeddedLog(tmp_path, fault=full)
+    with pytest.raises(DiskFull):
+        log.clean(now_ms=0, older_than_ms=10_000)
+    assert next(index_of(tmp_path)) == (6, 5) and len(files(tmp_path)) == 1
+    assert stored(log, 0) == list(range(1, 61))
+    log.close()
 
 
 def test_few_small_publishes_stay_where_they_are(tmp_path: Path):
