@@ -24,6 +24,7 @@ from penstock.streams.bus.embedded_clean import (
     expire_category,
     truncate_category,
 )
+from penstock.streams.bus.embedded_compact import compact_category
 from penstock.streams.bus.embedded_publish import Publish, SegmentCleaned, publish_once
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
 from penstock.streams.bus.log_index import Entry, LogIndex
@@ -229,17 +230,21 @@ class EmbeddedLog:
             return log_index.load_watermark(connection)[0]
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Remove what dead publishers and creators left; returns how many files and folders went.
+        """Remove what dead publishers and creators left, and what is past its retention; move small publishes
+        from the index into files. Returns how many files and folders went.
 
         A pending file's age counts from the first `clean` that saw it. A live publisher whose file is taken
         publishes again, so `older_than_ms` only has to be longer than most publishes.
         """
-        removed = 0
-        for category in self.categories():
+        categories, removed = self.categories(), 0
+        for category in categories:
             index = self._of(category.spec.name)[0]
             removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
             removed += expire_category(index, category.spec, now_ms=now_ms)
-        return removed + clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
+        removed += clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
+        for category in categories:  # last: it needs room, the others make some
+            compact_category(self._of(category.spec.name)[0], category.spec.schema(), self._fault)
+        return removed
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:
         admission.check_name(name)

@@ -65,8 +65,9 @@ def _cut(
     """What of it lies before `end`, and whether all of that has come."""
     kept = []
     for message in found:
-        error = message.error()
-        offset = message.offset() or 0
+        error, offset = message.error(), message.offset() or 0
+        if message.partition() != partition or message.topic() != topic:
+            continue  # left over from what this client read before
         if error is None:
             if offset < end:
                 kept.append(message)

@@ -21,6 +21,8 @@ from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
 from penstock.streams.bus.segments import Place
 
 INDEX = "index.db"
+BUSY_MS: Millis = 10_000  # how long anybody waits for others
+_TURN_MS, _TURNS_MAX = 20, BUSY_MS // 20
 _FORMAT = 2
 _TABLES = """
 CREATE TABLE category (one INTEGER PRIMARY KEY CHECK (one = 1), spec TEXT NOT NULL, birth TEXT NOT NULL,
@@ -90,7 +92,7 @@ class LogIndex:
     def writing(self, effect: str) -> Iterator[sqlite3.Connection]:
         """Everything inside is written and on disk, or nothing is."""
         with self._connection() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            _begin(connection)
             yield connection
             self._fault(f"{effect}:before")
             connection.execute("COMMIT")
@@ -135,12 +137,33 @@ class LogIndex:
             raise translate_sqlite(error, f"{path}: {error}") from error
 
 
+def _begin(connection: sqlite3.Connection) -> None:
+    """Become the writer. SQLite itself asks more and more seldom, so of twenty who write all the time one may
+    never get its turn; beginning to ask anew every few milliseconds all have the same chance.
+    """
+    connection.execute(f"PRAGMA busy_timeout={_TURN_MS}")
+    try:
+        for attempt in range(_TURNS_MAX):
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or attempt == _TURNS_MAX - 1:
+                    raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+
+
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """A connection whose commits are on disk when they return."""
     mode = "rwc" if create else "rw"
     # The pool hands a connection to one thread at a time, so SQLite's own check is not needed.
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode={mode}", uri=True, timeout=10, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
     )
     try:
         (journal,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()

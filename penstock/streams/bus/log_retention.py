@@ -1,4 +1,4 @@
-"""What the embedded log lets go, and what is asked of ranges without reading them. SQL, as in `log_index`.
+"""What the embedded log lets go or moves, and what is asked of ranges without reading them. SQL of the index.
 
 Functions that take a connection run inside the caller's transaction.
 """
@@ -6,11 +6,13 @@ Functions that take a connection run inside the caller's transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import Lag
+from penstock.streams.bus.log_index import Entry
+from penstock.streams.bus.segments import Place
 
 # Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
 _BELOW = "partition = :partition AND first < :before AND first + rows <= :before"
@@ -37,11 +39,65 @@ def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[
             " (SELECT max(low) FROM marks WHERE partition = :partition AND next <= :before)",
             where,
         )
+    return _drop_unused(connection, touched)
+
+
+def _drop_unused(connection: sqlite3.Connection, touched: set[int]) -> list[int]:
+    """Forget those segments that no run points to any more; returns them."""
     span = (min(touched, default=0), max(touched, default=-1))
     kept = connection.execute("SELECT DISTINCT segment FROM batches WHERE segment BETWEEN ? AND ?", span)
     gone = sorted(touched - {row[0] for row in kept})
     connection.executemany("DELETE FROM segments WHERE id = ?", ((segment,) for segment in gone))
     return gone
+
+
+def load_inline(connection: sqlite3.Connection) -> list[Entry]:
+    """Runs whose bytes lie in the index, by partition and offset."""
+    rows = connection.execute(
+        "SELECT b.partition, b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
+        " FROM batches b JOIN segments s ON s.id = b.segment WHERE s.payload IS NOT NULL"
+        " ORDER BY b.partition, b.first"
+    )
+    return [
+        Entry(
+            partition=partition,
+            first=first,
+            rows=count,
+            segment=segment,
+            place=Place(position=position, length=length, crc=crc),
+            skip=skip,
+            payload=payload,
+        )
+        for partition, first, count, segment, position, length, crc, skip, payload in rows
+    ]
+
+
+def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
+    """Whether all of these runs, which follow each other, are still as they were."""
+    found = connection.execute(
+        "SELECT first, segment FROM batches WHERE partition = ? AND first BETWEEN ? AND ? ORDER BY first",
+        (entries[0].partition, entries[0].first, entries[-1].first),
+    )
+    return found.fetchall() == [(entry.first, entry.segment) for entry in entries]
+
+
+def replace_runs(
+    connection: sqlite3.Connection, entries: Sequence[Entry], segment: int, place: Place
+) -> None:
+    """One run in another segment instead of several; it is as old as the newest of them."""
+    span = (entries[0].partition, entries[0].first, entries[-1].first)
+    where = "WHERE partition = ? AND first BETWEEN ? AND ?"
+    times = connection.execute(f"SELECT min(ts_min), max(ts_max), max(at_ms) FROM batches {where}", span)
+    ts_min, ts_max, at_ms = times.fetchone()
+    connection.execute(f"DELETE FROM batches {where}", span)
+    connection.execute(
+        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+        (
+            *(entries[0].partition, entries[0].first, sum(entry.rows for entry in entries), segment),
+            *(place.position, place.length, place.crc, ts_min, ts_max, at_ms),
+        ),
+    )
+    _drop_unused(connection, {entry.segment for entry in entries})
 
 
 def find_expired(connection: sqlite3.Connection, oldest_ms: Millis) -> dict[int, int]:

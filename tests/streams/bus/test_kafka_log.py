@@ -238,6 +238,7 @@ def work_on_kafka_until(told: Connection, place: KafkaPlace, exit_at: int) -> No
     told.send(-1)
 
 
+@pytest.mark.timeout(300)
 def test_a_process_that_vanishes_at_any_kind_of_point_leaves_old_or_new(kafka: Any):
     """Exit once at every kind of point there is, then do everything again on what is left, as a successor would."""
     passed: list[str] = []
