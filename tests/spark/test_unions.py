@@ -183,6 +183,36 @@ def test_a_source_may_be_put_together_with_itself(stage: Stage) -> None:
     stage.stop(tasks)
 
 
+def test_sql_runs_as_it_is_written(spark: Any, tmp_path: Path) -> None:
+    """The records of a union of two branches with arrays, from a file of SQL alone."""
+    path = tmp_path / "words.sql"
+    path.write_text(
+        """CREATE PIPELINE words WITH (partitions = 2);
+        INSERT INTO words
+        SELECT place, word, tags FROM (SELECT query AS text, tags FROM queries WHERE query IS NOT NULL
+          UNION ALL SELECT lang AS text, array('lang') AS tags FROM queries) t
+        LATERAL VIEW posexplode(split(lower(t.text), ' ')) w AS place, word
+        WHERE word <> '' DISTRIBUTE BY word;"""
+    )
+    stage = Stage(spark, tmp_path, path, QUERIES)
+    queries = [a_query(number) for number in range(30)]
+    publish(stage, "queries", queries, stage.injector("queries"))
+    expected: Counter[Any] = Counter()
+    for query in queries:
+        for text, tags in ((query["query"], query["tags"]), (query["lang"], ["lang"])):
+            for place, word in enumerate((text or "").lower().split(" ")):
+                expected[place, word, None if tags is None else tuple(tags)] += bool(word)
+    expected = +expected
+    tasks = stage.start("words.words", tasks=2)
+    wait_for(lambda: len(stage.records("words")) >= expected.total(), "all words")
+    found = stage.records("words")
+    assert expected == Counter(
+        (row["place"], row["word"], None if row["tags"] is None else tuple(row["tags"])) for row in found
+    )
+    assert all(row["_key"] == row["word"] for row in found)
+    stage.stop(tasks)
+
+
 def test_settings_of_the_machine_do_not_reach_an_expression(spark: Any) -> None:
     """Why `${` is refused: Spark replaces it, inside quotes too."""
     from pyspark.sql import functions as F
