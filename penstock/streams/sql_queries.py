@@ -111,7 +111,7 @@ class Query:
         return self._selected(stream, items, names)
 
     def _selected(self, stream: Stream, items: Sequence[Sequence[Token]], names: set[str]) -> Stream:
-        if len(items) == 1 and self._cursor.join(items[0]) == "*":
+        if len(items) == 1 and self._plain(items[0], names) == "*":
             return stream
         columns: list[str] = []
         for item in items:

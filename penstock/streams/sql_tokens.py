@@ -124,7 +124,8 @@ class Cursor:
             depth += step
             self._at += 1
         if start == self._at:
-            self.fail(f"an expression is expected{self._before()}", why="there is none", fix="add one")
+            fix = "add one; a column that is called like a word of SQL goes into backticks"
+            self.fail(f"an expression is expected{self._before()}", why="there is none", fix=fix)
         return self._tokens[start : self._at]
 
     def _is_clause(self, start: int) -> bool:

@@ -100,13 +100,13 @@ class StatelessStep:
         batches: Iterable[pa.RecordBatch],
         *,
         event_time_max: Mapping[str, Millis] | None = None,
-        now_ms: Millis,
+        now_ms: Millis | None,
     ) -> StepReport:
         """Publish what the plan made of the range, then commit it. Requires: `begin` returned True.
 
         Rows have `_offset`, `_ts`, `_key`, `_late`, the outputs' columns, and for records that did not parse
         `_bad` (why) and `_raw`. Rows made of one record are in order. `event_time_max`: the running maximum
-        after the range, over all records read.
+        after the range, over all records read. `now_ms` None: the low is not reported.
         """
         assert self._ranges, "begin comes first"
         table = self._fresh(batches)
@@ -116,14 +116,15 @@ class StatelessStep:
         self._report_low(row, now_ms)
         return StepReport.of(row, counters if committed else None)
 
-    def already_done(self, *, now_ms: Millis) -> StepReport:
+    def already_done(self, *, now_ms: Millis | None) -> StepReport:
         """What a worker reports whose `begin` returned False: the lows alone."""
         row = self._row()
         self._report_low(row, now_ms)
         return StepReport.of(row, None)
 
-    def _report_low(self, row: IntervalRow, now_ms: Millis) -> None:
-        for producer in self._producers.values():
+    def _report_low(self, row: IntervalRow, now_ms: Millis | None) -> None:
+        for producer in self._producers.values() if now_ms is not None else ():
+            assert now_ms is not None
             report_low(row, producer=producer, log=self._log, outputs=self._outputs, now_ms=now_ms)
 
     def _is_done(self, row: IntervalRow, before: Mapping[str, int]) -> bool:

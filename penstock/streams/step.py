@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -96,19 +96,21 @@ def open_interval(
     ref: IntervalRef,
     generation: int,
     shard_epoch: int,
-    producers: Mapping[str, str],
+    producer_for: Callable[[str], str],
     rows: RowStore,
     log: Log,
     outputs: Sequence[OutputSpec],
 ) -> IntervalRow:
     """Own the interval: a new token in its rows, then on the bus. Nothing is read for a step before this.
 
-    `producers`: input category birth -> as whom records made of it are published.
+    `producer_for`: as whom records made of the input of this birth are published. Inputs that an earlier plan
+    had count too: whoever still works for it is fenced.
     """
     row = rows.acquire(ref, generation=generation, shard_epoch=shard_epoch)
     for output in outputs:
         check_category(log, output.category, output.birth)
-        for birth, producer in producers.items():
+        for birth in row.offsets:
+            producer = producer_for(birth)
             # Fenced before compared: a late publish of the old life could slip in behind the comparison.
             log.fence(output.category, producer, row.token)
             ahead = _bus_ahead(ref, row, producer, birth, output, log.published_to(output.category, producer))

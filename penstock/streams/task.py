@@ -49,12 +49,12 @@ class Input:
 class OwnedInterval:
     """An interval this task acquired: under which token it writes, and as whom it publishes.
 
-    A stateless step is a producer for each input, since its sequences are that input's offsets.
+    `producers`: by the birth of the input a record was made of, also of inputs that an earlier plan had.
     """
 
     ref: IntervalRef
     token: int
-    producers: tuple[str, ...]
+    producers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +122,7 @@ class TaskDescriptor:
         data["inputs"] = tuple(input_from(item) for item in data["inputs"])
         data["outputs"] = tuple(output_from(item) for item in data["outputs"])
         data["intervals"] = tuple(
-            OwnedInterval(
-                ref=IntervalRef(**item["ref"]), token=item["token"], producers=tuple(item["producers"])
-            )
+            OwnedInterval(ref=IntervalRef(**item["ref"]), token=item["token"], producers=item["producers"])
             for item in data["intervals"]
         )
         return TaskDescriptor(**data)

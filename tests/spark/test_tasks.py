@@ -141,7 +141,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
         step = StatelessStep(
             ref=interval.ref,
             token=interval.token,
-            producers={task.inputs[0].birth: interval.producers[0]},
+            producers=interval.producers,
             rows=stage.rows,
             log=stage.log,
             outputs=task.outputs,

@@ -107,6 +107,56 @@ def test_two_sources_become_one_stream_exactly_once_across_restarts_and_rescale(
     assert not stage.deaths
 
 
+def test_what_was_promised_is_finished_also_by_a_plan_with_other_inputs(stage: Stage, tmp_path: Path) -> None:
+    """A worker promises ranges of both inputs and dies; the next plan has them in another order, and then only one."""
+    from penstock.streams.engine.spark_tasks import Assignment
+    from penstock.streams.stateless import StatelessStep
+    from penstock.streams.step import InputRange
+
+    queries, notes = [a_query(number) for number in range(60)], [a_note(number) for number in range(40)]
+    publish(stage, "queries", queries, stage.injector("queries"))
+    publish(stage, "notes", notes, stage.injector("notes"))
+    job = "unions.words"
+    for generation, text in enumerate(("notes.union(queries)", "queries\nnotes.sink('elsewhere')"), 1):
+        assignment = Assignment(
+            task_id=f"{job}/0", job=job, job_birth=stage.birth(job), generation=generation, shard_epoch=1,
+            partitions=range(stage.configs[job]["partitions"]), config=stage.configs[job],
+        )  # fmt: skip
+        task, rows = stage.tasks.open(assignment)
+        for interval, row in zip(task.intervals, rows, strict=True):
+            step = StatelessStep(
+                ref=interval.ref, token=interval.token, producers=interval.producers, rows=stage.rows, log=stage.log,
+                outputs=task.outputs, plan=task.logic(), plan_hash=task.logic_hash(), package=task.package_hash,
+            )  # fmt: skip
+            ranges = [
+                InputRange(
+                    category=source.category, birth=source.birth, start=row.offsets[source.birth], number=number,
+                    end=stage.log.end_offsets(source.category)[interval.ref.partition],
+                )
+                for number, source in task.inputs_of(interval.ref.partition)
+            ]  # fmt: skip
+            assert step.begin(ranges)
+        changed = tmp_path / "unions.py"
+        changed.write_text(PIPELINE.read_text().replace("both = queries.union(notes)", f"both = {text}"))
+        before = stage.configs[job]
+        stage.compile(changed)
+        stage.data.retire(job, stage.birth(job), before, stage.configs[job])
+        tasks = stage.start(job, generation=generation + 1)
+        expected = expected_words(queries, notes)
+        wait_for(lambda expected=expected: words(stage).total() >= expected.total(), "what was promised")
+        publish(stage, "queries", [a_query(3)], stage.injector("queries", epoch=generation * 10))
+        queries.append(a_query(3))
+        expected = expected_words(queries, notes)
+        wait_for(lambda expected=expected: words(stage).total() >= expected.total(), "what came afterwards")
+        assert words(stage) == expected
+        stage.stop(tasks)
+        if generation == 1:  # a range of both inputs again, for the next plan to finish
+            publish(stage, "queries", [a_query(7)], stage.injector("queries", epoch=15))
+            publish(stage, "notes", [a_note(7)], stage.injector("notes", epoch=15))
+            queries.append(a_query(7))
+            notes.append(a_note(7))
+
+
 def test_a_missing_key_is_the_empty_key_in_every_batch(stage: Stage) -> None:
     """The first batch has no key at all: it must go where '' goes later, or two places would count from 1."""
     queries = [a_query(number) for number in range(60)]
@@ -130,6 +180,36 @@ def test_a_source_may_be_put_together_with_itself(stage: Stage) -> None:
     twice = Counter(texts) + Counter(text.upper() for text in texts if text is not None)
     wait_for(lambda: len(stage.records("twice")) >= twice.total(), "both branches of one source")
     assert Counter(row["text"] for row in stage.records("twice")) == twice
+    stage.stop(tasks)
+
+
+def test_sql_runs_as_it_is_written(spark: Any, tmp_path: Path) -> None:
+    """The records of a union of two branches with arrays, from a file of SQL alone."""
+    path = tmp_path / "words.sql"
+    path.write_text(
+        """CREATE PIPELINE words WITH (partitions = 2);
+        INSERT INTO words
+        SELECT place, word, tags FROM (SELECT query AS text, tags FROM queries WHERE query IS NOT NULL
+          UNION ALL SELECT lang AS text, array('lang') AS tags FROM queries) t
+        LATERAL VIEW posexplode(split(lower(t.text), ' ')) w AS place, word
+        WHERE word <> '' DISTRIBUTE BY word;"""
+    )
+    stage = Stage(spark, tmp_path, path, QUERIES)
+    queries = [a_query(number) for number in range(30)]
+    publish(stage, "queries", queries, stage.injector("queries"))
+    expected: Counter[Any] = Counter()
+    for query in queries:
+        for text, tags in ((query["query"], query["tags"]), (query["lang"], ["lang"])):
+            for place, word in enumerate((text or "").lower().split(" ")):
+                expected[place, word, None if tags is None else tuple(tags)] += bool(word)
+    expected = +expected
+    tasks = stage.start("words.words", tasks=2)
+    wait_for(lambda: len(stage.records("words")) >= expected.total(), "all words")
+    found = stage.records("words")
+    assert expected == Counter(
+        (row["place"], row["word"], None if row["tags"] is None else tuple(row["tags"])) for row in found
+    )
+    assert all(row["_key"] == row["word"] for row in found)
     stage.stop(tasks)
 
 

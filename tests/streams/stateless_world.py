@@ -85,7 +85,7 @@ class World:
             ref=REF,
             generation=1,
             shard_epoch=1,
-            producers={self.birth("in"): self.producer},
+            producer_for={self.birth("in"): self.producer}.__getitem__,
             rows=self.rows,
             log=self.log,
             outputs=self.outputs(),

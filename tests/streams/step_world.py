@@ -105,7 +105,7 @@ class World:
             ref=REF,
             generation=generation,
             shard_epoch=shard_epoch,
-            producers={"in": REF.birth},
+            producer_for=lambda birth: REF.birth,
             rows=self.rows,
             log=self.log,
             outputs=self.outputs(),

@@ -97,6 +97,7 @@ def _join(p: Pipeline) -> None:
 FORMS: dict[str, tuple[Any, str]] = {
     "plain": (_plain, "INSERT INTO out SELECT lower(query) AS query, ts FROM queries WHERE lang = 'en'"),
     "as it is": (_as_it_is, "INSERT INTO out SELECT * FROM queries;"),
+    "as it is, by name": (_as_it_is, "INSERT INTO TABLE out SELECT q.* FROM queries q"),
     "keyed": (
         _keyed,
         "CREATE SINK out WITH (partitions = 7); INSERT INTO out SELECT query, ts FROM queries DISTRIBUTE BY lower(query)",
@@ -301,6 +302,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "unused source": ("CREATE SOURCE x WITH (start = 'latest');" + INSERT, ["'x' is not used"]),
     "pipeline twice": (f"{INSERT}; CREATE PIPELINE y", ["CREATE PIPELINE cannot be used here"]),
     "no FROM": ("INSERT INTO out SELECT 1 AS x", ["FROM is expected at the end"]),
+    "a word as a column": ("INSERT INTO out SELECT offset FROM queries", ["backticks"]),
     "nothing selected": ("INSERT INTO out SELECT FROM queries", ["an expression is expected"]),
     "open quote": ("INSERT INTO out SELECT 'x FROM queries", ["never closed"]),
     "too long": ("-" * 1_000_001, ["1000001 characters"]),

@@ -51,7 +51,7 @@ class World:
         self.injector.publish(["k"] * len(stamps), [0] * len(stamps), values)
 
     def read(self, start: int, end: int) -> list[dict[str, object]]:
-        interval = OwnedInterval(ref=REF, token=1, producers=("p",))
+        interval = OwnedInterval(ref=REF, token=1, producers={})
         task = TaskDescriptor(
             task_id="j/0",
             job="j",

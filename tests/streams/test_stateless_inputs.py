@@ -79,7 +79,7 @@ class World:
 
     def open(self) -> IntervalRow:
         return open_interval(
-            ref=REF, generation=1, shard_epoch=1, producers=self.producers, rows=self.rows, log=self.log,
+            ref=REF, generation=1, shard_epoch=1, producer_for=self.producers.__getitem__, rows=self.rows, log=self.log,
             outputs=self.outputs(),
         )  # fmt: skip
 

@@ -191,7 +191,7 @@ def test_an_output_that_was_created_anew_is_refused_at_open() -> None:
             ref=REF,
             generation=1,
             shard_epoch=1,
-            producers={"in": REF.birth},
+            producer_for=lambda birth: REF.birth,
             rows=world.rows,
             log=world.log,
             outputs=outputs,

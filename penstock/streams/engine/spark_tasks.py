@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,30 +142,18 @@ class SparkTasks:
                 partition=partition,
                 birth=interval_birth(assignment.job_birth, config["kind"], config["lineage"], partition),
             )
-            producers = [
-                producer_of(
-                    job_birth=assignment.job_birth,
-                    kind=config["kind"],
-                    lineage=config["lineage"],
-                    input_birth=source.birth,
-                    partition=partition,
-                )
-                for source in sources
-            ]
+            producer_for = partial(_producer, assignment, partition)
             row = open_interval(
                 ref=ref,
                 generation=assignment.generation,
                 shard_epoch=assignment.shard_epoch,
-                producers={
-                    source.birth: producer
-                    for source, producer in zip(sources, producers, strict=True)
-                    if partition < source.spec.partitions
-                },
+                producer_for=producer_for,
                 rows=rows,
                 log=bus,
                 outputs=outputs,
             )
-            intervals.append(OwnedInterval(ref=ref, token=row.token, producers=tuple(producers)))
+            producers = {birth: producer_for(birth) for birth in row.offsets}
+            intervals.append(OwnedInterval(ref=ref, token=row.token, producers=producers))
             found.append(row)
         package = config["package"]
         descriptor = TaskDescriptor(
@@ -284,6 +273,16 @@ class SparkTasks:
     def cancel(self, query: StreamingQuery) -> None:
         """Cancel the Spark jobs of a query that does not end by itself."""
         self._spark.sparkContext.cancelJobGroup(str(query.runId))
+
+
+def _producer(assignment: Assignment, partition: int, input_birth: str) -> str:
+    return producer_of(
+        job_birth=assignment.job_birth,
+        kind=assignment.config["kind"],
+        lineage=assignment.config["lineage"],
+        input_birth=input_birth,
+        partition=partition,
+    )
 
 
 class _Run:

@@ -74,8 +74,8 @@ def _run_stateless(
         ref=interval.ref,
         token=interval.token,
         producers={
-            source.birth: interval.producers[number]
-            for number, source in task.inputs_of(interval.ref.partition)
+            source.birth: interval.producers[source.birth]
+            for _, source in task.inputs_of(interval.ref.partition)
         },
         rows=open_rows(task.rows),
         log=open_log(task.bus),
@@ -91,9 +91,11 @@ def _run_stateless(
     is_mine = step.begin(ranges)
     end: dict[str, Any] = {}
     data = list(_data(rest, end))  # drained in any case: the source's worker must not be left blocked
+    # What is replayed may be of inputs that the plan no longer has: whose lows count, the next step tells.
+    report_at = now_ms if task.replay is None else None
     if not is_mine:
-        return step.already_done(now_ms=now_ms)
-    return step.finish(data, event_time_max=end["event_time_max"], now_ms=now_ms)
+        return step.already_done(now_ms=report_at)
+    return step.finish(data, event_time_max=end["event_time_max"], now_ms=report_at)
 
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:

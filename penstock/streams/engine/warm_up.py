@@ -62,7 +62,7 @@ def _prepare(folder: Path) -> TaskDescriptor:
         ref=ref,
         generation=1,
         shard_epoch=1,
-        producers={source.birth: "warm-up"},
+        producer_for=lambda birth: "warm-up",
         rows=rows,
         log=log,
         outputs=(output,),
@@ -76,7 +76,7 @@ def _prepare(folder: Path) -> TaskDescriptor:
         kind="stateless",
         bus=bus,
         rows=place,
-        intervals=(OwnedInterval(ref=ref, token=row.token, producers=("warm-up",)),),
+        intervals=(OwnedInterval(ref=ref, token=row.token, producers={source.birth: "warm-up"}),),
         inputs=(
             Input(
                 category="in",
