@@ -152,7 +152,7 @@ def test_many_records_give_identical_tables(spark: Any, shops: Stage, tmp_path: 
         ]
         injector.publish(*zip(*part, strict=True))
     (job,) = shops.configs
-    shops.configs[job]["batch_rows_max"] = 250_000
+    shops.configs[job] |= {"batch_rows_max": 250_000, "trigger_ms": 0}
     ids = shops.start(job, tasks=2)
     expected = sum(1 for n in range(count) if n % 1009 / 3 > 1 and round(n % 1009 / 3, 2) > 1)
     wait_for(lambda: sum(shops.log.end_offsets("twice_sales")) >= expected, "the stream", seconds=600)

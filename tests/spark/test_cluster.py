@@ -89,5 +89,5 @@ def test_a_pipeline_on_two_executors_of_another_spark_is_exact(master: str, tmp_
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["is_exact"] and said["counted"] > 100 and not said["deaths"]
-    executors = {parent for _, parent in said["workers"]}
-    assert len(executors) == 2 and said["driver"] not in executors
+    # Each worker has one core, so each gave one executor, and both worked.
+    assert len(said["executors"]) == 2 and min(said["executors"].values()) > 0, said

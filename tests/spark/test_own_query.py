@@ -29,7 +29,7 @@ def counted(spark, checkpoint, arguments):
     rows = spark.readStream.schema("n bigint").json(arguments["source"])
     def keep(batch, number):
         counts = {row["rest"]: row["count"] for row in batch.collect()}
-        open(arguments["counts"], "w").write(repr(counts))
+        pathlib.Path(arguments["counts"]).write_text(repr(counts))
     counts = rows.groupBy((rows.n % 3).alias("rest")).count()
     return (
         counts.writeStream.outputMode("complete").foreachBatch(keep).option("checkpointLocation", checkpoint)

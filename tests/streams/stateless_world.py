@@ -36,6 +36,8 @@ class World:
     suffix: str = ""  # the plan: what is appended to each query
     lateness_ms: int | None = 1000
     clock_ms: int = 1_000_000
+    stops_at_poison: bool = False
+    has_dead_letters: bool = True
 
     def build(self, source: list[tuple[str, int]] = SOURCE) -> World:
         self.log.create(CategorySpec(name="in", partitions=1, columns=(("query", "string"),)))
@@ -78,7 +80,7 @@ class World:
             columns=DEAD_COLUMNS,
             watermarked=False,
         )
-        return [out, dead]
+        return [out, dead] if self.has_dead_letters else [out]
 
     def open(self) -> IntervalRow:
         return open_interval(
@@ -104,6 +106,7 @@ class World:
             plan_hash=f"hash of {plan}",
             package="p1",
             lateness={} if self.lateness_ms is None else {self.birth("in"): self.lateness_ms},
+            stops_at_poison=self.stops_at_poison,
         )
 
     def range(self, start: int, end: int) -> tuple[InputRange, ...]:

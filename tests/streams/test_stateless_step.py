@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.core.errors import IntentStands, IntervalError, OffsetAhead, RowsOlderThanBus
+from penstock.core.errors import IntentStands, IntervalError, OffsetAhead, PoisonRecord, RowsOlderThanBus
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.stateless import pending_intent
@@ -167,3 +167,25 @@ def test_records_without_a_key_stay_in_one_partition() -> None:
     unkeyed = table.set_column(place, "_key", pa.nulls(table.num_rows, pa.null()))
     step.finish(unkeyed.to_batches(), event_time_max=seen, now_ms=5)
     assert [len(rows) for rows in published(world.log, ["out"])["out"].values()] == [5, 0]
+
+
+def test_a_job_that_stops_at_poison_publishes_nothing_of_the_step_and_goes_on_when_told_otherwise() -> None:
+    """The range stays promised; with dead letters allowed the same range is done, once."""
+    world = a_world(stops_at_poison=True)
+    token = world.open().token
+    with pytest.raises(PoisonRecord) as caught:
+        world.run(token, 0, 6)
+    assert "offset 1: no JSON" in caught.value.why and "poison: dead_letter" in caught.value.fix
+    assert caught.value.offset == 1
+    assert outputs_of(world) == [] and world.position() == 0
+    world.stops_at_poison = False
+    world.live([6])
+    assert outputs_of(world) == ["a", "b", "two", "two", "a"]
+    assert len(published(world.log, ["dead"])["dead"][0]) == 1
+
+
+def test_poison_without_a_place_for_dead_letters_stops_the_task_in_any_case() -> None:
+    world = a_world(has_dead_letters=False)
+    with pytest.raises(PoisonRecord, match="cannot be worked on") as caught:
+        world.run(world.open().token, 0, 6)
+    assert "has no dead-letter category" in caught.value.fix and world.position() == 0

@@ -52,7 +52,8 @@ class LoadMeter:
         self._last = {
             "input_rate": (there - first_there) / span_s if grown else 0.0,
             "processed_rate": processed_rate,
-            "busy": min(1.0, batch_ms / self._trigger_ms),
+            # A trigger of 0 ms: one batch after the other, so it is busy whenever it runs.
+            "busy": min(1.0, batch_ms / max(self._trigger_ms, 1)),
             "batch_ms": batch_ms,
             "lag_records": lag_records,
             # time_lagged of the paper: what waits, over the rate at which it is worked off.
