@@ -264,13 +264,9 @@ class StatelessStep:
         }
         return _fitted(pa.table(columns), output)
 
-    def _is_keyed(self) -> bool:
-        return bool(self._plan.get("plan", {}).get("key"))
-
     def _by_partition(self, batch: pa.RecordBatch, output: OutputSpec) -> dict[int, pa.RecordBatch]:
         keys = batch.column("_key")
-        # Unkeyed records stay together. A null that the plan's key gave is the empty key, whoever it is with.
-        if keys.null_count == len(keys) and not self._is_keyed():
+        if keys.null_count == len(keys):  # unkeyed: stay together; a key that is missing is the empty one
             return {self._ref.partition % output.partitions: batch}
         targets = partitions_of(keys, output.partitions)
         return {

@@ -18,6 +18,8 @@ from penstock.streams.places import open_log, open_rows
 from penstock.streams.testing import wait_for
 
 CODE = """
+import pathlib
+
 def elsewhere(spark, checkpoint, arguments):
     rows = spark.readStream.format("rate").load()
     return rows.writeStream.format("noop").option("checkpointLocation", arguments["own"]).start()
@@ -134,7 +136,7 @@ def test_it_goes_on_from_its_checkpoint_and_never_runs_twice(queries: OwnQueries
     queries.add("a", 1, 2, 3)
     first, second = queries.engine(), queries.engine()
     queries.start(first, config)
-    wait_for(lambda: queries.out() == [1, 2, 3], "the first rows")
+    wait_for(lambda: queries.out() == [1, 2, 3] and state(first) == "running", "the first rows")
     queries.start(second, config)
     wait_for(lambda: state(second) == "failed", "the second start to be refused")
     assert "runs already" in second.poll()[0].error and state(first) == "running"
