@@ -122,6 +122,7 @@ class Ours:
         from penstock.streams.engine.session import build_session
 
         self.folder, self.count = folder, count
+        self.cpu: dict[str, list[float]] = {}  # seconds of all processes of this side
         self.fast = {"trigger_ms": 0, "batch_rows_max": max(1000, count // 5)}
         self.spark = build_session("bench", 2, folder / "scratch")
 
@@ -142,13 +143,13 @@ class Ours:
         self.run_once("warm", 1, found={"json": [], "typed": []})
         for repeat in range(repeats):
             self.run_once(f"r{repeat}", repeat + 2, found)
-        return {**found, "kept": self.kept}
+        return {**found, "kept": self.kept, "cpu": {kind: times[1:] for kind, times in self.cpu.items()}}
 
     def run_once(self, name: str, lineage: int, found: dict[str, list[float]]) -> None:
         first = self.stage(
             f"first_{name}", PIPELINE.replace("results", f"results_{name}"), CATEGORY, **self.fast
         )
-        found["json"].append(self._timed(first, "events"))
+        found["json"].append(self._timed(first, "events", "json"))
         spec = {
             "name": f"results_{name}",
             "partitions": 2,
@@ -159,19 +160,20 @@ class Ours:
         text = SECOND.replace("results", f"results_{name}").replace("again", f"again_{name}")
         second = self.stage(f"second_{name}", text.replace('"second"', f'"second{name}"'), spec, **self.fast)
         self.kept = sum(second.log.end_offsets(f"results_{name}"))
-        found["typed"].append(self._timed(second, f"results_{name}"))
+        found["typed"].append(self._timed(second, f"results_{name}", "typed"))
 
-    def _timed(self, stage: Stage, source: str) -> float:
+    def _timed(self, stage: Stage, source: str, kind: str) -> float:
         (job,) = stage.configs
         stage.births = {job: os.urandom(4).hex()}
         stage.data.prepare(job, stage.birth(job), stage.configs[job])
         total = sum(stage.log.end_offsets(source))
         ids = stage.start(job)
         wait_for(lambda: _read(stage, job) > 0, "the first batch", seconds=300)
-        began, first = time.monotonic(), _read(stage, job)
+        began, first, cpu = time.monotonic(), _read(stage, job), cpu_of(psutil.Process())
         wait_for(lambda: _read(stage, job) >= total, "the end of the input", seconds=600)
-        took = time.monotonic() - began
+        took, cpu = time.monotonic() - began, cpu_of(psutil.Process()) - cpu
         stage.stop(ids)
+        self.cpu.setdefault(kind, []).append(cpu * total / (total - first))
         return took * total / (total - first)
 
     def floor(self) -> list[float]:
@@ -295,14 +297,15 @@ class Stock:
     def throughput(self, repeats: int) -> list[float]:
         from pyspark.sql import functions as F
 
-        found = []
+        found, self.cpu = [], []
         for repeat in range(repeats + 1):
             rows = self.spark.read.parquet(str(self.folder / "events.parquet"))
             parsed = rows.select(F.from_json("value", DDL).alias("v")).select("v.*")
-            began = time.monotonic()
+            began, cpu = time.monotonic(), cpu_of(psutil.Process())
             parsed.where(FILTER).selectExpr(*SELECT).write.format("noop").mode("overwrite").save()
             if repeat:
                 found.append(time.monotonic() - began)
+                self.cpu.append(cpu_of(psutil.Process()) - cpu)
         return found
 
     def floor(self) -> list[float]:
@@ -348,6 +351,7 @@ def play(options: argparse.Namespace) -> None:
     if options.role == "stock":
         stock = Stock(folder)
         found: dict[str, Any] = {"json": stock.throughput(options.repeats), "floor_ms": stock.floor()}
+        found["cpu"] = stock.cpu
     else:
         ours = Ours(folder, options.records)
         found = ours.throughput(options.repeats)
@@ -380,18 +384,18 @@ def report(options: argparse.Namespace, ours: dict[str, Any], stock: dict[str, A
     table = Table(
         title=f"{options.records:,} JSON records, medians of {options.repeats}", title_justify="left"
     )
-    for name in ("side", "seconds", "spread", "records/s"):
+    for name in ("side", "seconds", "spread", "records/s", "CPU seconds"):
         table.add_column(name, justify="left" if name == "side" else "right")
     rows = (
-        ("stock PySpark, from Parquet into nothing", stock["json"], options.records),
-        ("Penstock, from the bus to the bus", ours["json"], options.records),
-        ("its second job, of typed records", ours["typed"], ours["kept"]),
+        ("stock PySpark, from Parquet into nothing", stock["json"], options.records, stock["cpu"]),
+        ("Penstock, from the bus to the bus", ours["json"], options.records, ours["cpu"]["json"]),
+        ("its second job, of typed records", ours["typed"], ours["kept"], ours["cpu"]["typed"]),
     )
-    for name, times, records in rows:
+    for name, times, records, cpu in rows:
         middle = statistics.median(times)
-        table.add_row(
-            name, f"{middle:.2f}", f"{min(times):.2f} – {max(times):.2f}", f"{records / middle:,.0f}"
-        )
+        spread = f"{min(times):.2f} – {max(times):.2f}"
+        cells = (f"{middle:.2f}", spread, f"{records / middle:,.0f}", f"{statistics.median(cpu):.2f}")
+        table.add_row(name, *cells)
     console.print(table)
     ratio = statistics.median(stock["json"]) / statistics.median(ours["json"])
     floors = {

@@ -28,7 +28,7 @@ def reserved_load(config: Mapping[str, Any]) -> Vector:
 
 def is_enforced(config: Mapping[str, Any]) -> bool:
     """Whether a task cannot use more than it reserved."""
-    return config.get("kind") == "process"
+    return "process" in (config.get("kind"), config.get("isolation"))
 
 
 def seen_load(config: Mapping[str, Any], metrics: Mapping[str, float]) -> Vector:

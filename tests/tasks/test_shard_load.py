@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,9 +33,10 @@ def test_a_new_task_counts_as_reserved_and_then_as_seen():
     assert book.report[0].load == (0.25, 512.0, 0.0, 0.0)
 
 
-def test_a_task_whose_memory_is_enforced_counts_as_reserved_for_ever():
+@pytest.mark.parametrize("kind", [{"kind": "process"}, {"kind": "stateless", "isolation": "process"}])
+def test_a_task_whose_memory_is_enforced_counts_as_reserved_for_ever(kind: dict[str, str]):
     book = LoadBook(PACE)
-    run(book, 5, a_task(config={"kind": "process", "resources": {"cpu": 2.0}}, cpu=0.25))
+    run(book, 5, a_task(config={**kind, "resources": {"cpu": 2.0}}, cpu=0.25))
     assert book.report[0].load[0] == 2.0
 
 
