@@ -12,7 +12,7 @@ from tests import kafka
 def test_jars_that_cannot_be_fetched_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kafka, "JARS", tmp_path / "kafka" / "0")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(kafka.NoBroker, match="kafka_2.13.*could not be fetched"):
+    with pytest.raises(kafka.NoBroker, match=r"kafka_2\.13.*could not be fetched"):
         kafka.fetch_jars()
     assert not kafka.JARS.exists()
 
