@@ -1,7 +1,7 @@
 """What a category's control topic says: its spec and birth, its producers, who is registered, which marks.
 
 Pure: records are applied in the order of the topic, the last one of a key counts. Keys: `category`,
-`p:<producer>` (written under that producer's transactional id alone), `r:<producer>` and `m:<number>`
+`open`, `p:<producer>` (written under that producer's transactional id alone), `r:<producer>` and `m:<number>`
 (written under the category's).
 """
 
@@ -17,7 +17,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
 
-CATEGORY = b"category"
+CATEGORY, OPEN = b"category", b"open"
 
 
 class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +46,13 @@ class MarkRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: Millis
 
 
+class OpenMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark that is being made: its W, and ends below which it cannot lie; readers stay below them."""
+
+    low: Millis
+    floor: tuple[int, ...]
+
+
 class _CategoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     birth: str
     spec: CategorySpec
@@ -60,11 +67,17 @@ class ControlState:
     producers: dict[str, ProducerState] = field(default_factory=dict)
     registered: dict[str, Registration] = field(default_factory=dict)
     marks: dict[int, MarkRecord] = field(default_factory=dict)  # by number, ascending
+    open: OpenMark | None = None
 
     def copy(self) -> ControlState:
         """As it is now; the original may go on."""
         return ControlState(
-            self.position, self.category, dict(self.producers), dict(self.registered), dict(self.marks)
+            self.position,
+            self.category,
+            dict(self.producers),
+            dict(self.registered),
+            dict(self.marks),
+            self.open,
         )
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -73,6 +86,8 @@ class ControlState:
         try:
             if key == CATEGORY and value is not None:
                 self._rename(msgspec.json.decode(value, type=_CategoryRecord))
+            elif key == OPEN:
+                self.open = None if value is None else msgspec.json.decode(value, type=OpenMark)
             elif kind == b"p" and value is not None:
                 self.producers[name.decode()] = msgspec.json.decode(value, type=ProducerState)
             elif kind == b"r" and value is not None:
@@ -93,7 +108,7 @@ class ControlState:
     def _rename(self, record: _CategoryRecord) -> None:
         if self.category is not None and self.category.birth != record.birth:
             # Made anew under its name: nothing of its predecessor counts.
-            self.producers, self.registered, self.marks = {}, {}, {}
+            self.producers, self.registered, self.marks, self.open = {}, {}, {}, None
         self.category = Category(spec=record.spec, birth=record.birth)
 
     def lows(self) -> dict[str, Millis]:
@@ -113,6 +128,10 @@ class ControlState:
             return LOW_MIN, None
         last = self.marks[next(reversed(self.marks))]
         return last.low, last.at_ms
+
+    def next_low(self) -> Millis:
+        """W as it is, or as it will be with the mark that is being made: where a new producer starts."""
+        return self.watermark()[0] if self.open is None else self.open.low
 
     def cut_marks(self, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`; both ascend, so it is a slice."""
@@ -160,6 +179,11 @@ def producer_update(producer: str, state: ProducerState) -> Update:
 def registration_update(producer: str, registration: Registration) -> Update:
     """Count a producer, or no longer."""
     return b"r:" + producer.encode(), msgspec.json.encode(registration)
+
+
+def open_update(mark: OpenMark | None) -> Update:
+    """Begin a mark, or end it."""
+    return OPEN, None if mark is None else msgspec.json.encode(mark)
 
 
 def mark_update(number: int, mark: MarkRecord | None) -> Update:

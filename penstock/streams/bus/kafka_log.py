@@ -19,6 +19,7 @@ from penstock.streams.bus.kafka_clients import ANSWER_S
 from penstock.streams.bus.kafka_control import (
     ControlState,
     MarkRecord,
+    OpenMark,
     ProducerState,
     Registration,
     after_publish,
@@ -27,7 +28,7 @@ from penstock.streams.bus.kafka_place import KafkaPlace
 from penstock.streams.bus.kafka_read import Seen, first_time, read_messages
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX, decode_rows, encode_rows
 from penstock.streams.bus.kafka_writer import WriterLost
-from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run
 
 # How often a mark is tried when others write to the category at the same time.
 MARK_TRIES_MAX = 3
@@ -171,9 +172,17 @@ class KafkaLog:
         self._change_category("truncate", category, decide)
 
     def end_offsets(self, category: str) -> tuple[int, ...]:
-        """The last stable offset of each partition: below it every transaction is decided."""
-        spec = self._all.find(category, is_recent=True).category.spec
-        return self._all.clients.visible_ends(self._place.topic(category), spec.partitions)
+        """The last stable offsets: below them every transaction is decided, and every mark known.
+
+        Ends are read first, then marks: one that is not there yet lies at or beyond these ends.
+        """
+        found = self._all.find(category, is_recent=True)
+        ends = self._all.clients.visible_ends(self._place.topic(category), found.category.spec.partitions)
+        seen = self._all.glance(category, found)
+        if not seen.is_whole:  # a dead publisher hides what may be marks: readers wait with it
+            seen = Seen(self._all.state(category, found), True)
+        floor = seen.state.open.floor if seen.state.open is not None else ends
+        return tuple(min(end, low) for end, low in zip(ends, floor, strict=True))
 
     def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Records [start, end) in offset order."""
@@ -246,7 +255,7 @@ class KafkaLog:
         def decide(state: ControlState, _: ProducerState) -> Change | None:
             if producer in state.lows():
                 return None
-            new = Registration(number=state.registration_number(), low=state.watermark()[0])
+            new = Registration(number=state.registration_number(), low=state.next_low())
             return Change(updates=(kafka_control.registration_update(producer, new),))
 
         self._change_category("register_producer", category, decide)
@@ -278,11 +287,12 @@ class KafkaLog:
             lows = seen.state.lows()
             if producer not in lows:
                 raise admission.not_registered(category, producer)
+            number = seen.state.registered[producer].number
             raised = msgspec.structs.replace(
                 mine,
                 epoch=epoch,
-                low=max(low, lows[producer]),
-                registration=seen.state.registered[producer].number,
+                low=max(low, lows[producer], mine.low if mine.registration == number else LOW_MIN),
+                registration=number,
             )
             if low <= lows[producer] and mine.epoch == epoch:
                 return None
@@ -302,22 +312,36 @@ class KafkaLog:
         self._mark(category, found, self._all.glance(category, found).state, now_ms)
 
     def _mark(self, category: str, found: Found, seen: ControlState, now_ms: Millis) -> None:
+        """Begin the mark that is due, then make it: whoever reads in between stays below where it may lie.
+
+        Otherwise a reader could pass the mark before it is there, and timers would depend on who was faster.
+        """
         topic, spec = self._place.topic(category), found.category.spec
 
-        def decide(state: ControlState, _: ProducerState) -> Change | None:
+        def begin(state: ControlState, _: ProducerState) -> Change | None:
             last, last_ms = state.watermark()
             due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
-            if due is None:
+            if due is None or state.open is not None:
                 return None
             # W was read first. Above the highest ends lies nothing that was acknowledged before.
-            ends = self._all.clients.highest_ends(topic, spec.partitions)
-            mark = MarkRecord(low=due, ends=ends, at_ms=now_ms)
-            return Change(updates=(kafka_control.mark_update(state.mark_number(), mark),))
+            floor = self._all.clients.highest_ends(topic, spec.partitions)
+            return Change(updates=(kafka_control.open_update(OpenMark(low=due, floor=floor)),))
 
-        if decide(seen, ProducerState()) is None:
-            return
+        def finish(state: ControlState, _: ProducerState) -> Change | None:
+            if state.open is None:
+                return None  # somebody else did
+            ends = self._all.clients.highest_ends(topic, spec.partitions)
+            mark = MarkRecord(low=state.open.low, ends=ends, at_ms=now_ms)
+            number = state.mark_number()
+            return Change(updates=(kafka_control.mark_update(number, mark), kafka_control.open_update(None)))
+
         try:
-            self._all.transact(category, found, decide, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+            if begin(seen, ProducerState()) is not None:
+                self._all.transact(category, found, begin, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
+                self._fault("mark:begun")
+            elif seen.open is None:
+                return
+            self._all.transact(category, found, finish, tries=MARK_TRIES_MAX, patience_ms=GLANCE_MS)
         except WriterLost:
             return  # others write to the category all the time: the next report tries again
 

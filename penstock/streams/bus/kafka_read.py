@@ -10,15 +10,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
+from penstock.core.loop import sleep_ms
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import TRANSACTION_MS, Clients, is_passing, translate, translated
 from penstock.streams.bus.kafka_control import ControlState
 
 BATCH_ROWS = 10_000
-_SILENCE_S, _GLANCE_S = 0.5, 0.02
+_SILENCE_S, _LOOK_S, _GLANCE_S = 0.5, 0.1, 0.02
 _SILENCES_MAX = 60
 # A control topic is held up by a publisher that died inside a transaction, until Kafka gives up on it.
-_CONTROL_SILENCES_MAX = 2 * (TRANSACTION_MS // 1000 + 15)
+_CONTROL_SILENCES_MAX = 10 * (TRANSACTION_MS // 1000 + 20)
 
 
 def read_messages(
@@ -107,22 +108,26 @@ class ControlReader:
         A transaction that somebody left open hides what others committed after it, until it is decided.
         """
         end = self._clients.highest_ends(topic, 1)[0]
-        silence_s = _SILENCE_S if patience_ms is None else _GLANCE_S
-        silences_max = _CONTROL_SILENCES_MAX if patience_ms is None else max(1, patience_ms // 20)
-        with self._lock, translated(f"the control topic {topic!r} could not be read"):
-            state = self._open(topic, topic_id)
-            silences = 0
-            while state.position < end:
-                assert self._consumer is not None
-                found = _next(self._consumer, silence_s=silence_s)
-                silences = 0 if found else silences + 1
-                if silences == silences_max and patience_ms is None:
-                    raise _silent(topic)
-                if silences == silences_max:
-                    break
-                for message in found:
-                    self._take(message)
-            return Seen(state.copy(), state.position >= end)
+        silence_s, silences_max = _GLANCE_S, max(1, (patience_ms or 0) // 20)
+        if patience_ms is None:
+            silence_s, silences_max = _LOOK_S, _CONTROL_SILENCES_MAX
+        silences = 0
+        while True:
+            # The lock is given back between looks: who waits for one topic must not hold up the others.
+            with self._lock, translated(f"the control topic {topic!r} could not be read"):
+                state = self._open(topic, topic_id)
+                before = state.position
+                if before < end:
+                    assert self._consumer is not None
+                    for message in _next(self._consumer, silence_s=silence_s):
+                        self._take(message)
+                silences = 0 if state.position > before else silences + 1
+                if state.position >= end or (silences >= silences_max and patience_ms is not None):
+                    return Seen(state.copy(), state.position >= end)
+            if silences >= silences_max:
+                raise _silent(topic)
+            if silences:
+                sleep_ms(1)
 
     def close(self) -> None:
         """Let the connection go; what is known is read again."""

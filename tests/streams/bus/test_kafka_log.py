@@ -196,6 +196,29 @@ def test_a_transaction_left_open_holds_back_the_end_and_no_mark(log: KafkaLog, p
     assert stored(log, 0) == [1, 2, 3]
 
 
+def test_nobody_reads_past_a_mark_that_is_being_made(place: KafkaPlace, log: KafkaLog):
+    """A producer dies between the two halves of a mark; readers stay below it until somebody makes it."""
+    log.register_producer("clicks", "a")
+    publish(log, "a", 1, 3)
+
+    def die(point: str) -> None:
+        if point == "mark:begun":
+            raise InterruptedError
+
+    dying = KafkaLog(place, fault=die)
+    with pytest.raises(InterruptedError):
+        dying.report_low("clicks", producer="a", epoch=1, low=50, now_ms=0)
+    dying.close()
+    publish(log, "a", 4, 6)
+    assert stored(log, 0) == [1, 2, 3] and log.watermark("clicks") == LOW_MIN
+    log.register_producer("clicks", "b")
+    assert log.producers("clicks") == {"a": 50, "b": 50}
+    log.advance("clicks", now_ms=1)
+    assert stored(log, 0) == [1, 2, 3, 4, 5, 6] and log.watermark("clicks") == 50
+    (mark,) = log.marks("clicks", 0, above=LOW_MIN, up_to=2**40)
+    assert mark.end >= 7
+
+
 def test_a_writer_that_lost_its_answer_looks_and_repeats_nothing(place: KafkaPlace, log: KafkaLog):
     """The commit went through, its answer did not: the publish is taken up again and finds everything there."""
     lost = []
