@@ -138,6 +138,7 @@ class KafkaCategories:
                     return
             # Several that take one id from each other would do so for ever without a difference.
             sleep_ms(random.randint(1, _PAUSE_MS_MAX))
+        raise AssertionError("the last try returns or raises")
 
     def find(self, name: str, *, is_recent: bool = False) -> Found:
         """The category as it is now, or with `is_recent` as it was within the last second."""
