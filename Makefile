@@ -16,9 +16,10 @@ help:  ## what can be typed here
 setup:  ## .venv with the locked packages, and Java; does nothing when nothing changed
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh </dev/null
 
-demo: setup  ## a fleet of plain processes, then a whole pipeline: kill, rescale, release, every record compared
+demo: setup  ## a fleet of plain processes, a whole pipeline, three jobs without state: kill, rescale, release, every record compared
 	@$(RUN) PYTHONPATH=examples $(PY) examples/fleet/demo.py </dev/null
 	@$(RUN) PYTHONPATH=examples $(PY) examples/zeitgeist/demo.py </dev/null
+	@$(RUN) PYTHONPATH=examples $(PY) examples/orders/demo.py </dev/null
 
 test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
 	@echo "test: fast tests, two at a time"

@@ -20,6 +20,7 @@ from generator import QueryGenerator
 from isolation import show_isolation
 from pauses import PauseWatch
 from story import Story, tell
+from watching import line_of, ready, records, running, runs_version, size
 
 from penstock.cli.compiling import compile_file
 from penstock.cli.connection import connect
@@ -50,11 +51,11 @@ class Demo(Story):
         self._submit(client, HERE / "pipeline.py", version="1", why="first release")
         generator = QueryGenerator(Injector(log, "queries", "demo", epoch=1), seed=1)
         watch = PauseWatch(client, f"sqlite:{self._folder / 'rows'}", (PARSE, COUNT))
-        self._wait("both jobs run", lambda: _running(client, PARSE) == 1 and _running(client, COUNT) == 1)
+        self._wait("both jobs run", lambda: running(client, PARSE) == 1 and running(client, COUNT) == 1)
         watch.start()
         generator.rate = CALM_RATE
         generator.start()
-        self._wait("first counts in the sink", lambda: _size(log, "query_counts") > 0)
+        self._wait("first counts in the sink", lambda: size(log, "query_counts") > 0)
         self._let_the_load_rise(client, generator, watch)
         self._kill_a_container(client, watch)
         self._override(client, generator, watch)
@@ -71,7 +72,7 @@ class Demo(Story):
         self._say("starting a control plane and two containers")
         self._start_up("--containers", "2")
         client = connect(self._folder)
-        self._wait("both containers are ready", lambda: _ready(client) == {"c1", "c2"}, seconds=120)
+        self._wait("both containers are ready", lambda: ready(client) == {"c1", "c2"}, seconds=120)
 
     def _submit(self, client: Client, pipeline: Path, *, version: str, why: str) -> None:
         compiled, package = compile_file(pipeline, client, version=version)
@@ -97,7 +98,7 @@ class Demo(Story):
             self._wait("the scaler asks for 3 tasks", lambda: client.job(COUNT)["config"]["task_count"] == 3)
             decision = next(e for e in reversed(client.journal(subject=COUNT)) if e["actor"] == "autoscaler")
             self._say(f"the scaler's reason: {decision['reason']}")
-            self._wait("3 counting tasks run", lambda: _running(client, COUNT) == 3)
+            self._wait("3 counting tasks run", lambda: running(client, COUNT) == 3)
         self._wait("the lag is within its SLO again", lambda: _lag(client, COUNT) < 3 and watch.is_moving())
 
     def _kill_a_container(self, client: Client, watch: PauseWatch) -> None:
@@ -110,14 +111,14 @@ class Demo(Story):
             took = self._wait(
                 "its tasks run again",
                 lambda: (
-                    _running(client, COUNT, without=victim["pid"]) == 3
-                    and _running(client, PARSE, without=victim["pid"]) == 1
+                    running(client, COUNT, without=victim["pid"]) == 3
+                    and running(client, PARSE, without=victim["pid"]) == 1
                 ),
             )
         self.numbers["killed container's tasks run again after"] = f"{took:.1f} s (limit 20 s)"
         if took > 20:
             self.failures.append(f"failover took {took:.1f} s, more than 20 s")
-        self._wait("the killed container is back", lambda: len(_ready(client)) == 2 and watch.is_moving())
+        self._wait("the killed container is back", lambda: len(ready(client)) == 2 and watch.is_moving())
 
     def _override(self, client: Client, generator: QueryGenerator, watch: PauseWatch) -> None:
         generator.rate = CALM_RATE
@@ -125,7 +126,7 @@ class Demo(Story):
         with watch.event("rescale 3 → 2 tasks by oncall"):
             client.patch_layer(COUNT, "oncall", {"task_count": 2}, why="trying two", key="demo-oncall")
             self._say("oncall sets task_count=2 above the scaler's 3")
-            self._wait("2 counting tasks run", lambda: _running(client, COUNT) == 2)
+            self._wait("2 counting tasks run", lambda: running(client, COUNT) == 2)
         job = client.job(COUNT)
         scaler = next(row["body"]["task_count"] for row in job["layers"] if row["layer"] == "scaler")
         decided = job["provenance"]["task_count"]["layer"]
@@ -142,7 +143,10 @@ class Demo(Story):
         release.write_text((HERE / "pipeline.py").read_text() + "\n# Version 2: the same, in new words.\n")
         with watch.event("release of new code"):
             self._submit(client, release, version="2", why="second release")
-            self._wait("every task runs version 2", lambda: _on_version(client, "2"))
+            self._wait(
+                "every task runs version 2",
+                lambda: all(runs_version(client, job, "2") for job in (PARSE, COUNT)),
+            )
 
     def _finish(self, client: Client, log: Any, generator: QueryGenerator) -> None:
         generator.finish()
@@ -155,11 +159,11 @@ class Demo(Story):
 
     def _compare(self, log: Any, generator: QueryGenerator) -> None:
         found: Counter[tuple[str, int, int]] = Counter()
-        for row in _records(log, "query_counts"):
+        for row in records(log, "query_counts"):
             found[row["query"], row["second"], row["count"]] += 1
         expected = Counter({(query, second, n): 1 for (query, second), n in generator.expected.items()})
         lost, doubled = expected - found, found - expected
-        dead = _size(log, "queries.dead")
+        dead = size(log, "queries.dead")
         self.numbers["records in"] = f"{generator.published:,}"
         self.numbers["counts out"] = f"{found.total():,}"
         self.numbers["broken records, all in the dead letters"] = f"{dead} of {generator.broken}"
@@ -172,61 +176,9 @@ class Demo(Story):
         self._say(f"compared {found.total():,} counts, record by record: {verdict}")
 
 
-def _ready(client: Client) -> set[str]:
-    return {row["name"] for row in client.status()["containers"] if row["ready"] and row["state"] == "live"}
-
-
-def _line(client: Client, job: str) -> dict[str, Any]:
-    return next(line for line in client.jobs() if line["name"] == job)
-
-
-def _running(client: Client, job: str, *, without: int = 0) -> int:
-    """How many tasks of a settled job run; 0 while it changes. `without`: not counting a dead engine's last
-    words.
-    """
-    dead = {
-        row["name"]
-        for row in client.status()["containers"]
-        if row["pid"] == without or row["state"] != "live"
-    }
-    line = _line(client, job)
-    if line["state"] != "running":
-        return 0
-    tasks = [
-        task
-        for task in line["tasks"]
-        if task["generation"] == line["generation"] and task["container"] not in dead
-    ]
-    return sum(1 for task in tasks if task["state"] == "running")
-
-
 def _lag(client: Client, job: str) -> float:
-    load = _line(client, job)["load"]
+    load = line_of(client, job)["load"]
     return float(load["lag_s"]) if load else float("inf")
-
-
-def _on_version(client: Client, version: str) -> bool:
-    for job in (PARSE, COUNT):
-        view = client.job(job)
-        if not view["is_in_sync"] or view["running"]["config"]["package"]["version"] != version:
-            return False
-        new = view["running"]["restart_version"]
-        up = [task for task in view["tasks"] if (task["state"], task["running_version"]) == ("running", new)]
-        if len(up) != view["running"]["config"]["task_count"]:
-            return False
-    return True
-
-
-def _size(log: Any, category: str) -> int:
-    return int(sum(log.end_offsets(category)))
-
-
-def _records(log: Any, category: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for partition, end in enumerate(log.end_offsets(category)):
-        for batch in log.read(category, partition, 0, end):
-            found += batch.to_pylist()
-    return found
 
 
 if __name__ == "__main__":
