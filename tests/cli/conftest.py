@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.cli.world import QUERIES_SIX, ZEITGEIST, Run, World, a_world, runner
 
@@ -15,6 +16,14 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands find their control plane in the folder they are given."""
     for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA", "PENSTOCK_DATABASE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """A command that runs here sends its log to what is its standard error now, and gone later."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

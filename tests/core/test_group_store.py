@@ -145,6 +145,23 @@ def test_a_store_that_goes_away_is_told_to_all_and_nothing_is_written_twice(
     desk.threads.shutdown()
 
 
+def test_a_refusal_is_not_told_when_what_it_was_decided_on_was_not_written(database: Database, monkeypatch):
+    desk, points = Desk(database), list[str]()
+
+    def fault(now: str) -> None:
+        points.append(now)
+        if now == "commit" and points.count(now) == 2:
+            raise StoreUnavailable("away", why="a test", fix="wait")
+
+    def refuse_what_is_there(connection: Any) -> None:
+        raise ConfigError(f"it is {current_value(connection, 'a')}", why="a test", fix="none")
+
+    monkeypatch.setattr(database, "_fault", fault)
+    found = desk.together(count("a"), refuse_what_is_there)
+    assert [type(item) for item in found] == [StoreUnavailable] * 2
+    desk.threads.shutdown()
+
+
 def test_a_single_writer_has_its_own_transaction(desk: Desk):
     assert desk.writes.run(count("a")) == 1
     with pytest.raises(ConfigError):

@@ -14,13 +14,13 @@ from penstock.jobs.config import SYNC_OF, Sync, validate_config
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.quick_look import RELEASE_FIELDS, QuickLook
 from penstock.jobs.sync_plan import InSync, RunningView, SimpleSync, map_partitions, plan_sync
-from tests.builders import a_body, an_output
+from tests.builders import PACKAGE, a_body, an_output
 
 JOB = "demo.count"
 
 
 def package(version: str) -> dict[str, Any]:
-    return {"name": "demo", "version": version, "hash": "aa", "entry": "demo"}
+    return {"name": "demo", "version": version, "hash": PACKAGE, "entry": "demo"}
 
 
 # Also bodies that say less, or say a default, or say the same in another form, or are wrong.

@@ -27,7 +27,7 @@ from penstock.settings import Settings
 from penstock.web.forward import Forward
 from penstock.web.front_process import FrontProcess, serve_behind_front
 from penstock.web.server import Listening, bind
-from tests.builders import a_body
+from tests.builders import CODE, PACKAGE, a_body
 
 PREFIX = "/api/v1"
 
@@ -38,6 +38,7 @@ class Fronted:
     def __init__(self, plane: ControlPlane, server: FrontProcess, behind: int) -> None:
         self.plane, self.server, self.behind = plane, server, behind
         self.port = int(server.url.rsplit(":", 1)[1])
+        plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()
         self.tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}
 
