@@ -72,7 +72,7 @@ class GroupedWrites:
                     _answer(asked, connection)
                 is_done = True
         except PenstockError as error:
-            # A store that is away, or that did not say whether it has written, is so for all of them. Also for
+            # A store that is away, or did not say whether it has written, is so for all of them. Also for
             # those that were refused: that was decided on what the others had written.
             if is_done or not is_begun:
                 is_done = True
