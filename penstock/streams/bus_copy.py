@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, DiskFull, EnvironmentProblem, PipelineError
-from penstock.streams.bus.log import LOW_MAX, Category, Log
+from penstock.streams.bus.log import LOW_MAX, Category, CategorySpec, Log, Published
 from penstock.streams.record_lines import (
     LINE_BYTES_MAX,
     BadLine,
@@ -80,18 +80,17 @@ def publish_lines(
     appended = repeated = done = 0
     for lines in _chunks(file):
         records = parse_lines(lines, rules).records
-        published = log.publish(
-            category,
-            producer=producer,
-            epoch=epoch,
-            batches=split_by_partition(records, rules.spec),
-            gapless=False,
-        )
+        published = _publish(log, rules.spec, records, producer=producer, epoch=epoch)
         appended += sum(published.appended.values())
         repeated += sum(published.trimmed.values())
         done += records.num_rows
         progress(done)
     return Copied(appended=appended, repeated=repeated)
+
+
+def _publish(log: Log, spec: CategorySpec, records: pa.Table, *, producer: str, epoch: int) -> Published:
+    batches = split_by_partition(records, spec)
+    return log.publish(spec.name, producer=producer, epoch=epoch, batches=batches, gapless=False)
 
 
 def close_input(log: Log, category: str, *, producer: str, epoch: int, now_ms: Millis) -> None:
@@ -114,17 +113,11 @@ def copy_category(
         sent = max(log.published_to(target, producer).values(), default=0)
         # A publish of several partitions may have been cut off on some buses: its whole window comes again.
         start = max(first, sent // BATCH_ROWS * BATCH_ROWS)
-        repeated, done = repeated + start, done + start
+        repeated, done = repeated + start - first, done + start - first
         while start < end:
             stop = min(end, start + BATCH_ROWS)
             for records in _pieces(log, source, partition, start, stop, to):
-                published = log.publish(
-                    target,
-                    producer=producer,
-                    epoch=epoch,
-                    batches=split_by_partition(records, to.spec),
-                    gapless=False,
-                )
+                published = _publish(log, to.spec, records, producer=producer, epoch=epoch)
                 appended += sum(published.appended.values())
                 repeated += sum(published.trimmed.values())
                 done += records.num_rows

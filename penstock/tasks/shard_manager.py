@@ -350,15 +350,16 @@ class ShardManager(FleetView):
             moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
             heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
             barred = [row.shard for row in shards if row.is_quarantined and row.container is None]
+            accepting = self._accepting(containers, now_ms)
             placement = place_shards(
                 [row.shard for row in shards if row.shard not in moving and row.shard not in barred],
-                self._accepting(containers, now_ms),
+                accepting,
                 {shard: name for shard, name in heading.items() if name is not None},
                 loads=self._loads,
                 mode=mode,
                 leaving=frozenset(row.name for row in containers if row.draining),
                 in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
-                moves_max=max(0, self._pace.moves_of(len(containers)) - len(moving)),
+                moves_max=max(0, self._pace.moves_of(len(accepting)) - len(moving)),
                 fleet=fleet_of(containers),
             )
             why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"

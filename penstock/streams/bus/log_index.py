@@ -313,18 +313,30 @@ def load_entries(connection: sqlite3.Connection, partition: int, start: int, end
         " ORDER BY b.first",
         {"partition": partition, "start": start, "end": end},
     )
-    return [
-        Entry(
-            partition=partition,
-            first=first,
-            rows=count,
-            segment=segment,
-            place=Place(position=position, length=length, crc=crc),
-            skip=skip,
-            payload=payload,
-        )
-        for first, count, segment, position, length, crc, skip, payload in rows
-    ]
+    return [entry_of(partition, *row) for row in rows]
+
+
+def entry_of(
+    partition: int,
+    first: int,
+    rows: int,
+    segment: int,
+    position: int,
+    length: int,
+    crc: int,
+    skip: int,
+    payload: bytes | None,
+) -> Entry:
+    """A run from the columns of its row, and the bytes of its segment if they lie in the index."""
+    return Entry(
+        partition=partition,
+        first=first,
+        rows=rows,
+        segment=segment,
+        place=Place(position=position, length=length, crc=crc),
+        skip=skip,
+        payload=payload,
+    )
 
 
 def load_lows(connection: sqlite3.Connection) -> dict[str, Millis]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import Lag
-from penstock.streams.bus.log_index import Entry
+from penstock.streams.bus.log_index import Entry, entry_of
 from penstock.streams.bus.segments import Place
 
 # Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
@@ -58,18 +58,7 @@ def load_inline(connection: sqlite3.Connection) -> list[Entry]:
         " FROM batches b JOIN segments s ON s.id = b.segment WHERE s.payload IS NOT NULL"
         " ORDER BY b.partition, b.first"
     )
-    return [
-        Entry(
-            partition=partition,
-            first=first,
-            rows=count,
-            segment=segment,
-            place=Place(position=position, length=length, crc=crc),
-            skip=skip,
-            payload=payload,
-        )
-        for partition, first, count, segment, position, length, crc, skip, payload in rows
-    ]
+    return [entry_of(*row) for row in rows]
 
 
 def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
