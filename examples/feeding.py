@@ -21,6 +21,7 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self.rate = 0
         self.published = 0
+        self.broken = 0  # records that cannot be read, on purpose
         self.error: BaseException | None = None
 
     def make(self, ts: int) -> bytes:

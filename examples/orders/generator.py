@@ -15,7 +15,7 @@ class OrderGenerator(Feed):
 
     def __init__(self, injector: Injector, *, seed: int) -> None:
         super().__init__(injector, seed=seed)
-        self.broken = self._number = 0
+        self._number = 0
         self.expected: Counter[tuple[int, str, float, bool]] = Counter()
 
     def make(self, ts: int) -> bytes:

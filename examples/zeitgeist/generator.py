@@ -31,7 +31,6 @@ class QueryGenerator(Feed):
 
     def __init__(self, injector: Injector, *, seed: int) -> None:
         super().__init__(injector, seed=seed)
-        self.broken = 0
         self.expected: Counter[tuple[str, int]] = Counter()
 
     def make(self, ts: int) -> bytes:
