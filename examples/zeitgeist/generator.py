@@ -14,15 +14,20 @@ from feeding import Feed
 
 from penstock.streams.injector import Injector
 
+# Two of each partition: with one task twice as busy as the others, three tasks would not carry the load.
 POPULAR = (
     "cat videos",
-    "weather",
-    "news",
-    "spark",
+    "coffee",
+    "flights",
     "football",
+    "maps",
+    "news",
+    "poems",
     "recipes",
-    "train times",
+    "spark",
     "television listings",
+    "train times",
+    "weather",
 )
 
 

@@ -14,6 +14,7 @@ import psycopg
 import sqlalchemy as sa
 
 Hear = Callable[[str], None]
+Otherwise = Callable[[], Exception]
 DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
 
 # Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
@@ -35,10 +36,11 @@ class QuickConnection:
     ) -> None:
         self.dialect, self._raw, self._slow, self._hear = dialect, raw, slow, hear
         self.writes = 0  # statements that may have changed something
-        self.memory: dict[str, Any] = {}  # what was read under the lock and nobody changes meanwhile
-        self._later: list[str] = []
+        self.memory: dict[Any, Any] = {}  # what was read under the lock and nobody changes meanwhile
+        self._later: list[tuple[str, Otherwise | None]] = []
         # One for all statements: psycopg takes as long to make one as to run a small statement.
         self._cursor: Any = None
+        self._writer: Any = None  # a cursor that puts values into a statement's text
 
     @property
     def connection(self) -> Any:
@@ -70,27 +72,38 @@ class QuickConnection:
         except DRIVER_ERRORS as error:
             raise self._wrapped(quick.text, error) from error
 
-    def later(self, statement: Any, parameters: Mapping[str, Any]) -> None:
+    def later(
+        self, statement: Any, parameters: Mapping[str, Any], *, otherwise: Otherwise | None = None
+    ) -> None:
         """Run a statement before anything else is asked, or with the commit: on a server several in one go.
 
-        For writes whose outcome nobody looks at; what goes wrong with them is told then.
+        For writes whose outcome nobody looks at; what goes wrong with them is told then. With `otherwise`:
+        unless it changes exactly one row, the error that this makes is raised.
         """
         quick = _compiled(statement, self.dialect) if self.dialect.name == "postgresql" else None
         if quick is None:
-            self.execute(statement, parameters)
+            if self.execute(statement, parameters).rowcount != 1 and otherwise is not None:
+                raise otherwise()
             return
         self.writes += 1
-        self._later.append(psycopg.ClientCursor(self._raw).mogrify(quick.text, quick.bound(parameters)))
+        if self._writer is None:
+            self._writer = psycopg.ClientCursor(self._raw)
+        self._later.append((self._writer.mogrify(quick.text, quick.bound(parameters)), otherwise))
 
     def flush(self) -> None:
         """Run what was left for later."""
         if not self._later:
             return
-        text, self._later = ";\n".join(self._later), []
+        left, self._later = self._later, []
+        text = ";\n".join([written for written, _ in left])
         try:
-            self._raw.execute(text)
+            found = self._raw.execute(text)
         except DRIVER_ERRORS as error:
             raise self._wrapped(text, error) from error
+        for _, otherwise in left:
+            if otherwise is not None and found.rowcount != 1:
+                raise otherwise()
+            found.nextset()
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run text as it is, through SQLAlchemy."""
@@ -109,9 +122,27 @@ def writes_of(connection: Any) -> int:
     return int(connection.writes)
 
 
-def later(connection: Any, statement: Any, parameters: Mapping[str, Any]) -> None:
-    """Run a write whose outcome nobody looks at with others; see `QuickConnection.later`."""
-    connection.later(statement, parameters)
+def later(
+    connection: Any, statement: Any, parameters: Mapping[str, Any], *, otherwise: Otherwise | None = None
+) -> None:
+    """Run a write whose outcome nobody waits for with others; see `QuickConnection.later`."""
+    connection.later(statement, parameters, otherwise=otherwise)
+
+
+def keep_ahead(connection: Any, name: tuple[str, ...], found: Any) -> None:
+    """Keep what was read under the lock for the first who asks; whoever changes it takes it away."""
+    connection.memory[name] = (found,)
+
+
+def taken_ahead(connection: Any, name: tuple[str, ...]) -> tuple[Any] | None:
+    """What was read ahead, once, in a tuple; None: nothing was."""
+    found: tuple[Any] | None = connection.memory.pop(name, None)
+    return found
+
+
+def flush(connection: Any) -> None:
+    """Run what was left for later."""
+    connection.flush()
 
 
 class _Compiled:

@@ -216,7 +216,7 @@ def find_record(connection: sa.Connection, job: str) -> JobRecord:
 
 def check_new_name(job: object) -> None:
     """Refuse a name that no job may have."""
-    if not _is_name(job):
+    if not is_name(job):
         raise ConfigError(
             f"{shown(job)} cannot be the name of a job",
             why="a name is 1 to 200 letters, digits, '_', '-' or '.', and does not begin with '-' or '.'",
@@ -253,11 +253,12 @@ def any_record(connection: sa.Connection, job: str) -> JobRecord:
 
 def _check_name(job: object) -> None:
     # Not worth a look into the store, which might not even be able to hold it.
-    if not _is_name(job):
+    if not is_name(job):
         raise job_store.no_job(job)
 
 
-def _is_name(job: object) -> bool:
+def is_name(job: object) -> bool:
+    """Whether a job could be called so."""
     return isinstance(job, str) and re.fullmatch(NAME_PATTERN, job) is not None
 
 

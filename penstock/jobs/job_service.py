@@ -16,7 +16,15 @@ from penstock.core.token_store import ROLES
 from penstock.jobs import job_store
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_answers import Applied, Page, StateSet
-from penstock.jobs.job_reads import JobReads, any_record, check_new_name, find_record, layer_body, layers_at
+from penstock.jobs.job_reads import (
+    JobReads,
+    any_record,
+    check_new_name,
+    find_record,
+    is_name,
+    layer_body,
+    layers_at,
+)
 from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
 from penstock.jobs.job_view import JobView
 from penstock.jobs.layer_store import insert_kind
@@ -88,7 +96,7 @@ class JobService(JobReads):
             return asdict(Applied(version=_begin(writer, record, job, body, birth), created=True))
 
         request = {"apply": job, "body": body, "version": expected_version}
-        return Applied(**self._desk.once(asked, request, write, layer="provisioner"))
+        return Applied(**self._desk.once(asked, request, write, layer="provisioner", job=job))
 
     def write_layer(
         self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[Asked]
@@ -100,7 +108,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version)[0]
 
         request = {"write": job, "layer": layer, "body": body, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
 
     def patch_layer(
         self,
@@ -122,7 +130,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version)[0]
 
         request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
 
     def clear(
         self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]
@@ -134,7 +142,7 @@ class JobService(JobReads):
             return writer.write(record, layer, {}, expected_version)[0]
 
         request = {"clear": job, "layer": layer, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
 
     def rollback(
         self, job: str, layer: str, *, to_version: int, expected_version: int | None, **asked: Unpack[Asked]
@@ -155,7 +163,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version, note={"back_to": to_version})[0]
 
         request = {"rollback": job, "layer": layer, "to": to_version, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
 
     def set_state(
         self,
@@ -183,7 +191,7 @@ class JobService(JobReads):
             return asdict(StateSet(version=version, layer=own, effective=config.state))
 
         request = {"state": state, "job": job, "layer": layer, "version": expected_version}
-        return StateSet(**self._desk.once(asked, request, write, layer=own))
+        return StateSet(**self._desk.once(asked, request, write, layer=own, job=_known(job)))
 
     def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
         """End a job's life: its tasks stop, its producers go. Its layers and its history stay."""
@@ -194,7 +202,7 @@ class JobService(JobReads):
             return _bump(writer, record, "job.removed", deleted=True)
 
         request = {"remove": job, "version": expected_version}
-        return self._desk.once(asked, request, write, layer="provisioner")
+        return self._desk.once(asked, request, write, layer="provisioner", job=_known(job))
 
     def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
         """Bring a removed job back with the layers, the birth and so the state it had."""
@@ -288,6 +296,11 @@ class JobService(JobReads):
             return versions
 
         return self._desk.once(asked, {"submit": compiled}, write, layer="provisioner")
+
+
+def _known(job: object) -> str | None:
+    """The name, if it can be one: nothing else is looked for."""
+    return job if isinstance(job, str) and is_name(job) else None
 
 
 def _begin(writer: LayerWriter, previous: JobRecord | None, job: str, body: Body, birth: str) -> int:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from penstock.core import json_text
+from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
 from penstock.core.errors import KeyReused, NotFound, VersionConflict
-from penstock.core.quick_store import MADE_ONCE, insert_all, later
+from penstock.core.quick_store import MADE_ONCE, insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import METADATA, NAME, Database, counted, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
@@ -26,6 +28,8 @@ from penstock.jobs.text_rules import shown
 KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
 # Grows with every write of what is expected of any job: who has seen its value has seen everything.
 EXPECTED_COUNTER = "expected"
+FEW = 20
+_RECORD, _ANSWER = "record", "answer"  # kinds of what is read ahead
 
 JOBS = sa.Table(
     "jobs",
@@ -63,23 +67,22 @@ KEYS = sa.Table(
 # Built once: to build a statement takes longer than to run it, and these run with every request.
 _THIS: sa.BindParameter[str] = sa.bindparam("this")
 # One look instead of three; what is said once per job comes with each of its few layers.
-_RECORD = sa.select(
-    JOBS,
-    sa.exists().where(running_tables.PLANS.c.job == _THIS).label("has_plan"),
-    sa.exists().where(running_tables.QUARANTINE.c.job == _THIS).label("has_quarantine"),
-    sa.exists().where(running_tables.RETIREMENTS.c.job == _THIS).label("has_retirements"),
-    running_tables.RUNNING,
-    LAYERS,
-)
-_RECORD = (
-    _RECORD.select_from(
+_RECORDS = ByName(
+    sa.select(
+        JOBS,
+        sa.exists().where(running_tables.PLANS.c.job == JOBS.c.name).label("has_plan"),
+        sa.exists().where(running_tables.QUARANTINE.c.job == JOBS.c.name).label("has_quarantine"),
+        sa.exists().where(running_tables.RETIREMENTS.c.job == JOBS.c.name).label("has_retirements"),
+        running_tables.RUNNING,
+        LAYERS,
+    )
+    .select_from(
         JOBS.outerjoin(running_tables.RUNNING, running_tables.RUNNING.c.job == JOBS.c.name).outerjoin(
             LAYERS, LAYERS.c.job == JOBS.c.name
         )
     )
-    .where(JOBS.c.name == _THIS)
-    .order_by(LAYERS.c.precedence)
-    .execution_options(**MADE_ONCE)
+    .order_by(JOBS.c.name, LAYERS.c.precedence),
+    JOBS.c.name,
 )
 _OF_JOB = slice(0, len(JOBS.c))
 _FLAGS = slice(_OF_JOB.stop, _OF_JOB.stop + 3)
@@ -88,6 +91,15 @@ _OF_LAYER = slice(_OF_RUNNING.stop, None)
 _KEY = sa.select(KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
 _KEY = _KEY.where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
 _KEY = _KEY.execution_options(**MADE_ONCE)
+_PAIRS = sa.func.json_to_recordset(sa.cast(sa.bindparam("pairs", type_=sa.Text), sa.JSON)).table_valued(
+    sa.column("actor", sa.String), sa.column("key", sa.String), name="given"
+)
+_PAIRS = _PAIRS.render_derived(name="given", with_types=True)
+_SOME_KEYS = (  # on PostgreSQL only
+    sa.select(KEYS.c.actor, KEYS.c.key, KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
+    .select_from(KEYS.join(_PAIRS, sa.and_(KEYS.c.actor == _PAIRS.c.actor, KEYS.c.key == _PAIRS.c.key)))
+    .execution_options(**MADE_ONCE)
+)
 _OWN_KEY = sa.delete(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
 _OLD_KEYS = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
 _BUMPED = ("deleted", "desired", "changed", "expected_version")
@@ -237,9 +249,30 @@ class JobStore:
 
 def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
     """The records of these jobs at this moment; unknown names are left out."""
-    if len(names) == 1:
-        record = find_record(connection, names[0])
-        return {} if record is None else {names[0]: record}
+    if len(names) > FEW:
+        return _load_many(connection, names)
+    found: dict[str, list[Sequence[Any]]] = {}
+    for row in _RECORDS.rows(connection, names) if names else ():
+        found.setdefault(row[0], []).append(row)
+    has = [[name for name, rows in found.items() if rows[0][_FLAGS][place]] for place in range(3)]
+    plans = running_tables.read_plans(connection, has[0]) if has[0] else {}
+    quarantine = running_tables.read_quarantine(connection, has[1]) if has[1] else {}
+    retirements = running_tables.read_retirements(connection, has[2]) if has[2] else {}
+    return {
+        name: JobRecord(
+            job=JobRow(**dict(zip(JOBS.columns.keys(), rows[0][_OF_JOB], strict=True))),
+            layers=layer_rows(row[_OF_LAYER] for row in rows),
+            running=_running(rows[0][_OF_RUNNING]),
+            plan=plans.get(name),
+            quarantine=quarantine.get(name),
+            retirements=retirements.get(name, ()),
+        )
+        for name, rows in found.items()
+    }
+
+
+def _load_many(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
+    """A statement per table: of many jobs none is worth reading once per layer."""
     jobs = connection.execute(sa.select(JOBS).where(JOBS.c.name.in_(names)))
     layers = read_layers(connection, names)
     running = running_tables.read_running(connection, names)
@@ -261,19 +294,34 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
 
 def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
     """The record of one job, removed or not; None if there is none."""
-    rows = connection.execute(_RECORD, {"this": job}).all()
-    if not rows:
-        return None
-    has_plan, has_quarantine, has_retirements = rows[0][_FLAGS]
-    retirements = running_tables.read_retirements(connection, [job]) if has_retirements else {}
-    return JobRecord(
-        job=JobRow(**dict(zip(JOBS.columns.keys(), rows[0][_OF_JOB], strict=True))),
-        layers=layer_rows(row[_OF_LAYER] for row in rows),
-        running=_running(rows[0][_OF_RUNNING]),
-        plan=running_tables.read_plans(connection, [job])[job] if has_plan else None,
-        quarantine=running_tables.read_quarantine(connection, [job])[job] if has_quarantine else None,
-        retirements=retirements.get(job, ()),
-    )
+    ahead = taken_ahead(connection, (_RECORD, job))
+    found: JobRecord | None = load_records(connection, [job]).get(job) if ahead is None else ahead[0]
+    return found
+
+
+class Wanted(NamedTuple):
+    """What a write looks at first: a job, and the answer kept under a key of its actor."""
+
+    job: str | None
+    actor: str
+    key: str | None
+
+
+def read_ahead(connection: sa.Connection, wanted: Sequence[Wanted]) -> None:
+    """Read at once what several writes of one transaction will look at one by one. For servers only."""
+    if connection.dialect.name != "postgresql":
+        return
+    pairs = [{"actor": asked.actor, "key": asked.key} for asked in wanted if asked.key is not None]
+    if pairs:
+        found = connection.execute(_SOME_KEYS, {"pairs": json_text.dumps(pairs)})
+        kept = {(actor, key): tuple(row) for actor, key, *row in found}
+        for pair in pairs:
+            name = pair["actor"], pair["key"]
+            keep_ahead(connection, (_ANSWER, *name), kept.get(name))
+    jobs = sorted({asked.job for asked in wanted if asked.job is not None})
+    records = load_records(connection, jobs)
+    for job in jobs:
+        keep_ahead(connection, (_RECORD, job), records.get(job))
 
 
 def _running(row: Sequence[Any]) -> RunningRow | None:
@@ -321,6 +369,7 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
         expected_version=0 if previous is None else int(previous) + 1,
         changed=next_value(connection, EXPECTED_COUNTER),
     )
+    taken_ahead(connection, (_RECORD, name))
     connection.execute(sa.delete(JOBS).where(JOBS.c.name == name))
     delete_layers(connection, name)
     values = {column: getattr(row, column) for column in JobRow.__slots__}
@@ -329,17 +378,23 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
 
 
 def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
-    """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
+    """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing.
+
+    On a server it may be lost at the end of the transaction, which is then undone.
+    """
     version, bump = row.expected_version + 1, _COUNT_AND_BUMP
     values: dict[str, Any] = {"deleted": deleted, "desired": desired, "expected_version": version}
     if connection.dialect.name != "postgresql":
         bump, values["changed"] = _BUMP, next_value(connection, EXPECTED_COUNTER)
     values = {f"new_{name}": value for name, value in values.items()}
-    updated = connection.execute(bump, {"this": row.name, "seen": row.expected_version, **values})
-    if updated.rowcount != 1:
+    taken_ahead(connection, (_RECORD, row.name))
+
+    def lost() -> VersionConflict:
         query = sa.select(JOBS.c.expected_version).where(JOBS.c.name == row.name)
         actual = int(connection.execute(query).scalar() or 0)
-        raise VersionConflict(f"job {row.name!r}", expected=row.expected_version, actual=actual)
+        return VersionConflict(f"job {row.name!r}", expected=row.expected_version, actual=actual)
+
+    later(connection, bump, {"this": row.name, "seen": row.expected_version, **values}, otherwise=lost)
     return version
 
 
@@ -367,7 +422,8 @@ def recall_answer(
     connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
 ) -> Any | None:
     """What this request was answered when it first came, None if it is new."""
-    row = connection.execute(_KEY, {"of": actor, "called": key}).first()
+    ahead = taken_ahead(connection, (_ANSWER, actor, key))
+    row = connection.execute(_KEY, {"of": actor, "called": key}).first() if ahead is None else ahead[0]
     if row is None:
         return None
     kept, answer, at_ms = row
@@ -388,6 +444,7 @@ def keep_answer(
 ) -> None:
     """Remember the answer, in the transaction that made it true."""
     values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
+    taken_ahead(connection, (_ANSWER, actor, key))
     later(connection, _NEW_KEY, values)
 
 

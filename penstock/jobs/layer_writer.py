@@ -202,7 +202,7 @@ class WriteDesk:
 
     def __init__(self, store: JobStore) -> None:
         self._store, self._journal = store, JournalStore(store.database)
-        self._writes = GroupedWrites(store.database)
+        self._writes = GroupedWrites(store.database, job_store.read_ahead)
         self._tidied_ms: Millis = -TIDY_MS
 
     def once(
@@ -212,8 +212,12 @@ class WriteDesk:
         write: Callable[[LayerWriter], Answer],
         *,
         layer: str | None = None,
+        job: str | None = None,
     ) -> Answer:
-        """Run a write for somebody who may write `layer` (None: `write` itself finds out)."""
+        """Run a write for somebody who may write `layer` (None: `write` itself finds out).
+
+        `job`: the one that it looks at first, if its name can be one.
+        """
         call = Call(**asked)
         call.check()
         check_json("the request", request)
@@ -241,7 +245,7 @@ class WriteDesk:
                 )
             return answer
 
-        return self._writes.run(run)
+        return self._writes.run(run, wanted=job_store.Wanted(job, actor, key))
 
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from penstock.core.sql_store import Database
 from penstock.jobs import job_store
-from penstock.jobs.job_store import JobRecord
 from penstock.jobs.job_view import JobView, view_of
 from penstock.jobs.stamp_store import Stamp, peek_stamp, read_stamps
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 VIEWS_MAX = 10_000
-FEW = 5
 
 
 class ViewCache:
@@ -54,17 +52,9 @@ class ViewCache:
         if not stamps:
             return {}
         # Of the same moment as the stamps: both are read in one transaction.
-        records = _load(connection, list(stamps))
+        records = job_store.load_records(connection, list(stamps))
         views = {name: view_of(record) for name, record in records.items()}
         if len(self._made) + len(views) > VIEWS_MAX:
             self._made.clear()
         self._made.update({name: (stamps[name], view) for name, view in views.items()})
         return views
-
-
-def _load(connection: sa.Connection, names: list[str]) -> dict[str, JobRecord]:
-    """A few by statements that are ready, many at once."""
-    if len(names) > FEW:
-        return job_store.load_records(connection, names)
-    found = {name: job_store.find_record(connection, name) for name in names}
-    return {name: record for name, record in found.items() if record is not None}

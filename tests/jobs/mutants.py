@@ -12,8 +12,8 @@ from penstock.jobs.layer_writer import Asked, LayerWriter, WriteDesk
 
 
 class _ForgetfulDesk(WriteDesk):
-    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, *, layer: str | None = None) -> Any:
-        return super().once({**asked, "idempotency_key": None}, request, write, layer=layer)
+    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
+        return super().once({**asked, "idempotency_key": None}, request, write, **about)
 
 
 class ForgetsKeys(JobService):
