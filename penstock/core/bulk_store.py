@@ -6,14 +6,18 @@ On PostgreSQL new rows go in through COPY, changed ones as one JSON text; on SQL
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
 import sqlalchemy as sa
 
 from penstock.core import json_text
-from penstock.core.quick_store import MADE_ONCE
+from penstock.core.peek_store import Peek
+from penstock.core.quick_store import MADE_ONCE, Ask
+
+if TYPE_CHECKING:
+    from penstock.core.sql_store import Database
 
 Row = tuple[Any, ...]
 _encode = msgspec.json.encode
@@ -68,19 +72,29 @@ class ByName:
     """A query for the rows of some names, made once: to make a statement takes longer than to run it."""
 
     def __init__(self, query: sa.Select[Any], column: sa.ColumnElement[str]) -> None:
-        names = sa.bindparam("names", type_=sa.Text)
         query = query.execution_options(**MADE_ONCE)
+        text = sa.bindparam("name", type_=sa.Text)
         self._one = query.where(column == sa.bindparam("name", type_=column.type))
         self._some = {
-            dialect: query.where(_is_in(dialect, column, names)) for dialect in ("sqlite", "postgresql")
+            dialect: query.where(_is_in(dialect, column, text)) for dialect in ("sqlite", "postgresql")
         }
+        self._peek_one, self._peek_some = Peek(self._one), Peek(self._some)
 
     def rows(self, connection: sa.Connection, names: Sequence[str]) -> Sequence[Any]:
         """The rows of those of these names that there are."""
+        return connection.execute(*self.ask(connection, names)).all()
+
+    def ask(self, connection: sa.Connection, names: Sequence[str]) -> Ask:
+        """The statement for these names, and its values."""
         if len(names) == 1:
-            return connection.execute(self._one, {"name": names[0]}).all()
-        text = json_text.dumps(list(names))
-        return connection.execute(self._some[connection.dialect.name], {"names": text}).all()
+            return self._one, {"name": names[0]}
+        return self._some[connection.dialect.name], {"name": json_text.dumps(list(names))}
+
+    def peek(self, database: Database, names: Sequence[str]) -> Sequence[Row]:
+        """The same in a look of its own, outside any transaction; values come as the driver gives them."""
+        if len(names) == 1:
+            return database.peek(self._peek_one, names[0])
+        return database.peek(self._peek_some, json_text.dumps(list(names)))
 
 
 def _is_in(

@@ -35,15 +35,28 @@ class _Asked(Generic[Answer]):
         self.error: PenstockError | None = None
         self.is_taken = False
         self.is_over = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wait(self) -> None:
+        """Until it is over, or it is this caller's turn to write."""
+        self._gate.acquire()
+
+    def wake(self) -> None:
+        self._gate.release()
 
 
 class GroupedWrites:
-    """Runs writes for any number of threads, those that come meanwhile together."""
+    """Runs writes for any number of threads, those that come meanwhile together.
+
+    One thread writes at a time, for all that wait. When it is done it wakes those it wrote for, and the first
+    of those that came meanwhile, which goes on: nobody whose write is done waits for the next ones.
+    """
 
     def __init__(self, database: Database, read_ahead: ReadAhead | None = None) -> None:
         self._database, self._read_ahead = database, read_ahead
         self._waiting: deque[_Asked[Any]] = deque()
-        self._turn = threading.Lock()  # of the thread that writes, for all that wait
+        self._mutex, self._is_writing = threading.Lock(), False
 
     def run(self, work: Callable[[sa.Connection], Answer], *, wanted: Any = None) -> Answer:
         """What `work` returns, once that is written. It may run twice, in any thread; it must not wait.
@@ -51,32 +64,53 @@ class GroupedWrites:
         `wanted`: what it will look at, for `read_ahead`.
         """
         asked = _Asked(work, wanted)
-        self._waiting.append(asked)
-        with self._turn:
-            while not asked.is_taken:
-                self._write_together()
-            if not asked.is_over:
-                # Nobody else wrote meanwhile, or there was trouble: by itself that is this caller's alone.
-                with self._database.transaction() as connection:
-                    return work(connection)
+        with self._mutex:
+            self._waiting.append(asked)
+            is_next, self._is_writing = not self._is_writing, True
+        if not is_next:
+            asked.wait()
+        if not asked.is_taken:
+            return self._lead(asked)
+        return self._outcome(asked)
+
+    def _lead(self, first: _Asked[Answer]) -> Answer:
+        """Write for all that wait, of whom `first` is the first."""
+        taken = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        assert taken[0] is first, "whoever came first writes"
+        for asked in taken:
+            asked.is_taken = True
+        try:
+            if len(taken) > 1:
+                self._write_together(taken)
+            return self._outcome(first)
+        finally:
+            for asked in taken[1:]:
+                asked.wake()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            self._is_writing = bool(self._waiting)
+            following = self._waiting[0] if self._waiting else None
+        if following is not None:
+            following.wake()
+
+    def _outcome(self, asked: _Asked[Answer]) -> Answer:
+        if not asked.is_over:
+            # Nobody else wrote meanwhile, or there was trouble: by itself that is this caller's alone.
+            with self._database.transaction() as connection:
+                self._look_ahead(connection, [asked])
+                return asked.work(connection)
         if asked.error is not None:
             raise asked.error
         return asked.answer  # type: ignore[return-value]
 
-    def _write_together(self) -> None:
-        taken = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
-        for asked in taken:
-            asked.is_taken = True
-        if len(taken) == 1:
-            return
+    def _write_together(self, taken: Sequence[_Asked[Any]]) -> None:
         is_begun = is_done = False
         try:
             with self._database.transaction() as connection:
                 is_begun = True
-                if self._read_ahead is not None:
-                    self._read_ahead(
-                        connection, [asked.wanted for asked in taken if asked.wanted is not None]
-                    )
+                self._look_ahead(connection, taken)
                 for asked in taken:
                     _answer(asked, connection)
                 flush(connection)
@@ -90,6 +124,11 @@ class GroupedWrites:
                     asked.error = error
         for asked in taken:
             asked.is_over = is_done
+
+    def _look_ahead(self, connection: sa.Connection, taken: Sequence[_Asked[Any]]) -> None:
+        wanted = [asked.wanted for asked in taken if asked.wanted is not None]
+        if self._read_ahead is not None and wanted:
+            self._read_ahead(connection, wanted)
 
 
 def _answer(asked: _Asked[Any], connection: sa.Connection) -> None:

@@ -7,7 +7,7 @@ ending one takes five times as long as the look. A few connections are kept for 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,19 +18,23 @@ IDLE_MAX = 8
 
 
 class Peek:
-    """A SELECT, made once, whose one parameter is called `name`. Values come as the driver gives them."""
+    """A SELECT, made once, whose one parameter is called `name`. Values come as the driver gives them.
 
-    def __init__(self, statement: sa.Select[Any]) -> None:
-        self._statement = statement
+    Where it is not the same on each kind of database, it is given for each.
+    """
+
+    def __init__(self, statement: sa.Select[Any] | Mapping[str, sa.Select[Any]]) -> None:
+        names = ("sqlite", "postgresql")
+        self._made = {name: statement for name in names} if isinstance(statement, sa.Select) else statement
 
     @cached_property
     def sqlite(self) -> str:
-        return str(self._statement.compile(dialect=sqlite.dialect()))
+        return str(self._made["sqlite"].compile(dialect=sqlite.dialect()))
 
     @cached_property
     def postgresql(self) -> str:
         dialect: Any = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
-        return str(self._statement.compile(dialect=dialect))
+        return str(self._made["postgresql"].compile(dialect=dialect))
 
 
 class PeekConnections:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -40,6 +41,20 @@ _TRANSPORT = {
 }
 
 
+# Sent by hand, as one text, when a connection is taken from its pool: to look whether it is still open, to
+# begin and to take the lock would be three ways to the server and back. Ended by SQLAlchemy.
+_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({WRITE_LOCK})"
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+_POOL: dict[str, Any] = {
+    "pool_size": 4,
+    "max_overflow": 12,
+    "pool_timeout": 10,
+    "isolation_level": "AUTOCOMMIT",
+}
+# Which statements the server is to remember is decided here, not by the driver; see `QuickConnection`.
+_NOT_PREPARED = {"prepare_threshold": None}
+
+
 class PostgresBackend:
     """A server at a URL."""
 
@@ -50,30 +65,23 @@ class PostgresBackend:
         options = f"{_SESSION} {parsed.query.get('options', '')}".strip()
         self.writing = sa.create_engine(
             parsed,
-            pool_size=4,
-            max_overflow=12,
-            pool_timeout=10,
-            pool_pre_ping=True,
-            isolation_level="READ COMMITTED",
-            connect_args={**_TRANSPORT, "options": options},
+            **_POOL,
+            connect_args={**_TRANSPORT, **_NOT_PREPARED, "options": options},
             **JSON_TEXT,
         )
         read_only = {**_TRANSPORT, "options": f"{options} -c default_transaction_read_only=on"}
         self.reading = sa.create_engine(
             parsed,
-            pool_size=4,
-            max_overflow=12,
-            pool_timeout=10,
-            pool_pre_ping=True,
-            isolation_level="REPEATABLE READ",
-            connect_args=read_only,
+            **_POOL,
+            connect_args={**read_only, **_NOT_PREPARED},
             **JSON_TEXT,
         )
         _, where = self.reading.dialect.create_connect_args(parsed)
         where = {**where, **read_only}
         self._peeks = PeekConnections(lambda: psycopg.connect(**where, autocommit=True))
         sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
-        sa.event.listen(self.writing, "begin", _take_write_lock)
+        sa.event.listen(self.writing, "checkout", partial(_begin, self.writing, _WRITE))
+        sa.event.listen(self.reading, "checkout", partial(_begin, self.reading, _READ))
 
     def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
         try:
@@ -140,8 +148,14 @@ def _parsed(url: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg")
 
 
-def _take_write_lock(connection: sa.Connection) -> None:
-    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+def _begin(engine: sa.Engine, text: str, connection: Any, _record: object, _proxy: object) -> None:
+    """Begin the transaction that a connection is taken for; one that was closed meanwhile is replaced."""
+    try:
+        connection.execute(text)
+    except psycopg.Error as error:
+        if connection.closed:
+            raise sa.exc.InvalidatePoolError from error
+        raise sa.exc.DBAPIError.instance(text, None, error, psycopg.Error, dialect=engine.dialect) from error
 
 
 def _refuse_what_is_not_durable(connection: psycopg.Connection[Any], _record: object) -> None:

@@ -6,15 +6,20 @@ All others go through SQLAlchemy, on the same connection and in the same transac
 
 from __future__ import annotations
 
+import itertools
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 import sqlalchemy as sa
 
 Hear = Callable[[str], None]
 Otherwise = Callable[[], Exception]
+Ask = tuple[Any, Mapping[str, Any]]  # a statement and its values
 DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
 
 # Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
@@ -35,6 +40,7 @@ class QuickConnection:
         self, dialect: sa.Dialect, raw: Any, slow: Callable[[], sa.Connection], hear: Hear | None = None
     ) -> None:
         self.dialect, self._raw, self._slow, self._hear = dialect, raw, slow, hear
+        self._is_server = dialect.name == "postgresql"
         self.writes = 0  # statements that may have changed something
         self.memory: dict[Any, Any] = {}  # what was read under the lock and nobody changes meanwhile
         self._later: list[tuple[str, Otherwise | None]] = []
@@ -68,9 +74,42 @@ class QuickConnection:
         try:
             if self._cursor is None:
                 self._cursor = self._raw.cursor()
-            return QuickResult(quick, self._cursor.execute(quick.text, quick.bound(parameters or {})))
+            if self._is_server:
+                cursor = self._cursor.execute(self._written(quick, parameters or {}))
+            else:
+                cursor = self._cursor.execute(quick.text, quick.bound(parameters or {}))
+            return QuickResult(quick, cursor)
         except DRIVER_ERRORS as error:
             raise self._wrapped(quick.text, error) from error
+
+    def ask_all(self, asked: Sequence[Ask]) -> list[Any]:
+        """Run SELECTs that are made once, each with its values: on a server all of them in one go."""
+        if not self._is_server:
+            return [self.execute(statement, parameters) for statement, parameters in asked]
+        self.flush()
+        made = [(_known(statement, self.dialect), parameters) for statement, parameters in asked]
+        text = ""
+        try:
+            text = ";\n".join([self._written(quick, parameters) for quick, parameters in made])
+            cursor, found = self._raw.execute(text), []
+            for quick, _ in made:
+                found.append(QuickResult(quick, cursor))
+                cursor.nextset()
+        except DRIVER_ERRORS as error:
+            raise self._wrapped(text, error) from error
+        return found
+
+    def _written(self, quick: _Compiled, parameters: Mapping[str, Any]) -> str:
+        """A call of the statement with its values in it. The server planned it when it first heard of it."""
+        if self._writer is None:
+            self._writer = psycopg.ClientCursor(self._raw)
+        # Not by the driver, which calls one statement at a time, and forgets all when one is undone.
+        prepared = _PREPARED.setdefault(self._raw, set())
+        if quick.name not in prepared:
+            self._raw.execute(quick.prepare)
+            prepared.add(quick.name)
+        text: str = self._writer.mogrify(quick.call, quick.bound(parameters))
+        return text
 
     def later(
         self, statement: Any, parameters: Mapping[str, Any], *, otherwise: Otherwise | None = None
@@ -80,15 +119,16 @@ class QuickConnection:
         For writes whose outcome nobody looks at; what goes wrong with them is told then. With `otherwise`:
         unless it changes exactly one row, the error that this makes is raised.
         """
-        quick = _compiled(statement, self.dialect) if self.dialect.name == "postgresql" else None
+        quick = _compiled(statement, self.dialect) if self._is_server else None
         if quick is None:
             if self.execute(statement, parameters).rowcount != 1 and otherwise is not None:
                 raise otherwise()
             return
         self.writes += 1
-        if self._writer is None:
-            self._writer = psycopg.ClientCursor(self._raw)
-        self._later.append((self._writer.mogrify(quick.text, quick.bound(parameters)), otherwise))
+        try:
+            self._later.append((self._written(quick, parameters), otherwise))
+        except DRIVER_ERRORS as error:
+            raise self._wrapped(quick.text, error) from error
 
     def flush(self) -> None:
         """Run what was left for later."""
@@ -102,6 +142,7 @@ class QuickConnection:
             raise self._wrapped(text, error) from error
         for _, otherwise in left:
             if otherwise is not None and found.rowcount != 1:
+                self.writes += 1  # whoever asks now may be another than the one whose write this was
                 raise otherwise()
             found.nextset()
 
@@ -113,6 +154,8 @@ class QuickConnection:
 
     def _wrapped(self, text: str, error: Exception) -> Exception:
         """As if SQLAlchemy had run it: whoever translates knows one kind of error."""
+        if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+            _PREPARED.pop(self._raw, None)  # a server that was told to forget by somebody else
         base: Any = psycopg.Error if isinstance(error, psycopg.Error) else sqlite3.Error
         return sa.exc.DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=self.dialect)
 
@@ -129,6 +172,12 @@ def later(
     connection.later(statement, parameters, otherwise=otherwise)
 
 
+def ask_all(connection: Any, asked: Sequence[Ask]) -> list[Any]:
+    """The results of SELECTs that are made once; see `QuickConnection.ask_all`."""
+    found: list[Any] = connection.ask_all(asked)
+    return found
+
+
 def keep_ahead(connection: Any, name: tuple[str, ...], found: Any) -> None:
     """Keep what was read under the lock for the first who asks; whoever changes it takes it away."""
     connection.memory[name] = (found,)
@@ -143,6 +192,10 @@ def taken_ahead(connection: Any, name: tuple[str, ...]) -> tuple[Any] | None:
 def flush(connection: Any) -> None:
     """Run what was left for later."""
     connection.flush()
+
+
+_NUMBERS = itertools.count(1)
+_VALUE = re.compile(r"%\((\w+)\)s|%%")
 
 
 class _Compiled:
@@ -163,6 +216,28 @@ class _Compiled:
         out = [column.type.dialect_impl(dialect).result_processor(dialect, None) for column in columns]
         self.out = tuple((place, process) for place, process in enumerate(out) if process is not None)
 
+    @cached_property
+    def name(self) -> str:
+        """What a server knows it by."""
+        return f"penstock_{next(_NUMBERS)}"
+
+    @cached_property
+    def _values(self) -> list[str]:
+        return list(dict.fromkeys(found for found in _VALUE.findall(self.text) if found))
+
+    @cached_property
+    def prepare(self) -> str:
+        """What tells a server about it."""
+        places = {name: f"${number}" for number, name in enumerate(self._values, 1)}
+        text = _VALUE.sub(lambda found: places[found[1]] if found[1] else "%", self.text)
+        return f"PREPARE {self.name} AS {text}"
+
+    @cached_property
+    def call(self) -> str:
+        """What runs it, once a server knows it."""
+        values = ", ".join(f"%({name})s" for name in self._values)
+        return f"EXECUTE {self.name} ({values})" if values else f"EXECUTE {self.name}"
+
     def bound(self, given: Mapping[str, Any]) -> Any:
         values = {**self._fixed, **given}
         for name, process in self._into.items():
@@ -180,6 +255,14 @@ class _Compiled:
 
 # By dialect and statement: those made once live as long as the process.
 _KNOWN: dict[tuple[str, int], _Compiled] = {}
+# Which statements a server has heard of, by connection.
+_PREPARED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def _known(statement: Any, dialect: sa.Dialect) -> _Compiled:
+    known = _compiled(statement, dialect)
+    assert known is not None, f"not made once: {statement}"
+    return known
 
 
 def _compiled(statement: Any, dialect: sa.Dialect) -> _Compiled | None:

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.core.peek_store import Peek
-from penstock.core.quick_store import MADE_ONCE, Hear, QuickConnection
+from penstock.core.quick_store import MADE_ONCE, Hear, QuickConnection, flush
 
 METADATA = sa.MetaData()
 
@@ -106,7 +106,7 @@ class Database:
             with self._backend.writing.begin() as connection:
                 quick = self._quick(connection)
                 yield quick
-                quick.flush()  # type: ignore[attr-defined]
+                flush(quick)
                 self._fault("commit")
                 progress.is_committing = True
             progress.is_committing = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
@@ -44,6 +44,12 @@ class JobReads:
             raise job_store.no_job(job, was_removed=found is not None)
         return found
 
+    def views_of(self, names: Sequence[str]) -> dict[str, JobView]:
+        """Those of these jobs that there are and that are not removed, each as it was at one moment."""
+        wanted = list(dict.fromkeys(filter(is_name, names)))
+        found = self._views.several(self._store.database, wanted) if wanted else {}
+        return {name: view for name, view in found.items() if not view.removed}
+
     def views(
         self,
         *,
@@ -68,6 +74,9 @@ class JobReads:
             return Page(items=(), next=None)
         limit, found = max(1, min(limit, PAGE_MAX)), list[JobView]()
         with self._store.reading() as connection:
+            if not labels and not removed and state is None and pipeline is None:
+                plain, has_more = self._views.page(connection, after=after, limit=limit)
+                return Page(items=tuple(plain), next=plain[-1].name if has_more else None)
             for _ in range(LOOKS_MAX):
                 wanted = JobFilter(
                     labels=labels, state=state, pipeline=pipeline, removed=removed, after=after

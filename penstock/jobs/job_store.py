@@ -5,31 +5,39 @@ Writers pass the connection of their transaction, so that several writes are one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from penstock.core import json_text
 from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
-from penstock.core.errors import KeyReused, NotFound, VersionConflict
-from penstock.core.quick_store import MADE_ONCE, insert_all, keep_ahead, later, taken_ahead
+from penstock.core.errors import NotFound, VersionConflict
+from penstock.core.quick_store import MADE_ONCE, ask_all, insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import METADATA, NAME, Database, counted, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
-from penstock.jobs.layer_store import LAYERS, delete_layers, layer_rows, read_history, read_kinds, read_layers
+from penstock.jobs.key_store import ask_answers, keep_answers
+from penstock.jobs.layer_store import (
+    KINDS_QUERY,
+    LAYERS,
+    delete_layers,
+    keep_kinds,
+    layer_rows,
+    read_history,
+    read_kinds,
+    read_layers,
+)
 from penstock.jobs.layers import Layer, LayerRow
 from penstock.jobs.running_store import PlanRow, QuarantineRow, Retirement, RunningRow, RunningStore
 from penstock.jobs.text_rules import shown
 
-KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
 # Grows with every write of what is expected of any job: who has seen its value has seen everything.
 EXPECTED_COUNTER = "expected"
 FEW = 20
-_RECORD, _ANSWER = "record", "answer"  # kinds of what is read ahead
+_RECORD = "record"  # what is read ahead
 
 JOBS = sa.Table(
     "jobs",
@@ -53,15 +61,6 @@ PIPELINES = sa.Table(
     sa.Column("graph", sa.JSON, nullable=False),
     sa.Column("package", sa.JSON, nullable=False),
     sa.Column("submitted_ms", sa.BigInteger, nullable=False),
-)
-KEYS = sa.Table(
-    "idempotency_keys",
-    METADATA,
-    sa.Column("actor", sa.String, primary_key=True),
-    sa.Column("key", sa.String, primary_key=True),
-    sa.Column("request", sa.String, nullable=False),
-    sa.Column("answer", sa.JSON, nullable=False),
-    sa.Column("at_ms", sa.BigInteger, nullable=False, index=True),
 )
 
 # Built once: to build a statement takes longer than to run it, and these run with every request.
@@ -88,20 +87,6 @@ _OF_JOB = slice(0, len(JOBS.c))
 _FLAGS = slice(_OF_JOB.stop, _OF_JOB.stop + 3)
 _OF_RUNNING = slice(_FLAGS.stop, _FLAGS.stop + len(running_tables.RUNNING.c))
 _OF_LAYER = slice(_OF_RUNNING.stop, None)
-_KEY = sa.select(KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
-_KEY = _KEY.where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
-_KEY = _KEY.execution_options(**MADE_ONCE)
-_PAIRS = sa.func.json_to_recordset(sa.cast(sa.bindparam("pairs", type_=sa.Text), sa.JSON)).table_valued(
-    sa.column("actor", sa.String), sa.column("key", sa.String), name="given"
-)
-_PAIRS = _PAIRS.render_derived(name="given", with_types=True)
-_SOME_KEYS = (  # on PostgreSQL only
-    sa.select(KEYS.c.actor, KEYS.c.key, KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms)
-    .select_from(KEYS.join(_PAIRS, sa.and_(KEYS.c.actor == _PAIRS.c.actor, KEYS.c.key == _PAIRS.c.key)))
-    .execution_options(**MADE_ONCE)
-)
-_OWN_KEY = sa.delete(KEYS).where(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
-_OLD_KEYS = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
 _BUMPED = ("deleted", "desired", "changed", "expected_version")
 
 
@@ -114,7 +99,7 @@ def _bump(**given: Any) -> Any:
 _BUMP, _COUNT_AND_BUMP = _bump(), _bump(changed=counted(EXPECTED_COUNTER))
 _CHANGED = sa.select(JOBS.c.name).where(JOBS.c.changed > sa.bindparam("since", type_=sa.BigInteger))
 _CHANGED = _CHANGED.execution_options(**MADE_ONCE)
-_NEW_KEY, _NEW_JOB = insert_all(KEYS), insert_all(JOBS)
+_NEW_JOB = insert_all(JOBS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +236,12 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
     """The records of these jobs at this moment; unknown names are left out."""
     if len(names) > FEW:
         return _load_many(connection, names)
+    return _records(connection, _RECORDS.rows(connection, names)) if names else {}
+
+
+def _records(connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> dict[str, JobRecord]:
     found: dict[str, list[Sequence[Any]]] = {}
-    for row in _RECORDS.rows(connection, names) if names else ():
+    for row in rows:
         found.setdefault(row[0], []).append(row)
     has = [[name for name, rows in found.items() if rows[0][_FLAGS][place]] for place in range(3)]
     plans = running_tables.read_plans(connection, has[0]) if has[0] else {}
@@ -308,20 +297,18 @@ class Wanted(NamedTuple):
 
 
 def read_ahead(connection: sa.Connection, wanted: Sequence[Wanted]) -> None:
-    """Read at once what several writes of one transaction will look at one by one. For servers only."""
+    """Read at once what the writes of one transaction will look at one by one. For servers only."""
     if connection.dialect.name != "postgresql":
         return
-    pairs = [{"actor": asked.actor, "key": asked.key} for asked in wanted if asked.key is not None]
-    if pairs:
-        found = connection.execute(_SOME_KEYS, {"pairs": json_text.dumps(pairs)})
-        kept = {(actor, key): tuple(row) for actor, key, *row in found}
-        for pair in pairs:
-            name = pair["actor"], pair["key"]
-            keep_ahead(connection, (_ANSWER, *name), kept.get(name))
+    names = [(asked.actor, asked.key) for asked in wanted if asked.key is not None]
     jobs = sorted({asked.job for asked in wanted if asked.job is not None})
-    records = load_records(connection, jobs)
+    asks = [(KINDS_QUERY, {}), ask_answers(names)] + [_RECORDS.ask(connection, jobs)] * bool(jobs)
+    kinds, answers, *records = ask_all(connection, asks)
+    keep_kinds(connection, kinds)
+    keep_answers(connection, names, answers)
+    found = _records(connection, records[0]) if jobs else {}
     for job in jobs:
-        keep_ahead(connection, (_RECORD, job), records.get(job))
+        keep_ahead(connection, (_RECORD, job), found.get(job))
 
 
 def _running(row: Sequence[Any]) -> RunningRow | None:
@@ -416,38 +403,3 @@ def put_pipeline(
         )
     )
     return version
-
-
-def recall_answer(
-    connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
-) -> Any | None:
-    """What this request was answered when it first came, None if it is new."""
-    ahead = taken_ahead(connection, (_ANSWER, actor, key))
-    row = connection.execute(_KEY, {"of": actor, "called": key}).first() if ahead is None else ahead[0]
-    if row is None:
-        return None
-    kept, answer, at_ms = row
-    if at_ms < now_ms - KEYS_KEPT_MS:
-        connection.execute(_OWN_KEY, {"of": actor, "called": key})
-        return None
-    if kept != request:
-        raise KeyReused(
-            f"the idempotency key {key!r} was used for another request",
-            why="a key names one request, so that repeating it is safe",
-            fix="take a new key for a new request",
-        )
-    return answer
-
-
-def keep_answer(
-    connection: sa.Connection, *, actor: str, key: str, request: str, answer: Any, now_ms: Millis
-) -> None:
-    """Remember the answer, in the transaction that made it true."""
-    values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
-    taken_ahead(connection, (_ANSWER, actor, key))
-    later(connection, _NEW_KEY, values)
-
-
-def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:
-    """Take the answers away that are too old to be asked for again."""
-    connection.execute(_OLD_KEYS, {"before_ms": now_ms - KEYS_KEPT_MS})

@@ -50,7 +50,7 @@ LAYER_HISTORY = sa.Table(
 )
 
 # Built once: to build a statement takes longer than to run it, and these run with every write.
-_KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
+KINDS_QUERY = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
 _KEPT = "layer kinds"
 _REMEMBER = insert_all(LAYER_HISTORY, without=("id",))
 
@@ -74,10 +74,18 @@ def _seed_kinds(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
 
 def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
     """The layers there are, lowest first."""
-    rows = connection.execute(_KINDS)
+    return _kinds(connection.execute(KINDS_QUERY))
+
+
+def _kinds(rows: Iterable[Sequence[Any]]) -> tuple[Layer, ...]:
     names = LAYER_KINDS.columns.keys()
     kinds = (dict(zip(names, row, strict=True)) for row in rows)
     return tuple(Layer(**{**kind, "writers": frozenset(kind["writers"])}) for kind in kinds)
+
+
+def keep_kinds(connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
+    """The answer to KINDS_QUERY, read under the lock, for `kept_kinds`."""
+    connection.memory[_KEPT] = _kinds(rows)  # type: ignore[attr-defined]
 
 
 def kept_kinds(connection: sa.Connection) -> tuple[Layer, ...]:

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
 from penstock.core.group_store import GroupedWrites
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
-from penstock.jobs import job_store
+from penstock.jobs import job_store, key_store
 from penstock.jobs.audit_store import AuditRow, append_audit
 from penstock.jobs.config import FIELD_WRITERS, JobConfig, validate_config
 from penstock.jobs.job_list_store import put_labels
@@ -229,7 +229,7 @@ class WriteDesk:
             if layer is not None:
                 writer.authorise(layer)
             if key is not None:
-                kept = job_store.recall_answer(
+                kept = key_store.recall_answer(
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
                 )
                 if kept is not None:
@@ -237,10 +237,10 @@ class WriteDesk:
                     return recalled
             answer = write(writer)
             if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
-                job_store.forget_answers(connection, now_ms=call.now_ms)
+                key_store.forget_answers(connection, now_ms=call.now_ms)
                 self._tidied_ms = call.now_ms
             if key is not None:
-                job_store.keep_answer(
+                key_store.keep_answer(
                     connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
                 )
             return answer

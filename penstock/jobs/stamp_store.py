@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.bulk_store import ByName
-from penstock.core.peek_store import Peek
+from penstock.core.quick_store import MADE_ONCE
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING
@@ -27,16 +27,26 @@ _STAMP = sa.select(
     .outerjoin(PLANS, PLANS.c.job == JOBS.c.name)
     .outerjoin(QUARANTINE, QUARANTINE.c.job == JOBS.c.name)
 )
-_ONE = Peek(_STAMP.where(JOBS.c.name == sa.bindparam("name", type_=JOBS.c.name.type)))
-_MANY = ByName(_STAMP, JOBS.c.name)
+_STAMPS = ByName(_STAMP, JOBS.c.name)
+_PAGE = (
+    _STAMP.where(JOBS.c.name > sa.bindparam("after", type_=JOBS.c.name.type), ~JOBS.c.deleted)
+    .order_by(JOBS.c.name)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .execution_options(**MADE_ONCE)
+)
 
 
-def peek_stamp(database: Database, name: str) -> Stamp | None:
-    """The stamp of one job, removed or not; None if there is none. Its own look, outside any transaction."""
-    rows = database.peek(_ONE, name)
-    return rows[0] if rows else None
+def peek_stamps(database: Database, names: Sequence[str]) -> dict[str, Stamp]:
+    """The stamps of these jobs, removed or not; unknown names are left out. Outside any transaction."""
+    return {row[0]: row for row in _STAMPS.peek(database, names)}
 
 
 def read_stamps(connection: sa.Connection, names: Sequence[str]) -> dict[str, Stamp]:
-    """The stamps of these jobs; unknown names are left out."""
-    return {row[0]: tuple(row) for row in _MANY.rows(connection, names)}
+    """The same inside a transaction."""
+    return {row[0]: tuple(row) for row in _STAMPS.rows(connection, names)}
+
+
+def read_page(connection: sa.Connection, *, after: str, limit: int) -> dict[str, Stamp]:
+    """The stamps of the first `limit` jobs behind a name, removed ones left out, in the order of names."""
+    rows = connection.execute(_PAGE, {"after": after, "most": limit})
+    return {row[0]: tuple(row) for row in rows}

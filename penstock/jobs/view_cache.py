@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.sql_store import Database
 from penstock.jobs import job_store
 from penstock.jobs.job_view import JobView, view_of
-from penstock.jobs.stamp_store import Stamp, peek_stamp, read_stamps
+from penstock.jobs.stamp_store import Stamp, peek_stamps, read_page, read_stamps
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -27,26 +27,44 @@ class ViewCache:
 
     def one(self, database: Database, name: str) -> JobView | None:
         """The view of a job, removed or not; None if there is none."""
-        stamp, known = peek_stamp(database, name), self._made.get(name)
-        if stamp is None:
-            return None
-        if known is not None and known[0] == stamp:
-            return known[1]
-        with database.reading() as connection:
-            found = self.many(connection, [name])
-        return found[0] if found else None
+        return self.several(database, [name]).get(name)
+
+    def several(self, database: Database, names: Sequence[str]) -> dict[str, JobView]:
+        """The views of jobs that exist, by name, each as it was at one moment."""
+        views, changed = dict[str, JobView](), list[str]()
+        for name, stamp in peek_stamps(database, names).items():
+            known = self._made.get(name)
+            if known is not None and known[0] == stamp:
+                views[name] = known[1]
+            else:
+                changed.append(name)
+        if changed:
+            with database.reading() as connection:
+                views |= {view.name: view for view in self.many(connection, changed)}
+        return views
 
     def many(self, connection: sa.Connection, names: Sequence[str]) -> list[JobView]:
         """The views of jobs that exist, in this order."""
         if not names:
             return []
-        stamps, views = read_stamps(connection, names), dict[str, JobView]()
+        views = self._of(connection, read_stamps(connection, names))
+        return [views[name] for name in names if name in views]
+
+    def page(self, connection: sa.Connection, *, after: str, limit: int) -> tuple[list[JobView], bool]:
+        """The first jobs behind a name that are not removed, and whether there are more of them."""
+        stamps = read_page(connection, after=after, limit=limit + 1)
+        names = list(stamps)[:limit]
+        views = self._of(connection, {name: stamps[name] for name in names})
+        return [views[name] for name in names], len(stamps) > limit
+
+    def _of(self, connection: sa.Connection, stamps: dict[str, Stamp]) -> dict[str, JobView]:
+        """The views that these stamps of this moment stand for."""
+        views = dict[str, JobView]()
         for name, stamp in stamps.items():
             known = self._made.get(name)
             if known is not None and known[0] == stamp:
                 views[name] = known[1]
-        views |= self._make(connection, {name: stamps[name] for name in stamps.keys() - views.keys()})
-        return [views[name] for name in names if name in views]
+        return views | self._make(connection, {name: stamps[name] for name in stamps.keys() - views.keys()})
 
     def _make(self, connection: sa.Connection, stamps: dict[str, Stamp]) -> dict[str, JobView]:
         if not stamps:

@@ -68,8 +68,15 @@ class JobPages:
 
     def job(self, name: str) -> tuple[int, bytes]:
         """One job, whole, as JSON, and its expected version."""
-        view = self._service.view(name)
-        found = {"load": self._scaling.load_of(name), "tasks": _tasks(self._task_reports().get(name, ()))}
+        return self._job(self._service.view(name), self._task_reports())
+
+    def several(self, names: Sequence[str]) -> list[tuple[int, bytes] | None]:
+        """The same for several jobs, with one look at the store; None for those that there are not."""
+        views, reports = self._service.views_of(names), self._task_reports()
+        return [self._job(views[name], reports) if name in views else None for name in names]
+
+    def _job(self, view: JobView, reports: Reports) -> tuple[int, bytes]:
+        found = {"load": self._scaling.load_of(view.name), "tasks": _tasks(reports.get(view.name, ()))}
         return view.expected_version, _joined(self._jobs.of(view), found)
 
     def jobs(

@@ -102,7 +102,7 @@ class Together(Generic[Asked, Answer]):
 SLOW_S = 0.05
 SLOW_FOR_S = 5.0
 READS = Pool("reads", 4)
-WRITES = Pool("writes", 8)
+WRITES = Pool("writes", 16)
 BEATS = Pool("beats", 2)
 # Whatever may take long: whole lists, files, checks of large bodies.
 LONG = Pool("long", 4)

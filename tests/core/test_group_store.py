@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from penstock.core.errors import ConfigError, OutcomeUnknown, PenstockError, StoreUnavailable
 from penstock.core.group_store import GroupedWrites
-from penstock.core.quick_store import insert_all, later
+from penstock.core.quick_store import insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import COUNTERS, Database, current_value, next_value
 
 Work = Callable[[Any], Any]
@@ -176,3 +176,46 @@ def test_statements_through_sqlalchemy_count_as_writes(desk: Desk):
 
     first, _ = desk.together(count("a"), work)
     assert (first, desk.value("a"), desk.value("x")) == (1, 1, 0)
+
+
+def test_a_server_that_forgot_what_it_prepared_is_told_again(database: Database, desk: Desk):
+    """The driver makes it forget with every transaction that is undone."""
+
+    def put(name: str, value: int) -> Work:
+        return lambda connection: later(connection, _PUT, {"name": name, "value": value})
+
+    assert desk.together(put("one", 1), put("two", 2)) == [None, None]
+    with pytest.raises(ConfigError), database.transaction() as connection:
+        later(connection, _PUT, {"name": "never", "value": 1})
+        raise ConfigError("no", why="a test", fix="nothing")
+    assert desk.together(put("three", 3), put("four", 4)) == [None, None]
+    assert [desk.value(name) for name in ("one", "two", "three", "four", "never")] == [1, 2, 3, 4, 0]
+
+
+def test_a_row_that_must_be_changed_and_is_not_undoes_everything(database: Database, desk: Desk):
+    change = (
+        sa.update(COUNTERS)
+        .where(COUNTERS.c.name == sa.bindparam("this"))
+        .values(value=sa.bindparam("to"))
+        .execution_options(made_once=True)
+    )
+
+    def raise_to(name: str, value: int) -> Work:
+        def work(connection: Any) -> None:
+            lost = ConfigError(f"{name} is not there", why="a test", fix="nothing")
+            later(connection, change, {"this": name, "to": value}, otherwise=lambda: lost)
+
+        return work
+
+    desk.writes.run(count("there"))
+    found = desk.together(raise_to("there", 5), raise_to("missing", 6), count("other"))
+    assert found[0] is None and found[2] == 1
+    assert isinstance(found[1], ConfigError) and found[1].what == "missing is not there"
+    assert desk.value("there") == 5 and desk.value("other") == 1
+
+
+def test_what_was_read_ahead_is_given_once_and_not_after_a_change(database: Database):
+    with database.transaction() as connection:
+        keep_ahead(connection, ("kind", "name"), 7)
+        assert taken_ahead(connection, ("kind", "name")) == (7,)
+        assert taken_ahead(connection, ("kind", "name")) is None

@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 from penstock.core.errors import OutcomeUnknown, UserError
 from penstock.core.sql_store import Database
 from penstock.jobs.job_service import Actor, JobService
-from penstock.jobs.job_store import KEYS, JobStore
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.key_store import KEYS
 from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import merge_layers
 from tests.jobs.asking import asked, everything

@@ -12,7 +12,8 @@ import pytest
 from penstock.core.errors import ConfigError, KeyReused, OutcomeUnknown, StoreUnavailable
 from penstock.core.sql_store import Database
 from penstock.jobs.job_service import JobService
-from penstock.jobs.job_store import KEYS_KEPT_MS, JobStore
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.key_store import KEYS_KEPT_MS
 from tests.builders import ADMIN, DEVELOPER, ONCALL, a_body, a_job, a_pipeline
 from tests.core.test_postgres_store import cutting_proxy
 from tests.jobs.asking import asked, everything

@@ -14,7 +14,7 @@ from penstock.jobs import job_store
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.job_view import view_of
-from penstock.jobs.stamp_store import peek_stamp, read_stamps
+from penstock.jobs.stamp_store import peek_stamps, read_stamps
 from tests.builders import ADMIN, a_body, a_job
 
 
@@ -102,5 +102,6 @@ def test_stamps_of_one_and_of_many_are_the_same(database: Database):
     names = [a_job(service, f"demo.j{number}") for number in range(8)]
     with database.reading() as connection:
         many = read_stamps(connection, [*names, "demo.nobody"])
-    assert many == {name: peek_stamp(database, name) for name in names}
-    assert peek_stamp(database, "demo.nobody") is None
+    assert many == peek_stamps(database, names)
+    assert many == {name: peek_stamps(database, [name])[name] for name in names}
+    assert peek_stamps(database, ["demo.nobody"]) == {}
