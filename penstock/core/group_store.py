@@ -8,6 +8,7 @@ later takes the transaction with it, and then each is repeated by itself.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 AT_ONCE = 16
+GATHER_S = 0.004
 # Reads what several writes will look at, in fewer statements than they would take.
 ReadAhead = Callable[["sa.Connection", Sequence[Any]], None]
 
@@ -69,6 +71,9 @@ class GroupedWrites:
             is_next, self._is_writing = not self._is_writing, True
         if not is_next:
             asked.wait()
+            if not asked.is_taken:
+                # Others write too, so more are about to come: together they are done sooner.
+                time.sleep(GATHER_S)
         if not asked.is_taken:
             return self._lead(asked)
         return self._outcome(asked)

@@ -130,8 +130,13 @@ def keep_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
     )
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Whether two JSON values are the same; to Python alone, true would be 1 and 1 would be 1.0."""
+    if type(one) in _PLAIN:  # most are, and to ask whether something is a map takes longer than to compare
+        return type(one) is type(other) and bool(one == other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
