@@ -134,6 +134,33 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
+# Mostly what a column can hold: most of these are read at once.
+NEARLY = {
+    "string": (
+        b'"a"',
+        b'"\\ud83d\\ude00"',
+        b'"\\u0000"',
+        b'"\xc3\xa9"',
+        b'": NaN"',
+        b'"} null {"',
+        b'"\\ud800"',
+    )
+}
+NEARLY |= {"bigint": (b"1", b"9223372036854775807", b"-9223372036854775808", b"-0", b"1.0")}
+NEARLY |= {"int": (b"7", b"2147483647", b"-2147483648", b"2147483648"), "boolean": (b"true", b"false")}
+NEARLY |= {
+    "double": (b"4.35", b"5e-324", b"1e-400", b"123456789012345678901234567890", b"1E5", b"-0.0", b"12")
+}
+NEARLY |= {
+    f"array<{kind}>": (b"[]", b"[%s,null]" % found[0], b"[%s,%s]" % (found[1], found[0]))
+    for kind, found in NEARLY.items()
+}
+FITTING = st.fixed_dictionaries(
+    {},
+    optional={name: st.sampled_from((*NEARLY[kind], b"null")) for name, kind in EVERY_KIND} | {"x": VALUES},
+).map(
+    lambda row: b"{" + b", ".join(b'"%s": %s' % (name.encode(), value) for name, value in row.items()) + b"}"
+)
 RECORDS = (
     _objects(VALUES)
     | VALUES
@@ -142,7 +169,7 @@ RECORDS = (
 
 
 @settings(max_examples=400)
-@given(st.lists(RECORDS, min_size=1, max_size=4))
+@given(st.lists(RECORDS, min_size=1, max_size=4) | st.lists(FITTING, min_size=1, max_size=4))
 def test_arrow_reads_what_msgspec_reads_or_says_that_it_cannot(values: list[bytes]):
     given_values = pa.array(values, pa.binary())
     expected = decode_one_by_one(given_values, EVERY_KIND)
