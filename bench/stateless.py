@@ -254,11 +254,11 @@ def watch_idle(stages: list[tuple[Stage, list[str]]], tasks: int) -> dict[str, f
 
 
 def _has_records(progress: Any) -> bool:
-    """Whether its offsets moved, beside the tick that every trigger has. What the source yields tells nothing:
-    it may have done all the work itself.
+    """Whether its offsets moved, beside the tick that every trigger has. What the source yields does not
+    tell: it may have done all the work itself.
     """
     (source,) = progress["sources"]
-    before, after = (json.loads(source[name] or "{}") for name in ("startOffset", "endOffset"))
+    before, after = (json.loads(source[name]) or {} for name in ("startOffset", "endOffset"))
     return {**before, "tick": 0} != {**after, "tick": 0}
 
 
