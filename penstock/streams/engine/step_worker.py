@@ -33,6 +33,8 @@ def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is not None and first.column("_kind")[0].as_py() == DONE:
+            for _ in batches:
+                pass  # to the end of the stream: Spark ends a worker that leaves something unread
             yield _report(json.loads(first.column("_meta")[0].as_py()))
             return
         rest = batches if first is None else itertools.chain([first], batches)
