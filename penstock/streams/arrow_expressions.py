@@ -64,9 +64,10 @@ def in_arrow(text: str, columns: Mapping[str, str]) -> ArrowExpression | None:
     if "\\" in text:
         return None  # Spark's escapes are Spark's
     try:
-        return _built(parse_text(text), columns)
+        found = _built(parse_text(text), columns)
     except _NoForm:
         return None
+    return None if found.type == "decimal" else found
 
 
 def as_type(given: ArrowExpression, kind: str) -> ArrowExpression | None:
