@@ -29,7 +29,6 @@ FEW_ROWS = 200
 # Arrow's reader recurses with the nesting of a record, msgspec stops at Python's limit: far below both.
 _OPENERS_MAX = 100
 _BYTES_MAX = 2**30
-_NOTHING, _LINE_END = pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary())
 Bytes = npt.NDArray[np.uint8]
 _NOT_A_NUMBER = re.compile(rb"[:,\[] *-?(?:NaN|Inf)")
 _JSON_TYPES: dict[str, Any] = {
@@ -98,7 +97,8 @@ def _lines(values: pa.Array) -> pa.Buffer | None:
     """The records as lines, if each is one object in braces, without control characters, of plain depth."""
     if values.nbytes > _BYTES_MAX:
         return None
-    joined = pc.binary_join_element_wise(values, _NOTHING, _LINE_END)
+    nothing, line_end = pa.scalar(b"", values.type), pa.scalar(b"\n", values.type)
+    joined = pc.binary_join_element_wise(values, nothing, line_end)
     ends = np.frombuffer(joined.buffers()[1], np.int32)
     if (np.diff(ends) < len("{}\n")).any():
         return None
