@@ -64,7 +64,7 @@ def read_ranges(
     """
     schema, partition = row_schema(task), interval.ref.partition
     ranges = {birth: [start, end] for birth, (start, end) in spans.items()}
-    yield _control(schema, BEGIN, {"partition": partition, "ranges": ranges})
+    yield control_row(schema, BEGIN, {"partition": partition, "ranges": ranges})
     row = rows.peek(interval.ref)
     seen, read = {}, 0
     poisoned = task.poisoned.get(str(partition), {})
@@ -83,7 +83,7 @@ def read_ranges(
             read += batch.num_rows
         if source.watermark == "event_time":
             seen[source.birth] = lateness.event_time_max
-    yield _control(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
+    yield control_row(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
 
 
 class _Lateness:
@@ -231,7 +231,8 @@ def _bad_rows(
     )
 
 
-def _control(schema: pa.Schema, kind: int, meta: Mapping[str, object]) -> pa.RecordBatch:
+def control_row(schema: pa.Schema, kind: int, meta: Mapping[str, object]) -> pa.RecordBatch:
+    """A row that is no record, and says something about those around it."""
     return _assemble(
         schema, 1, {"_kind": pa.array([kind], pa.int8()), "_meta": pa.array([json.dumps(meta)], pa.string())}
     )

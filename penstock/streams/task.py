@@ -16,7 +16,8 @@ from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.step import OutputSpec
 
 # Columns that every row between the source and the step carries beside the user's own.
-# `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read.
+# `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read, 4 all of it was done
+# at the source.
 SYSTEM_COLUMNS = (
     ("_kind", "tinyint"),
     ("_meta", "string"),
@@ -28,7 +29,7 @@ SYSTEM_COLUMNS = (
     ("_bad", "string"),
     ("_raw", "binary"),
 )
-DATA, BEGIN, END, BAD = 0, 1, 2, 3
+DATA, BEGIN, END, BAD, DONE = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,14 @@ class Stage:
     """One folder: bus, rows, packages, and the jobs of one pipeline."""
 
     def __init__(
-        self, spark: Any, folder: Path, pipeline: Path, category: dict[str, Any], *, bus: str = ""
+        self,
+        spark: Any,
+        folder: Path,
+        pipeline: Path,
+        category: dict[str, Any],
+        *,
+        bus: str = "",
+        checkpoints: Path | None = None,
     ) -> None:
         self.bus, self.rows_place = bus or f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
         self.log: Log = open_log(self.bus)
@@ -35,7 +42,7 @@ class Stage:
         self._packages: dict[str, bytes] = {}
         self._shelf = UnpackedPackages(folder / "packages", lambda hash_: self._packages[hash_])
         self.deaths: list[str] = []
-        self._folder, self._spark = folder, spark
+        self._checkpoints, self._spark = checkpoints or folder / "checkpoints", spark
         self.tasks = self.new_engine()
         self.data = StreamDataPlane(self.log, self.rows)
         self.configs: dict[str, dict[str, Any]] = {}
@@ -51,7 +58,7 @@ class Stage:
             bus=self.bus,
             rows=self.rows_place,
             package_folder=self._shelf.folder_of,
-            checkpoints=self._folder / "checkpoints",
+            checkpoints=self._checkpoints,
             die=self.deaths.append,
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
+from penstock.streams.at_source import shortcut, step_at_source
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.reading import read_ranges
 from penstock.streams.task import OwnedInterval, TaskDescriptor
@@ -28,7 +30,10 @@ class IntervalPartition(InputPartition):
 
 
 class PenstockSource(DataSource):
-    """`spark.readStream.format("penstock").option("task", <descriptor>)`."""
+    """`spark.readStream.format("penstock").option("task", <descriptor>)`.
+
+    With the option `step` it may do the task's step itself and yield a row that says so.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -38,10 +43,10 @@ class PenstockSource(DataSource):
         return TaskDescriptor.from_json(self.options["task"]).schema_ddl()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return IntervalStreamReader(self.options["task"])
+        return IntervalStreamReader(self.options["task"], with_step="step" in self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return IntervalBatchReader(self.options["task"])
+        return IntervalBatchReader(self.options["task"], with_step="step" in self.options)
 
 
 class IntervalStreamReader(DataSourceStreamReader):
@@ -51,8 +56,8 @@ class IntervalStreamReader(DataSourceStreamReader):
     timers, leftovers and watermarks never wait for data.
     """
 
-    def __init__(self, descriptor: str) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: str, *, with_step: bool) -> None:
+        self._descriptor, self._with_step = descriptor, with_step
 
     def initialOffset(self) -> dict[str, Any]:
         task = TaskDescriptor.from_json(self._descriptor)
@@ -103,14 +108,14 @@ class IntervalStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, IntervalPartition)
-        return _read(self._descriptor, partition)
+        return _read(self._descriptor, partition, self._with_step)
 
 
 class IntervalBatchReader(DataSourceReader):
     """The same rows as one batch over fixed ranges: how a successor repeats an intent."""
 
-    def __init__(self, descriptor: str) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: str, *, with_step: bool) -> None:
+        self._descriptor, self._with_step = descriptor, with_step
 
     def partitions(self) -> Sequence[InputPartition]:
         task = TaskDescriptor.from_json(self._descriptor)
@@ -130,18 +135,26 @@ class IntervalBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, IntervalPartition)
-        return _read(self._descriptor, partition)
+        return _read(self._descriptor, partition, self._with_step)
 
 
-def _read(descriptor: str, partition: IntervalPartition) -> Iterator[pa.RecordBatch]:
+def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Iterator[pa.RecordBatch]:
     task = TaskDescriptor.from_json(descriptor)
-    yield from read_ranges(
+    rows = read_ranges(
         task=task,
         interval=task.intervals[partition.index],
         spans=partition.spans,
         log=open_log(task.bus),
         rows=open_rows(task.rows),
     )
+    plan = shortcut(task) if with_step else None
+    if plan is None:
+        yield from rows
+        return
+    # Imported here: the engine's modules import this one.
+    from penstock.streams.engine.step_worker import run_now
+
+    yield from step_at_source(task, rows, plan, partial(run_now, task))
 
 
 def _committed(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, int]:

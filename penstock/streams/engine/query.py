@@ -25,7 +25,7 @@ def start_query(
     descriptor = task.to_json()
     # A pool per job: in one pool for all, jobs wait for each other in the order of their batches.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", task.job)
-    rows = spark.readStream.format("penstock").option("task", descriptor).load()
+    rows = spark.readStream.format("penstock").option("task", descriptor).option("step", "").load()
     return (
         _through_the_step(rows, task, descriptor)
         .writeStream.format("noop")
@@ -39,7 +39,7 @@ def start_query(
 def replay(spark: SparkSession, task: TaskDescriptor) -> None:
     """Run the fixed ranges of `task.replay` once: what a predecessor promised and may have half published."""
     descriptor = task.to_json()
-    rows = spark.read.format("penstock").option("task", descriptor).load()
+    rows = spark.read.format("penstock").option("task", descriptor).option("step", "").load()
     _through_the_step(rows, task, descriptor).write.format("noop").mode("overwrite").save()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
-from penstock.streams.task import BAD, BEGIN, DATA, END, OwnedInterval, TaskDescriptor
+from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -30,9 +31,21 @@ def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield run_interval(TaskDescriptor.from_json(descriptor), batches, now_ms=time.time_ns() // 1_000_000)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is not None and first.column("_kind")[0].as_py() == DONE:
+            for _ in batches:
+                pass  # to the end of the stream: Spark ends a worker that leaves something unread
+            yield _report(json.loads(first.column("_meta")[0].as_py()))
+            return
+        rest = batches if first is None else itertools.chain([first], batches)
+        yield run_now(TaskDescriptor.from_json(descriptor), rest)
 
     return run
+
+
+def run_now(task: TaskDescriptor, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+    """One interval, one micro-batch, at the time of the worker."""
+    return run_interval(task, batches, now_ms=time.time_ns() // 1_000_000)
 
 
 def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now_ms: int) -> pa.RecordBatch:
@@ -51,16 +64,21 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
         report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
     else:
         report = _run_stateless(task, interval, ranges, rest, now_ms)
-    counts = {
-        "records": report.records,
-        "published": report.published,
-        "late": report.late,
-        "bad": report.bad,
-    }
-    return pa.RecordBatch.from_arrays(
-        [pa.array([partition], pa.int32()), *(pa.array([count], pa.int64()) for count in counts.values())],
-        names=["partition", *counts],
+    return _report(
+        {
+            "partition": partition,
+            "records": report.records,
+            "published": report.published,
+            "late": report.late,
+            "bad": report.bad,
+        }
     )
+
+
+def _report(said: Mapping[str, int]) -> pa.RecordBatch:
+    kinds = {"partition": pa.int32()}
+    arrays = [pa.array([value], kinds.get(name, pa.int64())) for name, value in said.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(said))
 
 
 def _run_stateless(

@@ -11,7 +11,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "pyspark.worker":
         # pandas too: Arrow imports it at the first conversion of a Python list.
         import pandas  # noqa: F401
+        import pyspark.worker  # noqa: F401
 
+        import penstock.streams.bus.spark_source
         import penstock.streams.engine.step_worker  # noqa: F401
     # A worker collects garbage after every task of every batch. Measured: walking through all that was
     # imported took three times as long as the work itself; what is frozen is not walked through.
