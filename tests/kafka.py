@@ -36,13 +36,29 @@ class NoBroker(Exception):
 class KafkaServer:
     """One running broker. Each `new_place()` is a bus of its own on it."""
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes]) -> None:
-        self.address, self._process = address, process
+    def __init__(self, folder: Path, port: int, command: list[str]) -> None:
+        self.address, self._port, self._folder, self._command = f"127.0.0.1:{port}", port, folder, command
+        self._process: subprocess.Popen[bytes] | None = None
         self._run, self._numbers = uuid.uuid4().hex[:6], itertools.count(1)
+
+    def start(self) -> None:
+        """Start it on what is in its folder, and wait until it answers."""
+        said = self._folder / "broker.txt"
+        with said.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output, cwd=self._folder)
+        _wait_for(self._process, self._port, said)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     @property
     def pid(self) -> int:
         """The broker's process."""
+        assert self._process is not None, "it does not run"
         return self._process.pid
 
     def new_place(self) -> str:
@@ -76,18 +92,12 @@ def kafka_server() -> Iterator[KafkaServer]:
         )
         if done.returncode:
             raise NoBroker(f"the broker's folder could not be made: {done.stderr[-500:]}")
-        said = folder / "broker.txt"
-        with said.open("wb") as output:
-            process = subprocess.Popen(
-                [*_java(jars), "kafka.Kafka", str(settings)], stdout=output, stderr=output, cwd=folder
-            )
+        server = KafkaServer(folder, broker, [*_java(jars), "kafka.Kafka", str(settings)])
         try:
-            _wait_for(process, broker, said)
-            yield KafkaServer(f"127.0.0.1:{broker}", process)
+            server.start()
+            yield server
         finally:
-            # Nothing on it is needed again, so it need not end in good order.
-            process.kill()
-            process.wait()
+            server.kill()  # nothing on it is needed again, so it need not end in good order
 
 
 def fetch_jars() -> Path:

@@ -24,11 +24,11 @@ from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, NotFound, StoreUnavailable
 from penstock.core.loop import SystemClock, sleep_ms
-from penstock.settings import Settings
+from penstock.settings import BUS_VARIABLE, Settings
 from penstock.streams import bus_copy
 from penstock.streams.bus.log import Category, Log
 from penstock.streams.catalogue import category_to_json, no_category
-from penstock.streams.places import open_log
+from penstock.streams.places import kept_bus, open_log
 from penstock.streams.record_lines import LineRules, Lines, lines_of
 
 app = typer.Typer(name="bus", help="Categories and their records.", no_args_is_help=True)
@@ -37,7 +37,12 @@ SPOOL_BYTES = 64 * 2**20
 FILES = (".ndjson", ".jsonl", ".json", ".parquet")
 
 Bus = Annotated[
-    str, typer.Option("--bus", help="The bus itself, e.g. embedded:.penstock/bus; else the folder's.")
+    str,
+    typer.Option(
+        "--bus",
+        envvar=BUS_VARIABLE,
+        help="The bus itself, e.g. kafka://host:port/prefix or embedded:.penstock/bus; else the folder's.",
+    ),
 ]
 CategoryName = Annotated[str, typer.Argument(help="A category.")]
 
@@ -49,7 +54,7 @@ def find_bus(folder: Path, bus: str) -> Log:
 
 def find_place(folder: Path, bus: str) -> str:
     """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
-    place = bus or _told_bus(folder) or Settings(folder=folder.absolute()).bus
+    place = bus or _told_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus
     kind, _, path = place.partition(":")
     if kind == "embedded" and not Path(path).is_dir():
         raise StoreUnavailable(

@@ -28,6 +28,7 @@ from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.settings import BUS_VARIABLE
 
 app = typer.Typer(
     name="penstock",
@@ -87,6 +88,12 @@ def up(
         str,
         typer.Option(envvar="PENSTOCK_DATABASE", help="URL of a PostgreSQL database; none: a SQLite file."),
     ] = "",
+    bus: Annotated[
+        str,
+        typer.Option(
+            envvar=BUS_VARIABLE, help="Where streams are: kafka://host:port/prefix; none: the disk."
+        ),
+    ] = "",
     engine: Annotated[
         str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
     ] = "spark",
@@ -112,6 +119,7 @@ def up(
             names=names,
             ca=tls_ca,
             database=database,
+            bus=bus,
             engine=engine,
             cores=cores,
             master=master,

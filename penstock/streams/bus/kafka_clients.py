@@ -30,10 +30,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX
 
-ANSWER_S = 15.0  # how long one question to the cluster may take
+ANSWER_S = 15.0  # how long one write may take
+LOOK_S = (
+    7.0  # how long a question may take, its repeats included: whoever asks a control plane waits for 10 s
+)
 # A publisher that died inside a transaction holds its readers back for so long, unless a successor starts.
 TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
@@ -63,7 +66,7 @@ _PASSING = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
-_PASSING_TRIES, _PASSING_MS = 20, 50
+_PASSING_MS = 50
 
 
 def is_passing(error: KafkaError) -> bool:
@@ -117,15 +120,31 @@ class Clients:
 
     def __init__(self, settings: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
         self._settings, self.answer_s = {**settings, "client.id": "penstock"}, answer_s
+        self._look_s, self._clock, self._last_error = min(LOOK_S, answer_s), SystemClock(), ""
         self._mine = _OfProcess(os.getpid())
         # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
         self._inherited: list[_OfProcess] = []
+
+    def cluster_id(self) -> str:
+        """Which cluster answers at the address."""
+        admin = self._admin()
+        try:
+            return str(admin.describe_cluster(request_timeout=self._look_s).result().cluster_id)
+        except KafkaException as error:
+            if error.args[0].code() in _DENIED:
+                raise translate(error, "the cluster could not be looked up") from error
+            admin.poll(0)  # now it tells what went wrong on the way
+            raise StoreUnavailable(
+                f"no Kafka broker answers at {self._settings['bootstrap.servers']}",
+                why=self._last_error or f"{error.args[0].name()}: {error.args[0].str()}",
+                fix="start the broker, or correct the address of the bus",
+            ) from error
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Those of the topics that exist."""
         found = {}
         with translated(f"topics {', '.join(names)} could not be looked up"):
-            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=self.answer_s)
+            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=self._look_s)
             for name, answer in asked.items():
                 try:
                     described = answer.result()
@@ -139,7 +158,7 @@ class Clients:
     def names(self) -> list[str]:
         """The names of all topics that may be seen."""
         with translated("the topics could not be listed"):
-            return sorted(self._admin().list_topics(timeout=self.answer_s).topics)
+            return sorted(self._admin().list_topics(timeout=self._look_s).topics)
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Create it, unless it exists; the broker's default says how often it is replicated."""
@@ -250,26 +269,28 @@ class Clients:
     def _offsets(self, topic: str, partitions: int, which: Any, isolation: Any) -> tuple[int, ...]:
         asked = {TopicPartition(topic, partition): which for partition in range(partitions)}
         with translated(f"the offsets of {topic!r} could not be read"):
-            for attempt in range(_PASSING_TRIES):
-                answers = self._admin().list_offsets(
-                    asked, isolation_level=isolation, request_timeout=self.answer_s
-                )
+            last_ms = self._clock.boot_ms() + 1000 * self._look_s
+            while True:
+                left_s = max(0.1, (last_ms - self._clock.boot_ms()) / 1000)
+                answers = self._admin().list_offsets(asked, isolation_level=isolation, request_timeout=left_s)
                 try:
                     return tuple(answers[place].result().offset for place in asked)
                 except KafkaException as error:
-                    if not is_passing(error.args[0]) or attempt == _PASSING_TRIES - 1:
+                    if not is_passing(error.args[0]) or self._clock.boot_ms() >= last_ms:
                         raise
                 sleep_ms(_PASSING_MS)
-        raise AssertionError("the last try returns or raises")
 
     def _admin(self) -> AdminClient:
         mine = self._here()
         with mine.lock:  # the loser of a race would end its client under another's question
             if mine.admin is None:
                 with translated("no connection could be made"):
-                    settings: dict[str, Any] = {**self._settings, "logger": _log}
+                    settings: dict[str, Any] = {**self._settings, "logger": _log, "error_cb": self._note}
                     mine.admin = AdminClient(settings)
             return mine.admin
+
+    def _note(self, error: KafkaError) -> None:
+        self._last_error = error.str()
 
     def _here(self) -> _OfProcess:
         if self._mine.pid != os.getpid():
