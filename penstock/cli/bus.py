@@ -118,7 +118,10 @@ def tail(
     first, ends = log.start_offsets(name), log.end_offsets(name)
     wanted = range(len(ends)) if partition is None else [_existing(category, partition)]
     at = {
-        one: max(first[one], ends[one] - lines if start is None else min(start, ends[one])) for one in wanted
+        one: _last_begin(log, name, one, first[one], ends[one], lines)
+        if start is None
+        else max(first[one], min(start, ends[one]))
+        for one in wanted
     }
     say = _sayer(category, output)
     _say_new(log, name, at, ends, say)
@@ -227,6 +230,17 @@ def _view(log: Log, category: Category) -> dict[str, Any]:
         "end_offsets": list(log.end_offsets(name)),
         "watermark": log.watermark(name),
     }
+
+
+def _last_begin(log: Log, name: str, partition: int, first: int, end: int, lines: int) -> int:
+    """Where the last so many records begin: on Kafka fewer records than offsets lie in a range."""
+    reach = lines
+    while True:
+        begin = max(first, end - reach)
+        offsets = [int(offset) for run, _ in log.scan(name, partition, begin, end) for offset in run]
+        if len(offsets) >= lines or begin == first:
+            return offsets[-lines] if 0 < lines <= len(offsets) else begin
+        reach *= 2
 
 
 def _existing(category: Category, partition: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ DELIVER = """
 CREATE PIPELINE deliver WITH (partitions = 2);
 INSERT INTO deliveries SELECT id, customer, amount >= 50 AS is_large FROM clean_orders DISTRIBUTE BY customer;
 """
-AWAY_S = 9  # longer than a question to the broker may take
 
 
 @pytest.fixture
@@ -68,16 +66,16 @@ def test_every_record_is_delivered_once_while_a_container_and_the_broker_die(
     platform: Platform, kafka: Any, tmp_path: Path
 ) -> None:
     """Plan: submit two jobs; kill -9 the container of one; kill -9 the broker, start it again; count; stop."""
-    columns = ("--columns", "id:bigint,customer:string,amount:bigint", "--watermark", "injector")
-    created = platform.cli("category", "orders", "--create", "--partitions", "2", *columns)
-    assert created.returncode == 0, created.stderr
+    columns = [["id", "bigint"], ["customer", "string"], ["amount", "bigint"]]
+    platform.client.create_category(
+        {"name": "orders", "partitions": 2, "columns": columns, "watermark": "injector"}
+    )
     for name, text in (("clean.py", CLEAN), ("deliver.sql", DELIVER)):
         (tmp_path / name).write_text(text)
-        job = name.partition(".")[0]
         submitted = platform.cli("submit", str(tmp_path / name))
         assert submitted.returncode == 0, submitted.stderr
-        sink = "clean_orders" if job == "clean" else "deliveries"
-        platform.wait(f"the sink of {job}", lambda sink=sink: bool(platform.log.describe(sink)))
+        sink = "clean_orders" if name == "clean.py" else "deliveries"
+        platform.wait(f"the sink of {name}", lambda sink=sink: bool(platform.log.describe(sink)))
     injector = Injector(platform.log, "orders", "test", epoch=1)
     inject(injector, range(2000))
     platform.wait("the first records", lambda: delivered(platform) == expected(2000))
@@ -89,7 +87,6 @@ def test_every_record_is_delivered_once_while_a_container_and_the_broker_die(
 
     inject(injector, range(4000, 5000))  # may be under way while it goes
     kafka.kill()
-    time.sleep(AWAY_S)
     said = platform.cli("category", "orders")
     assert said.returncode == 5 and "Kafka" in said.stderr, said.stderr
     kafka.start()
@@ -97,15 +94,13 @@ def test_every_record_is_delivered_once_while_a_container_and_the_broker_die(
     inject(injector, range(5000, 6000))
     platform.wait("everything", lambda: delivered(platform) == expected(6000))
 
-    shown = platform.cli("bus", "describe", "deliveries", "-o", "json")
-    assert shown.returncode == 0 and sum(json.loads(shown.stdout)["end_offsets"]) >= 5940
     platform.wait(
         "no lag",
         lambda: all(task["metrics"]["lag_records"] == 0 for job in jobs for task in platform.running(job)),
     )
     assert platform.stop() == []
     again = platform.cli("bus", "tail", "orders", "-n", "1", "-o", "json")
-    assert again.returncode == 0 and again.stdout, "the folder knows its bus without the control plane"
+    assert len(again.stdout.splitlines()) == 2, "the folder knows its bus without the control plane"
 
 
 def test_a_broker_that_is_not_there_is_named(tmp_path: Path) -> None:

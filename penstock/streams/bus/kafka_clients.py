@@ -29,14 +29,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
+from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
 from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX
 
 ANSWER_S = 15.0  # how long one write may take
-LOOK_S = (
-    7.0  # how long a question may take, its repeats included: whoever asks a control plane waits for 10 s
-)
+# How long a question may take, with its repeats: whoever asks a control plane waits for 10 s.
+LOOK_S = 7.0
+# For so long after a question that nobody answered, the next ones wait less.
+AWAY_MS, AWAY_LOOK_S = 10_000, 1.0
 # A publisher that died inside a transaction holds its readers back for so long, unless a successor starts.
 TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
@@ -120,7 +122,8 @@ class Clients:
 
     def __init__(self, settings: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
         self._settings, self.answer_s = {**settings, "client.id": "penstock"}, answer_s
-        self._look_s, self._clock, self._last_error = min(LOOK_S, answer_s), SystemClock(), ""
+        self._clock, self._last_error = SystemClock(), ""
+        self._away_ms: Millis | None = None  # when a question found nobody
         self._mine = _OfProcess(os.getpid())
         # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
         self._inherited: list[_OfProcess] = []
@@ -129,7 +132,7 @@ class Clients:
         """Which cluster answers at the address."""
         admin = self._admin()
         try:
-            return str(admin.describe_cluster(request_timeout=self._look_s).result().cluster_id)
+            return str(admin.describe_cluster(request_timeout=self._look_s()).result().cluster_id)
         except KafkaException as error:
             if error.args[0].code() in _DENIED:
                 raise translate(error, "the cluster could not be looked up") from error
@@ -143,8 +146,8 @@ class Clients:
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Those of the topics that exist."""
         found = {}
-        with translated(f"topics {', '.join(names)} could not be looked up"):
-            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=self._look_s)
+        with self._looking(f"topics {', '.join(names)} could not be looked up") as look_s:
+            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=look_s)
             for name, answer in asked.items():
                 try:
                     described = answer.result()
@@ -157,8 +160,8 @@ class Clients:
 
     def names(self) -> list[str]:
         """The names of all topics that may be seen."""
-        with translated("the topics could not be listed"):
-            return sorted(self._admin().list_topics(timeout=self._look_s).topics)
+        with self._looking("the topics could not be listed") as look_s:
+            return sorted(self._admin().list_topics(timeout=look_s).topics)
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Create it, unless it exists; the broker's default says how often it is replicated."""
@@ -268,8 +271,8 @@ class Clients:
 
     def _offsets(self, topic: str, partitions: int, which: Any, isolation: Any) -> tuple[int, ...]:
         asked = {TopicPartition(topic, partition): which for partition in range(partitions)}
-        with translated(f"the offsets of {topic!r} could not be read"):
-            last_ms = self._clock.boot_ms() + 1000 * self._look_s
+        with self._looking(f"the offsets of {topic!r} could not be read") as look_s:
+            last_ms = self._clock.boot_ms() + 1000 * look_s
             while True:
                 left_s = max(0.1, (last_ms - self._clock.boot_ms()) / 1000)
                 answers = self._admin().list_offsets(asked, isolation_level=isolation, request_timeout=left_s)
@@ -288,6 +291,21 @@ class Clients:
                     settings: dict[str, Any] = {**self._settings, "logger": _log, "error_cb": self._note}
                     mine.admin = AdminClient(settings)
             return mine.admin
+
+    def _look_s(self) -> float:
+        is_away = self._away_ms is not None and self._clock.boot_ms() - self._away_ms < AWAY_MS
+        return min(AWAY_LOOK_S if is_away else LOOK_S, self.answer_s)
+
+    @contextmanager
+    def _looking(self, what: str) -> Iterator[float]:
+        """For how long to wait; remembers if nobody answered."""
+        try:
+            with translated(what):
+                yield self._look_s()
+            self._away_ms = None
+        except StoreUnavailable:
+            self._away_ms = self._clock.boot_ms()
+            raise
 
     def _note(self, error: KafkaError) -> None:
         self._last_error = error.str()
