@@ -224,6 +224,9 @@ def category(
     ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
     watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
     lateness_ms: Annotated[int, typer.Option(help="For --create: how late records may come.", min=0)] = 1000,
+    retention_ms: Annotated[
+        int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
+    ] = 0,
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
@@ -235,6 +238,7 @@ def category(
             "ts_column": ts,
             "watermark": watermark,
             "lateness_ms": lateness_ms,
+            "retention_ms": retention_ms,
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]
