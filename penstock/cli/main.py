@@ -227,6 +227,9 @@ def category(
     retention_ms: Annotated[
         int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
     ] = 0,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="For --create: records may have headers.")
+    ] = False,
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
@@ -239,6 +242,7 @@ def category(
             "watermark": watermark,
             "lateness_ms": lateness_ms,
             "retention_ms": retention_ms,
+            "headers": headers,
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]

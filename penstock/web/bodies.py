@@ -194,6 +194,7 @@ class NewCategory(_Body):
     lateness_ms: Annotated[Count, Field(strict=True)] = 0
     retention_ms: Annotated[Count, Field(strict=True)] = 0
     ts_column: Word = ""
+    headers: Annotated[bool, Field(strict=True)] = False
 
 
 class Register(_Body):
