@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSION = "4.1.0"
 JARS = ROOT / ".cache" / "kafka" / VERSION
 MODULES = (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36"))
+CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13")  # in the version of the PySpark that is here
 FETCH_S_MAX, START_S_MAX = 100, 60
 
 
@@ -102,18 +104,28 @@ def kafka_server() -> Iterator[KafkaServer]:
 
 def fetch_jars() -> Path:
     """The folder of the broker's jars; fetched once per version with the Ivy that PySpark brings."""
-    if JARS.exists():
-        return JARS
-    JARS.parent.mkdir(parents=True, exist_ok=True)
-    with (JARS.parent / "lock").open("w") as lock:
+    return _fetched(JARS, MODULES)
+
+
+def fetch_connector() -> Path:
+    """The folder of Spark's own Kafka connector, which PySpark does not bring."""
+    version = importlib.metadata.version("pyspark")
+    return _fetched(JARS.with_name(f"connector-{version}"), [(*CONNECTOR, version)])
+
+
+def _fetched(jars: Path, modules: Sequence[tuple[str, str, str]]) -> Path:
+    if jars.exists():
+        return jars
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with (jars.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not JARS.exists():
-            unfinished = JARS.with_name(f"{VERSION}.new")
+        if not jars.exists():
+            unfinished = jars.with_name(f"{jars.name}.new")
             shutil.rmtree(unfinished, ignore_errors=True)
-            for module in MODULES:
+            for module in modules:
                 _resolve(module, unfinished)
-            unfinished.rename(JARS)
-    return JARS
+            unfinished.rename(jars)
+    return jars
 
 
 def _resolve(module: tuple[str, str, str], into: Path) -> None:
