@@ -43,7 +43,7 @@ def main() -> int:
     from tests.kafka import NoBroker, fetch_connector, kafka_server
 
     try:
-        jars = sorted(str(jar) for jar in fetch_connector().glob("*.jar"))
+        jars = sorted(str(jar) for jar in (arguments.jars or fetch_connector()).glob("*.jar"))
     except NoBroker as reason:
         print(f"no connector: {reason}")
         return 0
@@ -67,6 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000, help="records in the topic")
     parser.add_argument("--repeat", type=int, default=5, help="runs to take the median of")
+    parser.add_argument(
+        "--jars", type=Path, help="a folder with the connector's jars, if they cannot be fetched"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--check", action="store_true", help="exit 1 when the connector is 1.5 times as fast")
     return parser.parse_args()
