@@ -6,9 +6,9 @@ Clients are made when needed and never used across a fork: their threads stay be
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,8 +43,6 @@ AWAY_MS, AWAY_LOOK_S = 10_000, 1.0
 TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
 
-_log = logging.getLogger("penstock.kafka")
-_log.addHandler(logging.NullHandler())
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -121,8 +119,17 @@ class Clients:
     """One process's clients of one cluster."""
 
     def __init__(self, settings: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
-        self._settings, self.answer_s = {**settings, "client.id": "penstock"}, answer_s
-        self._clock, self._last_error = SystemClock(), ""
+        errors: deque[str] = deque(maxlen=1)
+        self._clock, self._errors, self.answer_s = SystemClock(), errors, answer_s
+        self._settings: dict[str, Any] = {
+            **settings,
+            "client.id": "penstock",
+            # No logger: confluent-kafka raises a fatal error, such as being fenced, in a callback, and then
+            # calls the logger while the exception is set, which ends in a SystemError or in a crash.
+            "log_level": 0,
+            # It knows nothing of ours: a client in a ring of references would be ended by the collector.
+            "error_cb": lambda error: errors.append(error.str()),
+        }
         self._away_ms: Millis | None = None  # when a question found nobody
         self._mine = _OfProcess(os.getpid())
         # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
@@ -139,7 +146,7 @@ class Clients:
             admin.poll(0)  # now it tells what went wrong on the way
             raise StoreUnavailable(
                 f"no Kafka broker answers at {self._settings['bootstrap.servers']}",
-                why=self._last_error or f"{error.args[0].name()}: {error.args[0].str()}",
+                why=self._errors[-1] if self._errors else f"{error.args[0].name()}: {error.args[0].str()}",
                 fix="start the broker, or correct the address of the bus",
             ) from error
 
@@ -224,7 +231,6 @@ class Clients:
             "compression.type": "lz4",
             "allow.auto.create.topics": False,
             "retry.backoff.ms": 20,
-            "logger": _log,
         }
         with translated(f"no producer {transactional_id!r} could be made"):
             return Producer(settings)
@@ -243,7 +249,6 @@ class Clients:
             "fetch.wait.max.ms": 10,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
             "queued.max.messages.kbytes": 64 * 1024,
-            "logger": _log,
         }
         with translated("no consumer could be made"):
             return Consumer(settings)
@@ -288,8 +293,7 @@ class Clients:
         with mine.lock:  # the loser of a race would end its client under another's question
             if mine.admin is None:
                 with translated("no connection could be made"):
-                    settings: dict[str, Any] = {**self._settings, "logger": _log, "error_cb": self._note}
-                    mine.admin = AdminClient(settings)
+                    mine.admin = AdminClient(self._settings)
             return mine.admin
 
     def _look_s(self) -> float:
@@ -306,9 +310,6 @@ class Clients:
         except StoreUnavailable:
             self._away_ms = self._clock.boot_ms()
             raise
-
-    def _note(self, error: KafkaError) -> None:
-        self._last_error = error.str()
 
     def _here(self) -> _OfProcess:
         if self._mine.pid != os.getpid():
