@@ -395,10 +395,14 @@ def test_a_writer_that_is_overtaken_inside_its_transaction_is_lost_in_good_order
     clients = Clients(place.settings())
 
     def data() -> Iterator[Outgoing]:
-        yield Outgoing(0, None, b"1", b"")
-        time.sleep(0.3)  # it is with the broker
+        for partition in (0, 1):
+            yield Outgoing(partition, None, b"1", b"")
+        time.sleep(0.3)  # these are with the broker
         kafka_writer.Writer(clients, "w", lambda point: None).start()
-        yield Outgoing(0, None, b"2", b"")
+        for number in range(
+            400
+        ):  # several requests fail: the second one is told of amid the first one's error
+            yield Outgoing(number % 2, None, b"2" * 20_000, b"")
 
     old = kafka_writer.Writer(clients, "w", lambda point: None)
     old.start()
