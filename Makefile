@@ -48,8 +48,8 @@ drills: setup  ## kill -9, freeze, cut off and double real containers and the co
 stress: setup  ## 20 producers and 10 readers on the bus for SECONDS=60, on disk and on Kafka
 	@$(RUN) $(PY) -m tests.streams.bus.stress --seconds $(SECONDS) </dev/null
 
-same: setup  ## stream and batch over SAME_RECORDS=1000000 records: identical rows
-	@SAME_RECORDS=$(SAME_RECORDS) $(RUN) $(PY) -m pytest -q -m spark -k identical tests/spark/test_backfill.py </dev/null
+same: setup  ## stream and batch, Python and SQL, disk and Kafka over SAME_RECORDS=1000000 records: identical rows
+	@SAME_RECORDS=$(SAME_RECORDS) $(RUN) $(PY) -m pytest -q -s -m spark -k identical tests/spark/test_backfill.py </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null

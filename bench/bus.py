@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from penstock.streams.places import open_log, open_rows
 
@@ -201,7 +200,7 @@ def _load(session: Any, descriptor: str) -> None:
 
 def _descriptor(folder: Path, log: Log) -> str:
     from penstock.streams.rows.row_store import IntervalRef
-    from penstock.streams.task import Input, OwnedInterval, TaskDescriptor
+    from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
 
     place, birth = f"sqlite:{folder / 'rows'}", log.describe(SPEC.name).birth
     rows, owned = open_rows(place), []
@@ -209,8 +208,7 @@ def _descriptor(folder: Path, log: Log) -> str:
         ref = IntervalRef(job="bench", job_birth="bench", partition=partition, birth=f"bench-{partition}")
         rows.create(ref, offsets={birth: 0}, low=LOW_MIN)
         token = rows.acquire(ref, generation=1, shard_epoch=1).token
-        owned.append(OwnedInterval(ref=ref, token=token, producer="bench"))
-    lateness: Millis = 0
+        owned.append(OwnedInterval(ref=ref, token=token, producers={birth: "bench"}))
     return TaskDescriptor(
         task_id="bench/0",
         job="bench",
@@ -218,15 +216,7 @@ def _descriptor(folder: Path, log: Log) -> str:
         bus=f"embedded:{folder / 'bus'}",
         rows=place,
         intervals=tuple(owned),
-        input=Input(
-            category=SPEC.name,
-            birth=birth,
-            columns=SPEC.columns,
-            format=SPEC.format,
-            watermark=SPEC.watermark,
-            lateness_ms=lateness,
-            ts_column="",
-        ),
+        inputs=(input_of(log.describe(SPEC.name)),),
         outputs=(),
         plan={},
         package_hash="",

@@ -32,7 +32,7 @@ from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import PackageShelf
-from penstock.streams.places import open_log, open_rows
+from penstock.streams.places import identify, open_log, open_rows
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
 from penstock.tasks.shard_manager import Pace, ShardManager
@@ -51,7 +51,7 @@ def _open_database(settings: Settings) -> Database:
     if database.is_shared:
         with contextlib.ExitStack() as undo:
             undo.callback(database.close)
-            claim_places(database, {"bus": settings.bus, "rows": settings.rows})
+            claim_places(database, {"bus": identify(settings.bus), "rows": settings.rows})
             undo.pop_all()
     return database
 

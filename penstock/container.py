@@ -31,6 +31,7 @@ from penstock.core.sql_store import Database
 from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.places import open_log
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.process_runner import ProcessRunner
@@ -83,11 +84,15 @@ class ContainerSettings:
         read_capacity(self.capacity)
         if self.engine == "spark":
             require_java()
-            path = self.bus.partition(":")[2]
-            if not Path(path).is_dir():
+            open_log(self.bus)  # refuses what is no bus; a broker may be away for a while
+            kind, _, path = self.bus.partition(":")
+            # State is on the control plane's disk in any case; its folder is made with the first job.
+            needed = Path(path) if kind == "embedded" else Path(self.rows.partition(":")[2]).parent
+            if not needed.is_dir():
+                what = "streams" if kind == "embedded" else "state"
                 raise EnvironmentProblem(
                     "Spark tasks cannot run here",
-                    why=f"{path}, where the control plane keeps its streams, is not on this machine",
+                    why=f"{needed}, where the control plane keeps its {what}, is not on this machine",
                     fix="join from that machine, or with --engine process",
                 )
 
@@ -129,9 +134,19 @@ def read_capacity(text: str) -> tuple[float, ...]:
 
 
 def join_settings(
-    name: str, *, url: str, token_file: Path, folder: Path, engine: str, capacity: str, region: str
+    name: str,
+    *,
+    url: str,
+    token_file: Path,
+    folder: Path,
+    engine: str,
+    capacity: str,
+    region: str,
+    bus: str = "",
 ) -> ContainerSettings:
-    """What a container needs to know, as the control plane that it joins tells it."""
+    """What a container needs to know, as the control plane that it joins tells it; `bus`: as it is reached
+    from here.
+    """
     with Client(url, token_file.read_text().strip()) as client:
         told = client.installation()
     is_here = told["host"] == socket.gethostname()
@@ -140,7 +155,7 @@ def join_settings(
         folder=folder,
         url=url,
         token_file=token_file,
-        bus=str(told["bus"]),
+        bus=bus or str(told["bus"]),
         rows=str(told["rows"]),
         store=reachable_store(str(told["store"]), is_here=is_here, variables=os.environ),
         profile=str(told["profile"]),

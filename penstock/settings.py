@@ -9,6 +9,7 @@ from penstock.core.clock import Millis
 from penstock.tasks.sharding import SHARD_COUNT
 
 DATABASE_VARIABLE = "PENSTOCK_DATABASE"
+BUS_VARIABLE = "PENSTOCK_BUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class Settings:
 
     folder: Path
     database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
+    bus_place: str = ""  # kafka://<host>:<port>/<prefix>; "": an embedded log in the folder
     profile: str = "fast"
     shards: int = SHARD_COUNT
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
@@ -36,7 +38,7 @@ class Settings:
     @property
     def bus(self) -> str:
         """Where the streams lie."""
-        return f"embedded:{self.folder / 'bus'}"
+        return self.bus_place or f"embedded:{self.folder / 'bus'}"
 
     @property
     def rows(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSION = "4.1.0"
 JARS = ROOT / ".cache" / "kafka" / VERSION
 MODULES = (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36"))
+CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13")  # in the version of the PySpark that is here
 FETCH_S_MAX, START_S_MAX = 100, 60
 
 
@@ -36,13 +38,29 @@ class NoBroker(Exception):
 class KafkaServer:
     """One running broker. Each `new_place()` is a bus of its own on it."""
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes]) -> None:
-        self.address, self._process = address, process
+    def __init__(self, folder: Path, port: int, command: list[str]) -> None:
+        self.address, self._port, self._folder, self._command = f"127.0.0.1:{port}", port, folder, command
+        self._process: subprocess.Popen[bytes] | None = None
         self._run, self._numbers = uuid.uuid4().hex[:6], itertools.count(1)
+
+    def start(self) -> None:
+        """Start it on what is in its folder, and wait until it answers."""
+        said = self._folder / "broker.txt"
+        with said.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output, cwd=self._folder)
+        _wait_for(self._process, self._port, said)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     @property
     def pid(self) -> int:
         """The broker's process."""
+        assert self._process is not None, "it does not run"
         return self._process.pid
 
     def new_place(self) -> str:
@@ -67,43 +85,39 @@ def kafka_server() -> Iterator[KafkaServer]:
         broker, controller = _free_ports(2)
         settings = folder / "server.properties"
         settings.write_text(_settings(folder, broker, controller), encoding="utf-8")
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        done = subprocess.run(
-            [*_java(jars), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise NoBroker(f"the broker's folder could not be made: {done.stderr[-500:]}")
-        said = folder / "broker.txt"
-        with said.open("wb") as output:
-            process = subprocess.Popen(
-                [*_java(jars), "kafka.Kafka", str(settings)], stdout=output, stderr=output, cwd=folder
-            )
+        _format(folder / "data")
+        server = KafkaServer(folder, broker, [*_java(jars), "kafka.Kafka", str(settings)])
         try:
-            _wait_for(process, broker, said)
-            yield KafkaServer(f"127.0.0.1:{broker}", process)
+            server.start()
+            yield server
         finally:
-            # Nothing on it is needed again, so it need not end in good order.
-            process.kill()
-            process.wait()
+            server.kill()  # nothing on it is needed again, so it need not end in good order
 
 
 def fetch_jars() -> Path:
     """The folder of the broker's jars; fetched once per version with the Ivy that PySpark brings."""
-    if JARS.exists():
-        return JARS
-    JARS.parent.mkdir(parents=True, exist_ok=True)
-    with (JARS.parent / "lock").open("w") as lock:
+    return _fetched(JARS, MODULES)
+
+
+def fetch_connector() -> Path:
+    """The folder of Spark's own Kafka connector, which PySpark does not bring."""
+    version = importlib.metadata.version("pyspark")
+    return _fetched(JARS.with_name(f"connector-{version}"), [(*CONNECTOR, version)])
+
+
+def _fetched(jars: Path, modules: Sequence[tuple[str, str, str]]) -> Path:
+    if jars.exists():
+        return jars
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with (jars.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not JARS.exists():
-            unfinished = JARS.with_name(f"{VERSION}.new")
+        if not jars.exists():
+            unfinished = jars.with_name(f"{jars.name}.new")
             shutil.rmtree(unfinished, ignore_errors=True)
-            for module in MODULES:
+            for module in modules:
                 _resolve(module, unfinished)
-            unfinished.rename(JARS)
-    return JARS
+            unfinished.rename(jars)
+    return jars
 
 
 def _resolve(module: tuple[str, str, str], into: Path) -> None:
@@ -135,7 +149,9 @@ def _java_command() -> str:
 
 def _java(jars: Path) -> list[str]:
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-    return [_java_command(), "-Xmx400m", "-XX:+UseSerialGC", quiet, "-cp", f"{jars}/*"]
+    # It lives for minutes at most: a compiler that works less long is worth more than one that works better.
+    small = ("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    return [_java_command(), *small, quiet, "-cp", f"{jars}/*"]
 
 
 def _settings(folder: Path, broker: int, controller: int) -> str:
@@ -159,6 +175,14 @@ def _settings(folder: Path, broker: int, controller: int) -> str:
         "log.initial.task.delay.ms": 500,
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _format(data: Path) -> None:
+    """What `StorageTool format` writes, without a JVM that takes seconds to start."""
+    cluster, directory = (base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=") for _ in range(2))
+    data.mkdir()
+    lines = ("version=1", "node.id=1", f"cluster.id={cluster}", f"directory.id={directory}")
+    (data / "meta.properties").write_text("\n".join(lines) + "\n")
 
 
 def _free_ports(count: int) -> list[int]:

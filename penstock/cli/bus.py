@@ -24,11 +24,11 @@ from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, NotFound, StoreUnavailable
 from penstock.core.loop import SystemClock, sleep_ms
-from penstock.settings import Settings
+from penstock.settings import BUS_VARIABLE, Settings
 from penstock.streams import bus_copy
 from penstock.streams.bus.log import Category, Log
 from penstock.streams.catalogue import category_to_json, no_category
-from penstock.streams.places import open_log
+from penstock.streams.places import kept_bus, open_log
 from penstock.streams.record_lines import LineRules, Lines, lines_of
 
 app = typer.Typer(name="bus", help="Categories and their records.", no_args_is_help=True)
@@ -37,7 +37,12 @@ SPOOL_BYTES = 64 * 2**20
 FILES = (".ndjson", ".jsonl", ".json", ".parquet")
 
 Bus = Annotated[
-    str, typer.Option("--bus", help="The bus itself, e.g. embedded:.penstock/bus; else the folder's.")
+    str,
+    typer.Option(
+        "--bus",
+        envvar=BUS_VARIABLE,
+        help="The bus itself, e.g. kafka://host:port/prefix or embedded:.penstock/bus; else the folder's.",
+    ),
 ]
 CategoryName = Annotated[str, typer.Argument(help="A category.")]
 
@@ -49,7 +54,7 @@ def find_bus(folder: Path, bus: str) -> Log:
 
 def find_place(folder: Path, bus: str) -> str:
     """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
-    place = bus or _told_bus(folder) or Settings(folder=folder.absolute()).bus
+    place = bus or _told_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus
     kind, _, path = place.partition(":")
     if kind == "embedded" and not Path(path).is_dir():
         raise StoreUnavailable(
@@ -113,7 +118,10 @@ def tail(
     first, ends = log.start_offsets(name), log.end_offsets(name)
     wanted = range(len(ends)) if partition is None else [_existing(category, partition)]
     at = {
-        one: max(first[one], ends[one] - lines if start is None else min(start, ends[one])) for one in wanted
+        one: _last_begin(log, name, one, first[one], ends[one], lines)
+        if start is None
+        else max(first[one], min(start, ends[one]))
+        for one in wanted
     }
     say = _sayer(category, output)
     _say_new(log, name, at, ends, say)
@@ -222,6 +230,17 @@ def _view(log: Log, category: Category) -> dict[str, Any]:
         "end_offsets": list(log.end_offsets(name)),
         "watermark": log.watermark(name),
     }
+
+
+def _last_begin(log: Log, name: str, partition: int, first: int, end: int, lines: int) -> int:
+    """Where the last so many records begin: on Kafka fewer records than offsets lie in a range."""
+    reach = lines
+    while True:
+        begin = max(first, end - reach)
+        offsets = [int(offset) for run, _ in log.scan(name, partition, begin, end) for offset in run]
+        if len(offsets) >= lines or begin == first:
+            return offsets[-lines] if 0 < lines <= len(offsets) else begin
+        reach *= 2
 
 
 def _existing(category: Category, partition: int) -> int:

@@ -129,6 +129,14 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def lag(metrics: Mapping[str, Any]) -> str:
+    """How many records wait to be read, and for how long the oldest has; – if nobody knows."""
+    if "lag_records" not in metrics:
+        return "–"
+    waiting = f" ({span(metrics['lag_s'])})" if metrics["lag_records"] and "lag_s" in metrics else ""
+    return f"{number(metrics['lag_records'])}{waiting}"
+
+
 def when(at_ms: int, *, with_year: bool = False) -> str:
     """A moment, in UTC."""
     form = "%Y-%m-%d" if with_year else "%m-%d %H:%M:%S"

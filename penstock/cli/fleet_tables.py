@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.cells import first_line, new_table, state_text, text, when
+from penstock.cli.cells import first_line, lag, new_table, state_text, text, when
 
 Rows = Sequence[Mapping[str, Any]]
 BUSIEST_MAX = 20
@@ -126,7 +126,7 @@ def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
     table = new_table(title)
     for name in ("task", "container", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("shard", "generation", "restarts", "cpu", "memory"):
+    for name in ("shard", "generation", "restarts", "lag", "cpu", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("error", overflow="fold")
     for task in tasks:
@@ -138,6 +138,7 @@ def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
             str(task["shard"]),
             str(task["generation"]),
             str(task["restarts"]),
+            lag(metrics),
             f"{metrics['cpu']:.0%}" if "cpu" in metrics else "–",
             f"{metrics['memory_mb']:,.0f} MB" if "memory_mb" in metrics else "–",
             text(first_line(task["error"]), "red", 120),

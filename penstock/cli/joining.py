@@ -15,6 +15,7 @@ import typer
 from penstock.cli.output import out
 from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.jobs.config import NAME_PATTERN
+from penstock.settings import BUS_VARIABLE
 
 ENGINE = "What it runs: process (no Java), or spark (on the machine of the bus; processes too)."
 
@@ -34,6 +35,10 @@ def join(
         str, typer.Option(help="cpu,memory_mb,disk_mb,network_mbps; none: not limited.")
     ] = "",
     region: Annotated[str, typer.Option(help="Where it is, for placement.")] = "",
+    bus: Annotated[
+        str,
+        typer.Option(envvar=BUS_VARIABLE, help="The bus as this machine reaches it; none: as it is told."),
+    ] = "",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Its own folder; none: .penstock-joined/<name>.")
     ] = None,
@@ -73,6 +78,7 @@ def join(
         engine=engine,
         capacity=capacity,
         region=region,
+        bus=bus,
     )
     out.print(f"[green]joining[/] {url} as {name} ({engine}); logs in {folder}; stop it with Ctrl-C")
     run_joined(settings)

@@ -28,6 +28,7 @@ from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.settings import BUS_VARIABLE
 
 app = typer.Typer(
     name="penstock",
@@ -87,6 +88,12 @@ def up(
         str,
         typer.Option(envvar="PENSTOCK_DATABASE", help="URL of a PostgreSQL database; none: a SQLite file."),
     ] = "",
+    bus: Annotated[
+        str,
+        typer.Option(
+            envvar=BUS_VARIABLE, help="Where streams are: kafka://host:port/prefix; none: the disk."
+        ),
+    ] = "",
     engine: Annotated[
         str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
     ] = "spark",
@@ -112,6 +119,7 @@ def up(
             names=names,
             ca=tls_ca,
             database=database,
+            bus=bus,
             engine=engine,
             cores=cores,
             master=master,
@@ -216,6 +224,12 @@ def category(
     ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
     watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
     lateness_ms: Annotated[int, typer.Option(help="For --create: how late records may come.", min=0)] = 1000,
+    retention_ms: Annotated[
+        int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
+    ] = 0,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="For --create: records may have headers.")
+    ] = False,
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
@@ -227,6 +241,8 @@ def category(
             "ts_column": ts,
             "watermark": watermark,
             "lateness_ms": lateness_ms,
+            "retention_ms": retention_ms,
+            "headers": headers,
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]

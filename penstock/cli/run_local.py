@@ -22,6 +22,7 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.engine.java import require_java
 from penstock.streams.local_run import LocalPlace, LocalRun
+from penstock.streams.places import kept_bus, settle_bus
 from penstock.streams.record_lines import Lines
 
 LOOK_S = 0.25
@@ -37,6 +38,9 @@ def run(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Keep everything here; none: in a folder that goes away.")
     ] = None,
+    bus: Annotated[
+        str, typer.Option("--bus", help="Streams are here, e.g. kafka://host:port/prefix; none: the folder.")
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on when all files are read.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print what the sinks get.")] = False,
     cores: Cores = 2,
@@ -48,6 +52,12 @@ def run(
             why="`penstock run` runs a pipeline in this process, and wants that said",
             fix="add --local; `penstock submit` runs it on a control plane",
         )
+    if bus and folder is None:
+        raise ConfigError(
+            "a run on a bus that stays needs a folder that stays",
+            why="how far it is lies in the folder: without it the next run would publish everything again",
+            fix="name one with --folder, or leave --bus out",
+        )
     require_java()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = read_inputs(inputs or ())
@@ -55,7 +65,8 @@ def run(
         kept = folder or Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         open_things.enter_context(folder_lock(kept.absolute(), "a pipeline"))
         stop = stop_on_signals()
-        work = LocalRun(LocalPlace(folder=kept.absolute()), SystemClock())
+        place = settle_bus(kept.absolute(), bus) if bus else kept_bus(kept)
+        work = LocalRun(LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock())
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
         check_inputs(files, categories_read(compiled, work.log.categories()))

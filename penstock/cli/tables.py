@@ -12,6 +12,7 @@ from rich.text import Text
 from penstock.cli.cells import (
     first_line,
     flat,
+    lag,
     layer_text,
     low,
     new_table,
@@ -166,7 +167,7 @@ def _tasks_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
             str(task["shard"]),
             str(task["generation"]),
             str(task["restarts"]),
-            number(task["metrics"].get("lag_records")),
+            lag(task["metrics"]),
             text(first_line(task["error"]), "red", 120),
         )
     if not tasks:

@@ -33,6 +33,7 @@ from penstock.core.loop import Loop, SystemClock
 from penstock.core.tuning import tune_process
 from penstock.settings import DATABASE_VARIABLE, Settings
 from penstock.streams.engine.java import require_java
+from penstock.streams.places import settle_bus
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.front_process import FrontProcess, serve_behind_front
@@ -61,6 +62,7 @@ class UpSettings:
     names: tuple[str, ...] = ()  # what callers may call this machine, besides loopback
     ca: Path | None = None  # what this machine's own callers verify the certificate with
     database: str = ""
+    bus: str = ""  # kafka://<host>:<port>/<prefix>; "": the one the folder had, else its own disk
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is started."""
@@ -109,7 +111,10 @@ def run_up(settings: UpSettings) -> None:
     ):
         stop = stop_on_signals()
         tune_process()
-        plane = ControlPlane(Settings(folder=folder, profile=settings.profile, database=settings.database))
+        bus = settle_bus(folder, settings.bus)
+        plane = ControlPlane(
+            Settings(folder=folder, profile=settings.profile, database=settings.database, bus_place=bus)
+        )
         write_tokens(plane, folder)
         server = serve_behind_front(plane, listener, behind, settings.listening, settings.names)
         for left in sorted((folder / "containers").glob("*/")):
@@ -120,7 +125,7 @@ def run_up(settings: UpSettings) -> None:
             write_endpoint(folder, server.url, settings.verify_with)
             said = f"{settings.containers} containers ({settings.engine})"
             out.print(f"[green]penstock is up[/] at {server.url}, {said}")
-            out.print(f"folder {folder}", markup=False)
+            out.print(f"folder {folder}, bus {bus}", markup=False)
             out.print("stop it with Ctrl-C")
             while not stop.wait(1):
                 if not server.is_serving:

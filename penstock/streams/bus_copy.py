@@ -132,7 +132,7 @@ def export_lines(
     """All records that a category has now as lines of a file. `resume`: behind what the file has already."""
     found = log.describe(category)
     ends = log.end_offsets(category)
-    seen = _seen_offsets(path, len(ends)) if resume and path.exists() else [0] * len(ends)
+    lines, seen = _seen_offsets(path, len(ends)) if resume and path.exists() else (0, [0] * len(ends))
     starts = [max(pair) for pair in zip(seen, log.start_offsets(category), strict=True)]
     written = 0
     with _Writing(path), path.open("ab" if resume else "xb") as file:
@@ -144,7 +144,7 @@ def export_lines(
                 progress(written)
         file.flush()
         os.fsync(file.fileno())
-    return Copied(appended=written, repeated=sum(seen))
+    return Copied(appended=written, repeated=lines)
 
 
 def export_parquet(log: Log, category: str, path: Path, *, progress: Progress = lambda done: None) -> Copied:
@@ -187,7 +187,11 @@ def import_parquet(
     except (pa.ArrowInvalid, OSError) as error:
         raise ConfigError(f"{path} cannot be read", why=str(error), fix="name a Parquet file") from error
     wanted = [name for name in spec.schema().names if name != "_seq"]
+    if spec.headers and "_headers" not in found.names:
+        wanted.remove("_headers")
     lacking = [name for name in wanted if name not in found.names]
+    if "_headers" in found.names and not spec.headers:
+        raise _without_headers(str(path), category)
     if lacking:
         raise ConfigError(
             f"{path} does not fit category {category!r}",
@@ -293,15 +297,27 @@ def _check_alike(source: Category, target: Category) -> None:
             f"{_columns(other.columns)}",
             fix="create the target with the same format and columns, or write a pipeline that makes them",
         )
+    if one.headers and not other.headers:
+        raise _without_headers(one.name, other.name)
+
+
+def _without_headers(source: str, target: str) -> ConfigError:
+    return ConfigError(
+        f"{source!r} cannot be copied to {target!r}",
+        why="its records have headers, and the target was created without: they would be lost",
+        fix="create the target with headers",
+    )
 
 
 def _columns(columns: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns)
 
 
-def _seen_offsets(path: Path, partitions: int) -> list[int]:
-    """Where a file that was broken off goes on; a half-written last line is cut away."""
-    seen = [0] * partitions
+def _seen_offsets(path: Path, partitions: int) -> tuple[int, list[int]]:
+    """How many lines a file that was broken off has, and where it goes on; a half-written last line is cut
+    away. Offsets ascend, but need not be without gaps.
+    """
+    lines, seen = 0, [0] * partitions
     with path.open("r+b") as file:
         whole = 0
         while line := file.readline():
@@ -310,17 +326,17 @@ def _seen_offsets(path: Path, partitions: int) -> list[int]:
             try:
                 record = msgspec.json.decode(line)
                 partition, offset = record["partition"], record["offset"]
-                is_next = 0 <= partition < partitions and offset == seen[partition]
+                is_next = 0 <= partition < partitions and offset >= seen[partition]
             except (msgspec.MsgspecError, UnicodeError, KeyError, TypeError) as error:
                 raise _not_ours(path, f"a line of it is no record: {error}") from error
             if not is_next:
                 raise _not_ours(
                     path, f"partition {partition}, offset {offset} does not follow the one before"
                 )
-            seen[partition] += 1
-            whole += len(line)
+            seen[partition] = offset + 1
+            lines, whole = lines + 1, whole + len(line)
         file.truncate(whole)
-    return seen
+    return lines, seen
 
 
 def _not_ours(path: Path, why: str) -> ConfigError:

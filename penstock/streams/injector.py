@@ -8,8 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import LOW_MAX, Log
+from penstock.core.errors import ConfigError
+from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, Log
 from penstock.streams.keys import partitions_of
+
+Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Injector:
@@ -26,14 +29,28 @@ class Injector:
         log.fence(category, name, epoch)
         self._sequences = dict(log.published_to(category, name))
 
-    def publish(self, keys: Sequence[str], stamps: Sequence[Millis], values: Sequence[bytes]) -> None:
-        """Append records; they are durable when this returns."""
+    def publish(
+        self,
+        keys: Sequence[str],
+        stamps: Sequence[Millis],
+        values: Sequence[bytes],
+        headers: Sequence[Headers | None] = (),
+    ) -> None:
+        """Append records; they are durable when this returns. `headers`: one for each, or none at all."""
         columns = {
             "_ts": pa.array(stamps, pa.int64()),
             "_key": pa.array(keys, pa.string()),
             "_late": pa.array(np.zeros(len(keys), dtype=np.bool_)),
             "_value": pa.array(values, pa.binary()),
         }
+        if self._spec.headers:
+            columns["_headers"] = pa.array(headers or [None] * len(keys), HEADERS_FIELD.type)
+        elif headers:
+            raise ConfigError(
+                f"category {self._category!r} has no headers",
+                why="it was created without",
+                fix="send none, or write to a category that was created with headers",
+            )
         table = pa.table(columns)
         targets = partitions_of(columns["_key"], self._spec.partitions)
         batches = {}

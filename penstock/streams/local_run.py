@@ -5,6 +5,7 @@ The same tasks as in a fleet, one per job. What they did stays in the folder: ru
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +34,28 @@ SETTLED_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPlace:
-    """A folder that holds everything of a local run."""
+    """A folder that holds everything of a local run; its streams may be elsewhere."""
 
     folder: Path
+    bus_place: str = ""  # "": an embedded log in the folder
 
     @property
     def bus(self) -> str:
-        return f"embedded:{self.folder / 'bus'}"
+        return self.bus_place or f"embedded:{self.folder / 'bus'}"
 
     @property
     def rows(self) -> str:
         return f"sqlite:{self.folder / 'rows'}"
+
+    def birth(self, job: str) -> str:
+        """The same each time in this folder. On a bus that others use too, no other folder's is like it."""
+        own = ""
+        if self.bus_place:
+            file = self.folder / "birth"
+            if not file.exists():
+                file.write_text(secrets.token_hex(8))
+            own = f"{file.read_text().strip()}-"
+        return f"local-{own}{job}".replace(".", "-")
 
 
 class LocalRun:
@@ -74,7 +86,7 @@ class LocalRun:
         for body in compiled.to_json()["jobs"]:
             config = validate_config(body["name"], {**body, "trigger_ms": TRIGGER_MS}).to_json()
             self._configs[config["name"]] = config
-            data.prepare(config["name"], _birth(config["name"]), config)
+            data.prepare(config["name"], self._place.birth(config["name"]), config)
         sinks = {
             output["category"]
             for config in self._configs.values()
@@ -122,7 +134,7 @@ class LocalRun:
                 Assignment(
                     task_id=f"{name}/0",
                     job=name,
-                    job_birth=_birth(name),
+                    job_birth=self._place.birth(name),
                     generation=1,
                     shard_epoch=1,
                     partitions=range(config["partitions"]),
@@ -188,10 +200,6 @@ def _is_through(metrics: Mapping[str, float], is_bounded: bool) -> bool:
     if not metrics or metrics["lag_records"]:
         return False
     return not is_bounded or metrics["output_low"] >= LOW_MAX
-
-
-def _birth(job: str) -> str:
-    return f"local-{job}".replace(".", "-")
 
 
 def _give_up(reason: str) -> None:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.streams.bus.decode import decode_json
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
+from penstock.streams.bus.log import ARROW_TYPES, HEADERS_FIELD, LOW_MAX, CategorySpec
 from penstock.streams.catalogue import nearest
 from penstock.streams.keys import partitions_of
 
@@ -82,6 +82,10 @@ class ParsedLines:
     bad: tuple[BadLine, ...]
 
 
+class _Bytes(msgspec.Struct):
+    base64: bytes
+
+
 class _Record(msgspec.Struct):
     value: msgspec.Raw = msgspec.Raw(b"")
     value_base64: bytes | None = None
@@ -90,6 +94,7 @@ class _Record(msgspec.Struct):
     late: bool = False
     partition: int | None = None
     offset: int | None = None
+    headers: list[tuple[str, str | _Bytes | None]] | None = None
 
 
 _RECORDS = msgspec.json.Decoder(_Record)
@@ -109,6 +114,9 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
                 drafts[number] = _drafted(line)
             except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
                 bad[number] = f"not a record: {error}"
+            else:
+                if drafts[number].headers and not rules.spec.headers:
+                    bad[number] = "it has headers, and the category was created without"
     numbers = sorted(drafts)
     values = [_bytes_of(drafts[number]) for number in numbers]
     decoded = decode_json(pa.array(values, pa.binary()), rules.spec.columns)
@@ -132,6 +140,7 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
             "_key": keys,
             "_late": pa.array([drafts[number].late for number in kept], pa.bool_()),
             **own,
+            **({"_headers": _headers(kept, drafts)} if rules.spec.headers else {}),
             "_partition": _targets(kept, keys, drafts, rules.spec.partitions),
         }
     ).take(pa.array(fit, pa.int64()))
@@ -158,6 +167,8 @@ def lines_of(
             record |= _value_part(row["_value"])
         else:
             record["value"] = {name: row[name] for name in names}
+        if spec.headers and row["_headers"]:
+            record["headers"] = [(name, _header_part(content)) for name, content in row["_headers"]]
         yield msgspec.json.encode(record)
 
 
@@ -165,6 +176,8 @@ def split_by_partition(records: pa.Table, spec: CategorySpec) -> dict[int, pa.Re
     """Records with their `_partition` as what a publish takes."""
     targets = records.column("_partition").to_numpy()
     schema = spec.schema()
+    if spec.headers and "_headers" not in records.column_names:
+        records = records.append_column("_headers", pa.nulls(records.num_rows, HEADERS_FIELD.type))
     batches = {}
     for partition in np.unique(targets).tolist():
         part = records.take(pa.array(np.flatnonzero(targets == partition)))
@@ -204,6 +217,27 @@ def _value_part(value: bytes | None) -> dict[str, Any]:
     if is_plain:
         return {"value": msgspec.Raw(value)}
     return {"value_base64": base64.b64encode(value).decode()}
+
+
+def _header_part(content: bytes | None) -> str | dict[str, str] | None:
+    """Text as it is, other bytes in base64."""
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _headers(kept: Sequence[int], drafts: Mapping[int, _Record]) -> pa.Array:
+    def content(part: str | _Bytes | None) -> bytes | None:
+        return part.base64 if isinstance(part, _Bytes) else None if part is None else part.encode()
+
+    found = (drafts[number].headers for number in kept)
+    return pa.array(
+        [[(name, content(part)) for name, part in pairs] if pairs else None for pairs in found],
+        HEADERS_FIELD.type,
+    )
 
 
 def _columns(table: pa.Table, rows: Sequence[int | None]) -> dict[str, pa.Array]:

@@ -192,7 +192,9 @@ class NewCategory(_Body):
     format: Word = "json"
     watermark: Word = "event_time"
     lateness_ms: Annotated[Count, Field(strict=True)] = 0
+    retention_ms: Annotated[Count, Field(strict=True)] = 0
     ts_column: Word = ""
+    headers: Annotated[bool, Field(strict=True)] = False
 
 
 class Register(_Body):

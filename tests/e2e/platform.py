@@ -37,8 +37,10 @@ class Platform:
         engine: str = "spark",
         port: int = 0,
         environment: Mapping[str, str] | None = None,
+        bus: str = "",
     ) -> None:
         self.folder, self._containers, self._engine = folder, containers, engine
+        self._bus = bus
         self._port, self._environment = port, {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
         self.injected: list[tuple[int, str]] = []
@@ -54,6 +56,7 @@ class Platform:
         arguments = ["up", "--folder", str(self.folder), "--engine", self._engine]
         arguments += ["--port", str(self._port)]
         arguments += ["--containers", str(self._containers)]
+        arguments += ["--bus", self._bus] if self._bus else []
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "up.log").open("ab") as output:
             self.process = subprocess.Popen(
@@ -93,7 +96,7 @@ class Platform:
 
     @property
     def log(self) -> Log:
-        return open_log(f"embedded:{self.folder.resolve() / 'bus'}")
+        return open_log(self._bus or f"embedded:{self.folder.resolve() / 'bus'}")
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A `penstock` command."""

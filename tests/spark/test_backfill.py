@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,13 @@ SALES = {
     "watermark": "event_time",
     "ts_column": "ts",
 }
+SHOPS_SQL = """
+CREATE PIPELINE shops_sql WITH (partitions = 2);
+INSERT INTO sql_twice_sales
+SELECT shop, amount * 2 AS twice, cast(ts / 1000 as bigint) AS second FROM sales WHERE amount > 1
+DISTRIBUTE BY shop;
+"""
+COLUMNS = ["_ts", "_key", "shop", "twice", "second"]
 YEAR_2100_MS = 4_102_444_800_000
 
 
@@ -134,40 +143,81 @@ def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
     stage.stop(ids)
 
 
+def many_sales(count: int) -> Iterator[tuple[list[str], list[int], list[bytes]]]:
+    for first in range(0, count, 50_000):
+        numbers = range(first, min(count, first + 50_000))
+        values = [
+            b'{"shop": "shop %d", "amount": %.2f, "ts": %d}' % (n * 31 % 5000, n % 1009 / 3, n)
+            for n in numbers
+        ]
+        yield [str(n % 97) for n in numbers], list(numbers), values
+
+
+def twice_sales(count: int) -> pa.Table:
+    """What must come out, computed by hand."""
+    rows = ((n, f"shop {n * 31 % 5000}", float(f"{n % 1009 / 3:.2f}")) for n in range(count))
+    kept = [(ts, shop, shop, 2 * amount, ts // 1000) for ts, shop, amount in rows if amount > 1]
+    return pa.table([pa.array(column) for column in zip(*kept, strict=True)], names=COLUMNS)
+
+
+def stream_of(stage: Stage, category: str) -> pa.Table:
+    ends = stage.log.end_offsets(category)
+    batches = [batch for p, end in enumerate(ends) for batch in stage.log.read(category, p, 0, end)]
+    return pa.Table.from_batches(batches).select(COLUMNS)
+
+
 @pytest.mark.timeout(900)
-def test_many_records_give_identical_tables(spark: Any, shops: Stage, tmp_path: Path):
-    """`make same` runs it with a million."""
+@pytest.mark.parametrize("bus", ["embedded", "kafka"])
+def test_many_records_give_identical_tables(
+    request: pytest.FixtureRequest, spark: Any, tmp_path: Path, bus: str
+):
+    """Python and SQL, stream and batch, on this bus: the same table. `make same` runs it with a million."""
     from penstock.streams.engine.backfill import read_category
 
-    count = int(os.environ.get("SAME_RECORDS", "20000"))
-    injector = shops.injector("sales")
-    for first in range(0, count, 50_000):
-        part = [
-            (
-                str(n % 97),
-                n,
-                b'{"shop": "shop %d", "amount": %.2f, "ts": %d}' % (n * 31 % 5000, n % 1009 / 3, n),
-            )
-            for n in range(first, min(count, first + 50_000))
-        ]
-        injector.publish(*zip(*part, strict=True))
-    (job,) = shops.configs
-    shops.configs[job] |= {"batch_rows_max": 250_000, "trigger_ms": 0}
-    ids = shops.start(job, tasks=2)
-    expected = sum(1 for n in range(count) if n % 1009 / 3 > 1 and round(n % 1009 / 3, 2) > 1)
-    wait_for(lambda: sum(shops.log.end_offsets("twice_sales")) >= expected, "the stream", seconds=600)
-    shops.stop(ids)
-    columns = ["_ts", "_key", "shop", "twice", "second"]
-    batches = [
-        batch
-        for partition, end in enumerate(shops.log.end_offsets("twice_sales"))
-        for batch in shops.log.read("twice_sales", partition, 0, end)
-    ]
-    stream = pa.Table.from_batches(batches).select(columns)
-    rows = read_category(spark, shops.bus, shops.log.describe("sales"))
-    made = frames(shops, {"sales": rows})["twice_sales"].select(*columns)
-    made.write.parquet(str(tmp_path / "made"))
-    batch_table = ds.dataset(tmp_path / "made").to_table().cast(stream.schema)
-    order = [(name, "ascending") for name in columns]
-    assert stream.num_rows == batch_table.num_rows == expected
-    assert stream.sort_by(order).equals(batch_table.sort_by(order))
+    count = int(os.environ.get("SAME_RECORDS", "5000"))
+    pipelines = {"twice_sales": tmp_path / "shops.py", "sql_twice_sales": tmp_path / "shops_sql.sql"}
+    for path, text in zip(pipelines.values(), (SHOPS, SHOPS_SQL), strict=True):
+        path.write_text(text)
+    place = request.getfixturevalue("kafka").new_place() if bus == "kafka" else ""
+    stage = Stage(spark, tmp_path, pipelines["twice_sales"], SALES, bus=place)
+    stage.compile(pipelines["sql_twice_sales"])
+    times, began = {}, time.monotonic()
+
+    def took(what: str) -> None:
+        nonlocal began
+        times[what], began = time.monotonic() - began, time.monotonic()
+
+    injector = stage.injector("sales")
+    for part in many_sales(count):
+        injector.publish(*part)
+    took("published")
+    expected = in_order(twice_sales(count))
+    for job, sink in zip(list(stage.configs), pipelines, strict=True):
+        began = time.monotonic()
+        stage.configs[job] |= {"batch_rows_max": 250_000, "trigger_ms": 0}
+        ids = stage.start(job, tasks=2)
+        wait_for(lambda: has_read_all(stage), f"{job} to read all", seconds=600)
+        took(f"{sink} as a stream")
+        stage.stop(ids)
+        assert in_order(stream_of(stage, sink)).equals(expected), sink
+    began = time.monotonic()
+    rows = read_category(spark, stage.bus, stage.log.describe("sales"))
+    for sink, made in frames(stage, {"sales": rows}).items():
+        if sink in pipelines:
+            made.select(*COLUMNS).write.parquet(str(tmp_path / f"made-{sink}"))
+            took(f"{sink} as a batch")
+            assert in_order(ds.dataset(tmp_path / f"made-{sink}").to_table()).equals(expected), sink
+    print(f"{bus}, {count:,} records:", ", ".join(f"{what} {took_s:.1f} s" for what, took_s in times.items()))
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    schema = pa.schema(
+        zip(COLUMNS, (pa.int64(), pa.string(), pa.string(), pa.float64(), pa.int64()), strict=True)
+    )
+    return table.cast(schema).sort_by([(name, "ascending") for name in COLUMNS]).combine_chunks()
+
+
+def has_read_all(stage: Stage) -> bool:
+    views = stage.tasks.poll()
+    assert all(view.state in ("starting", "running") for view in views), [view.error for view in views]
+    return all(view.metrics.get("lag_records", 1) == 0 for view in views)

@@ -16,7 +16,16 @@ import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, RecordsExpired, SequenceGap
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, SYSTEM_FIELDS, Category, CategorySpec, Lag, Run
+from penstock.streams.bus.log import (
+    ARROW_TYPES,
+    HEADERS_FIELD,
+    LOW_MAX,
+    SYSTEM_FIELDS,
+    Category,
+    CategorySpec,
+    Lag,
+    Run,
+)
 
 # Marks are at most this often, but for the last one (LOW_MAX).
 MARK_EVERY_MS: Millis = 200
@@ -41,7 +50,7 @@ def check_spec(spec: CategorySpec) -> None:
     """Refuse what could never be stored."""
     check_name(spec.name)
     names = Counter(name for name, _ in spec.columns)
-    reserved = {field.name for field in SYSTEM_FIELDS} & set(names)
+    reserved = {field.name for field in (*SYSTEM_FIELDS, HEADERS_FIELD)} & set(names)
     doubled = sorted(name for name, count in names.items() if count > 1)
     unknown = sorted({kind for _, kind in spec.columns} - set(ARROW_TYPES))
     complaints = [

@@ -6,9 +6,9 @@ Clients are made when needed and never used across a fork: their threads stay be
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,17 +29,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
+from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.loop import SystemClock, sleep_ms
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX
 
-ANSWER_S = 15.0  # how long one question to the cluster may take
+ANSWER_S = 15.0  # how long one write may take
+# How long a question may take, with its repeats: whoever asks a control plane waits for 10 s.
+LOOK_S = 7.0
+# For so long after a question that nobody answered, the next ones wait less.
+AWAY_MS, AWAY_LOOK_S = 10_000, 1.0
 # A publisher that died inside a transaction holds its readers back for so long, unless a successor starts.
 TRANSACTION_MS = 10_000
 _VISIBLE_TRIES, _VISIBLE_MS = 40, 5  # how often, and how far apart, a commit's marker is looked for
 
-_log = logging.getLogger("penstock.kafka")
-_log.addHandler(logging.NullHandler())
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -63,7 +66,7 @@ _PASSING = {
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
-_PASSING_TRIES, _PASSING_MS = 20, 50
+_PASSING_MS = 50
 
 
 def is_passing(error: KafkaError) -> bool:
@@ -116,16 +119,42 @@ class Clients:
     """One process's clients of one cluster."""
 
     def __init__(self, settings: Mapping[str, str], *, answer_s: float = ANSWER_S) -> None:
-        self._settings, self.answer_s = {**settings, "client.id": "penstock"}, answer_s
+        errors: deque[str] = deque(maxlen=1)
+        self._clock, self._errors, self.answer_s = SystemClock(), errors, answer_s
+        self._settings: dict[str, Any] = {
+            **settings,
+            "client.id": "penstock",
+            # No logger: confluent-kafka raises a fatal error, such as being fenced, in a callback, and then
+            # calls the logger while the exception is set, which ends in a SystemError or in a crash.
+            "log_level": 0,
+            # It knows nothing of ours: a client in a ring of references would be ended by the collector.
+            "error_cb": lambda error: errors.append(error.str()),
+        }
+        self._away_ms: Millis | None = None  # when a question found nobody
         self._mine = _OfProcess(os.getpid())
         # What came over a fork is kept and never touched: ending it would wait for threads that are not here.
         self._inherited: list[_OfProcess] = []
 
+    def cluster_id(self) -> str:
+        """Which cluster answers at the address."""
+        admin = self._admin()
+        try:
+            return str(admin.describe_cluster(request_timeout=self._look_s()).result().cluster_id)
+        except KafkaException as error:
+            if error.args[0].code() in _DENIED:
+                raise translate(error, "the cluster could not be looked up") from error
+            admin.poll(0)  # now it tells what went wrong on the way
+            raise StoreUnavailable(
+                f"no Kafka broker answers at {self._settings['bootstrap.servers']}",
+                why=self._errors[-1] if self._errors else f"{error.args[0].name()}: {error.args[0].str()}",
+                fix="start the broker, or correct the address of the bus",
+            ) from error
+
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Those of the topics that exist."""
         found = {}
-        with translated(f"topics {', '.join(names)} could not be looked up"):
-            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=self.answer_s)
+        with self._looking(f"topics {', '.join(names)} could not be looked up") as look_s:
+            asked = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=look_s)
             for name, answer in asked.items():
                 try:
                     described = answer.result()
@@ -138,8 +167,8 @@ class Clients:
 
     def names(self) -> list[str]:
         """The names of all topics that may be seen."""
-        with translated("the topics could not be listed"):
-            return sorted(self._admin().list_topics(timeout=self.answer_s).topics)
+        with self._looking("the topics could not be listed") as look_s:
+            return sorted(self._admin().list_topics(timeout=look_s).topics)
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Create it, unless it exists; the broker's default says how often it is replicated."""
@@ -202,7 +231,6 @@ class Clients:
             "compression.type": "lz4",
             "allow.auto.create.topics": False,
             "retry.backoff.ms": 20,
-            "logger": _log,
         }
         with translated(f"no producer {transactional_id!r} could be made"):
             return Producer(settings)
@@ -221,7 +249,6 @@ class Clients:
             "fetch.wait.max.ms": 10,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
             "queued.max.messages.kbytes": 64 * 1024,
-            "logger": _log,
         }
         with translated("no consumer could be made"):
             return Consumer(settings)
@@ -249,27 +276,40 @@ class Clients:
 
     def _offsets(self, topic: str, partitions: int, which: Any, isolation: Any) -> tuple[int, ...]:
         asked = {TopicPartition(topic, partition): which for partition in range(partitions)}
-        with translated(f"the offsets of {topic!r} could not be read"):
-            for attempt in range(_PASSING_TRIES):
-                answers = self._admin().list_offsets(
-                    asked, isolation_level=isolation, request_timeout=self.answer_s
-                )
+        with self._looking(f"the offsets of {topic!r} could not be read") as look_s:
+            last_ms = self._clock.boot_ms() + 1000 * look_s
+            while True:
+                left_s = max(0.1, (last_ms - self._clock.boot_ms()) / 1000)
+                answers = self._admin().list_offsets(asked, isolation_level=isolation, request_timeout=left_s)
                 try:
                     return tuple(answers[place].result().offset for place in asked)
                 except KafkaException as error:
-                    if not is_passing(error.args[0]) or attempt == _PASSING_TRIES - 1:
+                    if not is_passing(error.args[0]) or self._clock.boot_ms() >= last_ms:
                         raise
                 sleep_ms(_PASSING_MS)
-        raise AssertionError("the last try returns or raises")
 
     def _admin(self) -> AdminClient:
         mine = self._here()
         with mine.lock:  # the loser of a race would end its client under another's question
             if mine.admin is None:
                 with translated("no connection could be made"):
-                    settings: dict[str, Any] = {**self._settings, "logger": _log}
-                    mine.admin = AdminClient(settings)
+                    mine.admin = AdminClient(self._settings)
             return mine.admin
+
+    def _look_s(self) -> float:
+        is_away = self._away_ms is not None and self._clock.boot_ms() - self._away_ms < AWAY_MS
+        return min(AWAY_LOOK_S if is_away else LOOK_S, self.answer_s)
+
+    @contextmanager
+    def _looking(self, what: str) -> Iterator[float]:
+        """For how long to wait; remembers if nobody answered."""
+        try:
+            with translated(what):
+                yield self._look_s()
+            self._away_ms = None
+        except StoreUnavailable:
+            self._away_ms = self._clock.boot_ms()
+            raise
 
     def _here(self) -> _OfProcess:
         if self._mine.pid != os.getpid():

@@ -56,6 +56,10 @@ class KafkaLog:
         """Close this process's clients; the handle may be used again."""
         self._all.close()
 
+    def identity(self) -> str:
+        """What stays the same if the address changes: the cluster's own id, and the prefix."""
+        return f"kafka:{self._all.clients.cluster_id()}/{self._place.prefix}"
+
     # Categories
 
     def create(self, spec: CategorySpec) -> Category:

@@ -2,12 +2,13 @@
 
 One message per record: the key is the record's, the value is `_value` as it came (json, avro, bytes), or the
 columns as one msgpack array (typed). Sequence, epoch, event time and lateness are in the header `penstock`,
-the producer in a header of its own. The message's timestamp is left to Kafka, as the time of appending:
-retention works by it, and Kafka refuses event times that lie too far off.
+the producer in a header of its own; a record's own headers follow these two. The message's timestamp is left
+to Kafka, as the time of appending: retention works by it, and Kafka refuses event times that lie too far off.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError, CorruptData
-from penstock.streams.bus.log import CategorySpec
+from penstock.streams.bus.log import ARROW_TYPES, HEADERS_FIELD, CategorySpec
 
 HEADER, PRODUCER = "penstock", "producer"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -62,6 +63,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     key: bytes | None
     value: bytes | None
     head: bytes
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 def encode_rows(spec: CategorySpec, partition: int, batch: pa.RecordBatch, epoch: int) -> Iterator[Outgoing]:
@@ -72,14 +74,17 @@ def encode_rows(spec: CategorySpec, partition: int, batch: pa.RecordBatch, epoch
     heads["late"] = batch.column("_late").to_numpy(zero_copy_only=False)
     packed, size = heads.tobytes(), _HEAD.itemsize
     keys = batch.column("_key").cast(pa.binary()).to_pylist()
-    for number, (key, value) in enumerate(zip(keys, _values(spec, batch), strict=True)):
-        if len(key or b"") + len(value or b"") > MESSAGE_BYTES_MAX - 1024:
+    given = batch.column("_headers").to_pylist() if spec.headers else itertools.repeat(None, batch.num_rows)
+    for number, (key, value, own) in enumerate(zip(keys, _values(spec, batch), given, strict=True)):
+        headers = tuple(own or ())
+        beside = sum(len(name.encode()) + len(content or b"") + 16 for name, content in headers)
+        if len(key or b"") + len(value or b"") + beside > MESSAGE_BYTES_MAX - 1024:
             raise ConfigError(
                 f"a record is too large for category {spec.name!r}",
                 why=f"it has {len(value or b''):,} bytes, a Kafka topic of ours takes {MESSAGE_BYTES_MAX:,}",
                 fix="send large values by reference; nothing of this publish was written",
             )
-        yield Outgoing(partition, key, value, packed[number * size : (number + 1) * size])
+        yield Outgoing(partition, key, value, packed[number * size : (number + 1) * size], headers)
 
 
 def decode_rows(
@@ -96,7 +101,9 @@ def decode_rows(
         _keys([message.key() for message in messages]),
         pa.array(heads["late"].astype(bool)),
     ]
-    return offsets, pa.RecordBatch.from_arrays([*system, *own], schema=spec.schema())
+    beside = [pa.array([_own_headers(message) for message in messages], HEADERS_FIELD.type)]
+    columns = [*system, *own, *(beside if spec.headers else [])]
+    return offsets, pa.RecordBatch.from_arrays(columns, schema=spec.schema())
 
 
 def _values(spec: CategorySpec, batch: pa.RecordBatch) -> Iterator[bytes | None]:
@@ -112,11 +119,21 @@ def _values(spec: CategorySpec, batch: pa.RecordBatch) -> Iterator[bytes | None]
         yield encode(row)
 
 
+def _own_headers(message: Received) -> list[tuple[str, bytes | None]] | None:
+    """All of somebody else's message; of ours those behind our own two."""
+    headers = message.headers() or []
+    return (headers[2:] if headers and _is_ours(headers[0]) else headers) or None
+
+
+def _is_ours(header: tuple[str, bytes]) -> bool:
+    return header[0] == HEADER and len(header[1] or b"") == _HEAD.itemsize
+
+
 def _heads(messages: Sequence[Received]) -> npt.NDArray[Any]:
     pieces = []
     for message in messages:
         headers = message.headers()
-        if headers and headers[0][0] == HEADER and len(headers[0][1]) == _HEAD.itemsize:
+        if headers and _is_ours(headers[0]):
             pieces.append(headers[0][1])
         else:  # written by somebody else: its place is its sequence, Kafka's time is its event time
             pieces.append(struct.pack(">qqqB", message.offset() or 0, message.timestamp()[1], 0, 0))
@@ -133,8 +150,7 @@ def _keys(keys: list[bytes | None]) -> pa.Array:
 def _columns(
     spec: CategorySpec, values: list[bytes | None], offsets: npt.NDArray[np.int64]
 ) -> list[pa.Array]:
-    own = spec.schema().names[-len(spec.columns) :] if spec.columns else []
-    kinds = [spec.schema().field(name).type for name in own]
+    kinds = [ARROW_TYPES[kind] for _, kind in spec.columns]
     try:
         if any(value is None for value in values):
             raise msgspec.DecodeError("a message has no value")

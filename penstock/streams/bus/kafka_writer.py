@@ -73,7 +73,11 @@ class Writer:
         try:
             client.begin_transaction()
             for message in data:
-                headers: list[tuple[str, str | bytes | None]] = [(HEADER, message.head), (PRODUCER, name)]
+                headers: list[tuple[str, str | bytes | None]] = [
+                    (HEADER, message.head),
+                    (PRODUCER, name),
+                    *message.headers,
+                ]
                 client.produce(topic, message.value, message.key, message.partition, headers=headers)
             for key, value in updates:
                 client.produce(control, value, key, 0)

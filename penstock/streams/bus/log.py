@@ -2,7 +2,8 @@
 
 A record on the bus is a row of an Arrow batch: `_seq` int64, `_ts` int64 (event time, ms), `_key` string,
 `_late` bool, then the category's own columns. A `json`, `avro` or `bytes` category has one own column,
-`_value` (binary), which readers decode into the declared columns.
+`_value` (binary), which readers decode into the declared columns. A category with headers has `_headers`
+last: pairs of name and bytes in the order in which they were given, null for none.
 Offsets ascend in each partition. Memory and embedded log count from 0 without gaps; on Kafka there are gaps,
 because the end of a transaction takes an offset too. A position is an offset; a range [start, end) has the
 records whose offsets lie in it, which may be fewer than end - start.
@@ -30,6 +31,7 @@ SYSTEM_FIELDS = (
     pa.field("_key", pa.string()),
     pa.field("_late", pa.bool_(), nullable=False),
 )
+HEADERS_FIELD = pa.field("_headers", pa.map_(pa.string(), pa.binary()))
 # Spark SQL type names that categories, selects and computations may use.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -61,6 +63,7 @@ class CategorySpec:
     lateness_ms: Millis = 0
     retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
     ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
+    headers: bool = False  # whether records have headers; readers of columns do not see them
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of what lies on the bus."""
@@ -69,7 +72,7 @@ class CategorySpec:
             if self.format != "typed"
             else [pa.field(name, ARROW_TYPES[kind]) for name, kind in self.columns]
         )
-        return pa.schema([*SYSTEM_FIELDS, *own])
+        return pa.schema([*SYSTEM_FIELDS, *own, *([HEADERS_FIELD] if self.headers else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

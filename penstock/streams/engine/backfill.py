@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.jobs.config import INPUTS_MAX
-from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Category
+from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Category
 from penstock.streams.computation import Computation, Record, record_type
 from penstock.streams.engine.query import apply_stages
 from penstock.streams.keyed_work import KeyedWork
@@ -289,6 +289,7 @@ def _bus_batch(columns: Mapping[str, pa.Array], category: Category, length: int)
         "_seq": pa.repeat(0, length),
         "_late": pa.repeat(False, length),
         "_key": pa.nulls(length, pa.string()),
+        "_headers": pa.nulls(length, HEADERS_FIELD.type),
     }
     arrays = [{**blank, **columns}[field.name].cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

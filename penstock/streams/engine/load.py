@@ -5,63 +5,99 @@ Spark's guesses.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import structlog
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
+from penstock.core.loop import Loop, SystemClock
+from penstock.streams.bus.admission import sum_lags
+from penstock.streams.bus.log import Lag
 from penstock.streams.places import open_log, open_rows
+from penstock.streams.rows.row_store import IntervalRow
 from penstock.streams.task import TaskDescriptor
 
+log = structlog.get_logger(__name__)
+
 WINDOW_S = 10.0
-SAMPLE_EVERY_S = 1.0
+LOOK_EVERY_MS: Millis = 1_000
 
 
 class LoadMeter:
-    """Samples a task about once a second and answers with rates over the last ten."""
+    """Looks at a task, about once a second, and answers with rates over the last ten."""
 
     def __init__(self, task: TaskDescriptor, *, trigger_ms: int) -> None:
-        self._task, self._trigger_ms = task, trigger_ms
+        self.task_id, self._task, self._trigger_ms = task.task_id, task, trigger_ms
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, records read, records there)
-        self._last: dict[str, float] = {}
 
-    def read(self, query: StreamingQuery | None, now_s: float) -> dict[str, float]:
-        """The newest metrics."""
-        if self._samples and now_s - self._samples[-1][0] < SAMPLE_EVERY_S:
-            return self._last
-        task = self._task
-        bus = open_log(task.bus)
-        ends = [bus.end_offsets(source.category) for source in task.inputs]
-        rows = [open_rows(task.rows).peek(interval.ref) for interval in task.intervals]
-        read = there = 0
-        for interval, row in zip(task.intervals, rows, strict=True):
-            for number, source in task.inputs_of(interval.ref.partition):
-                read += row.offsets[source.birth]
-                there += ends[number][interval.ref.partition]
+    def look(self, query: StreamingQuery | None, *, at_s: float, now_ms: Millis) -> dict[str, float]:
+        """The metrics now: `at_s` of a clock that never jumps, `now_ms` of the wall.
+
+        It asks bus and rows, so it takes as long as they do.
+        """
+        rows = [open_rows(self._task.rows).peek(interval.ref) for interval in self._task.intervals]
+        read, lag = self._waiting(rows, now_ms)
         progress: Any = query.lastProgress if query is not None else None
         if progress is None:
             self._samples.clear()  # the time before the first batch is a start, not a rate
-        self._samples.append((now_s, read, there))
-        while now_s - self._samples[0][0] > WINDOW_S:
+        self._samples.append((at_s, read, read + lag.records))
+        while at_s - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
         first_at, first_read, first_there = self._samples[0]
-        span_s = max(now_s - first_at, 1e-9)
+        span_s = max(at_s - first_at, 1e-9)
         grown = len(self._samples) > 1
-        processed_rate = (read - first_read) / span_s if grown else 0.0
-        lag_records = float(there - read)
         batch_ms = float(progress["durationMs"].get("triggerExecution", 0)) if progress else 0.0
-        self._last = {
-            "input_rate": (there - first_there) / span_s if grown else 0.0,
-            "processed_rate": processed_rate,
+        return {
+            "input_rate": max(0.0, (read + lag.records - first_there) / span_s) if grown else 0.0,
+            "processed_rate": (read - first_read) / span_s if grown else 0.0,
             # A trigger of 0 ms: one batch after the other, so it is busy whenever it runs.
             "busy": min(1.0, batch_ms / max(self._trigger_ms, 1)),
             "batch_ms": batch_ms,
-            "lag_records": lag_records,
-            # time_lagged of the paper: what waits, over the rate at which it is worked off.
-            "lag_s": lag_records / processed_rate if processed_rate > 0 else (span_s if lag_records else 0.0),
+            "lag_records": float(lag.records),
+            "lag_bytes": float(lag.bytes),
+            "lag_s": lag.ms / 1000,  # for how long the oldest of it has waited
             "records": float(sum(row.counters.get("records", 0) for row in rows)),
             "late": float(sum(row.counters.get("late", 0) for row in rows)),
             "bad": float(sum(row.counters.get("bad", 0) for row in rows)),
             "input_low": float(min(row.input_low for row in rows)),
             "output_low": float(min(row.output_low for row in rows)),
         }
-        return self._last
+
+    def _waiting(self, rows: list[IntervalRow], now_ms: Millis) -> tuple[int, Lag]:
+        """How far all intervals are, added up, and what the bus has beyond that."""
+        positions: dict[str, dict[int, int]] = {source.category: {} for source in self._task.inputs}
+        for interval, row in zip(self._task.intervals, rows, strict=True):
+            for _, source in self._task.inputs_of(interval.ref.partition):
+                positions[source.category][interval.ref.partition] = row.offsets[source.birth]
+        bus = open_log(self._task.bus)
+        lags = [bus.lag(category, at, now_ms=now_ms) for category, at in positions.items() if at]
+        return sum(sum(at.values()) for at in positions.values()), sum_lags(lags)
+
+
+class LoadWatch:
+    """Looks at a task's load beside everything else: a bus that does not answer must hold up nobody."""
+
+    def __init__(self, meter: LoadMeter, query: Callable[[], StreamingQuery | None]) -> None:
+        self._meter, self._query, self._clock = meter, query, SystemClock()
+        self.last: dict[str, float] = {}
+        self._loop = Loop(f"load {meter.task_id}", self._look, every_ms=LOOK_EVERY_MS)
+
+    def start(self) -> LoadWatch:
+        """Begin to look."""
+        self._loop.start()
+        return self
+
+    def stop(self) -> None:
+        """Look no more. A look that takes long ends by itself."""
+        self._loop.stop(timeout_ms=0)
+
+    def _look(self) -> None:
+        at_s, now_ms = self._clock.boot_ms() / 1000, self._clock.now_ms()
+        try:
+            self.last = self._meter.look(self._query(), at_s=at_s, now_ms=now_ms)
+        except PenstockError as error:
+            self.last = {}  # nothing is known now; what was seen before would be taken for news
+            log.warning("the load is not known", task=self._meter.task_id, error=error.what)

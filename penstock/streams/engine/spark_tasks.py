@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
-from penstock.streams.engine.load import LoadMeter
+from penstock.streams.engine.load import LoadMeter, LoadWatch
 from penstock.streams.engine.own_query import (
     OwnQuery,
     QueryLease,
@@ -293,7 +293,7 @@ class _Run:
         self._state, self._error, self.kills = "starting", "", 0
         self._stop = threading.Event()
         self._query: StreamingQuery | None = None
-        self._meter: LoadMeter | None = None
+        self._load: LoadWatch | None = None
         self._scratch: Path | None = None
         self._thread = threading.Thread(target=self._body, name=f"task {assignment.task_id}", daemon=True)
 
@@ -321,7 +321,7 @@ class _Run:
         )
 
     def _metrics(self) -> dict[str, float]:
-        return self._meter.read(self._query, time.monotonic()) if self._meter is not None else {}
+        return self._load.last if self._load is not None else {}
 
     def _body(self) -> None:
         try:
@@ -338,13 +338,16 @@ class _Run:
                 "run ended", task=self.assignment.task_id, state=self._state, error=self._error[:2000]
             )
         finally:
+            if self._load is not None:
+                self._load.stop()
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _work(self) -> None:
         trigger_ms = self.assignment.config["trigger_ms"]
         task, rows = self._owner.open(self.assignment)
-        self._meter = LoadMeter(task, trigger_ms=trigger_ms)
+        meter = LoadMeter(task, trigger_ms=trigger_ms)
+        self._load = LoadWatch(meter, lambda: self._query).start()
         while not self._stop.is_set():
             try:
                 self._owner.replay_intents(task, rows)

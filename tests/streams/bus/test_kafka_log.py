@@ -25,8 +25,10 @@ from penstock.core.errors import (
 )
 from penstock.streams.bus import kafka_writer
 from penstock.streams.bus.kafka_category import RECENT_MS
+from penstock.streams.bus.kafka_clients import Clients
 from penstock.streams.bus.kafka_log import KafkaLog
 from penstock.streams.bus.kafka_place import KafkaPlace, parse_place
+from penstock.streams.bus.kafka_records import Outgoing
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.places import open_log
 from tests.contracts.buses import assert_three_parts
@@ -383,3 +385,29 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(EnvironmentProblem) as caught:
         open_log("kafka://127.0.0.1:1/never-opened")
     assert_three_parts(caught.value)
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_a_writer_that_is_overtaken_inside_its_transaction_is_lost_in_good_order(
+    log: KafkaLog, place: KafkaPlace, _: int
+):
+    """Not with a SystemError, nor with a crash, which is what a logger called amid the error would make of it."""
+    clients = Clients(place.settings())
+
+    def data() -> Iterator[Outgoing]:
+        for partition in (0, 1):
+            yield Outgoing(partition, None, b"1", b"")
+        time.sleep(0.3)  # these are with the broker
+        kafka_writer.Writer(clients, "w", lambda point: None).start()
+        for number in range(
+            400
+        ):  # several requests fail: the second one is told of amid the first one's error
+            yield Outgoing(number % 2, None, b"2" * 20_000, b"")
+
+    old = kafka_writer.Writer(clients, "w", lambda point: None)
+    old.start()
+    with pytest.raises(kafka_writer.WriterLost) as caught:
+        old.commit(data=data(), topic=place.topic("clicks"), control=place.control("clicks"), updates=())
+    assert_three_parts(caught.value)
+    assert old.is_new and stored(log, 0) == []  # type: ignore[arg-type]
+    clients.close()

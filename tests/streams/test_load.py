@@ -1,0 +1,74 @@
+"""What a task has yet to read is what the bus says: records, bytes, and for how long the oldest has waited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.loop import SystemClock
+from penstock.streams.bus.log import LOW_MIN, CategorySpec
+from penstock.streams.injector import Injector
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.testing import wait_for
+
+SPEC = CategorySpec(name="in", partitions=2, columns=(("n", "bigint"),), format="json", watermark="injector")
+
+
+def a_task(folder: Path, *, offsets: tuple[int, int]) -> TaskDescriptor:
+    """Two intervals that have read so far of a category with 10 records in each partition."""
+    log, rows = open_log(f"embedded:{folder / 'bus'}"), open_rows(f"sqlite:{folder / 'rows'}")
+    category, owned = log.create(SPEC), []
+    keys = ["0" if n % 2 else "4" for n in range(20)]  # these two keys lie in two partitions
+    Injector(log, "in", "a", epoch=1).publish(keys, list(range(20)), [b'{"n": 1}'] * 20)
+    assert log.end_offsets("in") == (10, 10)
+    for partition, offset in enumerate(offsets):
+        ref = IntervalRef(job="j", job_birth="b", partition=partition, birth=f"i{partition}")
+        rows.create(ref, offsets={category.birth: offset}, low=LOW_MIN)
+        token = rows.acquire(ref, generation=1, shard_epoch=1).token
+        owned.append(OwnedInterval(ref=ref, token=token, producers={}))
+    return TaskDescriptor(
+        task_id="j/0",
+        job="j",
+        kind="stateless",
+        bus=f"embedded:{folder / 'bus'}",
+        rows=f"sqlite:{folder / 'rows'}",
+        intervals=tuple(owned),
+        inputs=(input_of(category),),
+        outputs=(),
+        plan={},
+        package_hash="",
+        package_folder="",
+        package_entry="",
+    )
+
+
+@pytest.mark.parametrize(("offsets", "waiting"), [((0, 0), 20), ((10, 4), 6), ((10, 10), 0)])
+def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
+    tmp_path: Path, offsets: tuple[int, int], waiting: int
+):
+    from penstock.streams.engine.load import LoadMeter
+
+    meter = LoadMeter(a_task(tmp_path, offsets=offsets), trigger_ms=1000)
+    found = meter.look(None, at_s=1.0, now_ms=SystemClock().now_ms() + 5000)
+    assert found["lag_records"] == waiting
+    assert (found["lag_bytes"] > 0) == (waiting > 0)
+    assert (5 <= found["lag_s"] < 60) if waiting else found["lag_s"] == 0
+
+
+def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):
+    """Not what was seen before: the scaler would take it for news."""
+    from penstock.streams.engine.load import LoadMeter, LoadWatch
+
+    task = a_task(tmp_path, offsets=(0, 0))
+    watch = LoadWatch(LoadMeter(task, trigger_ms=1000), lambda: None).start()
+    try:
+        wait_for(lambda: bool(watch.last), "the first look")
+        (tmp_path / "bus").rename(tmp_path / "away")
+        wait_for(lambda: not watch.last, "the next one")
+        (tmp_path / "away").rename(tmp_path / "bus")
+        wait_for(lambda: bool(watch.last), "it to be known again")
+    finally:
+        watch.stop()
