@@ -8,7 +8,6 @@ later takes the transaction with it, and then each is repeated by itself.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -40,9 +39,9 @@ class _Asked(Generic[Answer]):
         self._gate = threading.Lock()
         self._gate.acquire()
 
-    def wait(self) -> None:
-        """Until it is over, or it is this caller's turn to write."""
-        self._gate.acquire()
+    def wait(self, seconds: float = -1) -> None:
+        """Until it is over, or it is this caller's turn to write, or so long."""
+        self._gate.acquire(timeout=seconds)
 
     def wake(self) -> None:
         self._gate.release()
@@ -73,7 +72,7 @@ class GroupedWrites:
             asked.wait()
             if not asked.is_taken:
                 # Others write too, so more are about to come: together they are done sooner.
-                time.sleep(GATHER_S)
+                asked.wait(GATHER_S)
         if not asked.is_taken:
             return self._lead(asked)
         return self._outcome(asked)
