@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -21,6 +21,7 @@ Hear = Callable[[str], None]
 Otherwise = Callable[[], Exception]
 Ask = tuple[Any, Mapping[str, Any]]  # a statement and its values
 DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
+_NOT_REMEMBERED = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
 
 # Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
 MADE_ONCE = {"made_once": True}
@@ -35,6 +36,9 @@ def insert_all(table: sa.Table, insert: Any = None, *, without: Sequence[str] = 
 
 class QuickConnection:
     """As much of a connection as stores use, around one of SQLAlchemy's."""
+
+    # Behind a pooler, which gives another server connection to every transaction, nothing is remembered.
+    prepares: ClassVar[bool] = True
 
     def __init__(
         self, dialect: sa.Dialect, raw: Any, slow: Callable[[], sa.Connection], hear: Hear | None = None
@@ -104,6 +108,9 @@ class QuickConnection:
         if self._writer is None:
             self._writer = psycopg.ClientCursor(self._raw)
         # Not by the driver, which calls one statement at a time, and forgets all when one is undone.
+        if not self.prepares:
+            whole: str = self._writer.mogrify(quick.text, quick.bound(parameters))
+            return whole
         prepared = _PREPARED.setdefault(self._raw, set())
         if quick.name not in prepared:
             self._raw.execute(quick.prepare)
@@ -154,8 +161,8 @@ class QuickConnection:
 
     def _wrapped(self, text: str, error: Exception) -> Exception:
         """As if SQLAlchemy had run it: whoever translates knows one kind of error."""
-        if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-            _PREPARED.pop(self._raw, None)  # a server that was told to forget by somebody else
+        if isinstance(error, _NOT_REMEMBERED):
+            QuickConnection.prepares = False
         base: Any = psycopg.Error if isinstance(error, psycopg.Error) else sqlite3.Error
         return sa.exc.DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=self.dialect)
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from penstock.core.errors import ConfigError, OutcomeUnknown, PenstockError, StoreUnavailable
 from penstock.core.group_store import GroupedWrites
-from penstock.core.quick_store import insert_all, keep_ahead, later, taken_ahead
+from penstock.core.quick_store import QuickConnection, insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import COUNTERS, Database, current_value, next_value
 
 Work = Callable[[Any], Any]
@@ -178,18 +178,34 @@ def test_statements_through_sqlalchemy_count_as_writes(desk: Desk):
     assert (first, desk.value("a"), desk.value("x")) == (1, 1, 0)
 
 
-def test_a_server_that_forgot_what_it_prepared_is_told_again(database: Database, desk: Desk):
-    """The driver makes it forget with every transaction that is undone."""
+def put(name: str, value: int) -> Work:
+    return lambda connection: later(connection, _PUT, {"name": name, "value": value})
 
-    def put(name: str, value: int) -> Work:
-        return lambda connection: later(connection, _PUT, {"name": name, "value": value})
 
+def test_what_a_server_prepared_outlives_a_transaction_that_is_undone(database: Database, desk: Desk):
     assert desk.together(put("one", 1), put("two", 2)) == [None, None]
     with pytest.raises(ConfigError), database.transaction() as connection:
         later(connection, _PUT, {"name": "never", "value": 1})
         raise ConfigError("no", why="a test", fix="nothing")
     assert desk.together(put("three", 3), put("four", 4)) == [None, None]
     assert [desk.value(name) for name in ("one", "two", "three", "four", "never")] == [1, 2, 3, 4, 0]
+
+
+def test_behind_a_pooler_statements_are_sent_whole(postgres: Any, monkeypatch: pytest.MonkeyPatch):
+    """Plan: the server connection forgets between two transactions, as if it were another one."""
+    monkeypatch.setattr(QuickConnection, "prepares", True)
+    database = Database(postgres.new_database())
+    desk = Desk(database)
+    desk.writes.run(put("one", 1))
+    with database.transaction() as connection:
+        connection.exec_driver_sql("DEALLOCATE ALL")
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        desk.writes.run(put("two", 2))
+    for name in ("two", "three"):
+        desk.writes.run(put(name, 2))
+    assert [desk.value(name) for name in ("one", "two", "three")] == [1, 2, 2]
+    desk.threads.shutdown()
+    database.close()
 
 
 def test_a_row_that_must_be_changed_and_is_not_undoes_everything(database: Database, desk: Desk):
