@@ -31,8 +31,9 @@ from rich.table import Table
 from penstock.core import json_text
 from penstock.core.bulk_store import insert_rows, is_one_of
 from penstock.core.errors import CorruptData
-from penstock.core.loop import AsideThread, SystemClock, WorkerThreads
+from penstock.core.loop import AsideThread, WorkerThreads
 from penstock.core.sql_store import COUNTERS, Database, next_value, next_values, take_term
+from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS, JobStore

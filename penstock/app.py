@@ -16,8 +16,9 @@ from penstock.core.installation_store import claim_places
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
-from penstock.core.loop import AsideThread, Loop, SystemClock, WorkerThreads
+from penstock.core.loop import AsideThread, Loop, WorkerThreads
 from penstock.core.sql_store import Database
+from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore

@@ -12,7 +12,7 @@ import httpx
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, OutcomeUnknown, StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply
 from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded, not_text
 

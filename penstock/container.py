@@ -26,8 +26,9 @@ import structlog
 from penstock.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 from penstock.core.journal_store import JournalStore
-from penstock.core.loop import Loop, SystemClock, sleep_ms
+from penstock.core.loop import Loop
 from penstock.core.sql_store import Database
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages

@@ -54,7 +54,8 @@ CLOCKS = {"asyncio", "concurrent", "multiprocessing", "sched", "time"}
 LOCKS = {"Lock", "RLock", "local"}  # they guard memory; everything else of `threading` runs or waits
 
 MAY_WAIT: Mapping[str, str] = {
-    "core/loop.py": "the one place for threads, sleeps and the wall clock",
+    "core/loop.py": "the one place for threads",
+    "core/system_clock.py": "the one place for sleeps and the wall clock",
     "web/forward.py": "requests are handed on, on the event loop",
     "web/front.py": "a process that ends with the control plane",
     "tasks/process_logs.py": "one thread reads what all processes of a container print",
@@ -196,7 +197,7 @@ def sql_stays_in_stores(source: Source) -> Iterator[str]:
 
 
 def waits_only_in_the_loop(source: Source) -> Iterator[str]:
-    """Time is an argument; threads, sleeps and clocks live in core/loop.py."""
+    """Time is an argument; threads live in core/loop.py, sleeps and clocks in core/system_clock.py."""
     found = [f"imports {name}" for name in sorted(tops(source.imports) & CLOCKS)]
     found += [
         f"uses {name}"

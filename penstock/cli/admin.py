@@ -11,7 +11,7 @@ from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
 from penstock.cli.output import EXIT_CODES, Form, Output, show
 from penstock.client import new_key
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 
 layer = typer.Typer(
     name="layer", help="The levels of every job's config.", epilog=EXIT_CODES, no_args_is_help=True

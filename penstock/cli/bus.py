@@ -23,7 +23,7 @@ from penstock.cli.connection import FOLDER, Folder, connect, endpoint_file
 from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, NotFound, StoreUnavailable
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.settings import BUS_VARIABLE, Settings
 from penstock.streams import bus_copy
 from penstock.streams.bus.log import Category, Log

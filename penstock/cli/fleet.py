@@ -18,7 +18,7 @@ from penstock.cli.watching import News, watch
 from penstock.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 
 container = typer.Typer(
     name="container",

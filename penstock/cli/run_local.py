@@ -19,7 +19,7 @@ from penstock.cli.sources import categories_read, check_inputs, read_inputs, rea
 from penstock.cli.up import stop_on_signals
 from penstock.container import folder_lock
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.engine.java import require_java
 from penstock.streams.local_run import LocalPlace, LocalRun
 from penstock.streams.places import kept_bus, settle_bus

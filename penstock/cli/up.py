@@ -29,7 +29,8 @@ from penstock.container import (
 )
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
-from penstock.core.loop import Loop, SystemClock
+from penstock.core.loop import Loop
+from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
 from penstock.settings import DATABASE_VARIABLE, Settings
 from penstock.streams.engine.java import require_java

@@ -14,7 +14,7 @@ from penstock.cli.output import Form, out, show_line
 from penstock.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError, StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 
 # News come in bursts: one look for all of them.
 SETTLE_MS: Millis = 200

@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections import Counter
 
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.sim.mutants import MUTANTS, hunt_all
 from penstock.sim.options import DRAWS
 from penstock.sim.scenario import run_seed

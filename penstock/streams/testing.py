@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.jobs.config import validate_config
 from penstock.jobs.sync_plan import map_partitions
 from penstock.streams.bus.log import Log

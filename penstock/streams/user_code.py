@@ -20,7 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Literal
 
 from penstock.core.errors import PenstockError, PipelineError
-from penstock.core.loop import TookTooLong, time_limit
+from penstock.core.system_clock import TookTooLong, time_limit
 
 IMPORT_S = 30.0  # how long a file's import may take, with all that it imports
 

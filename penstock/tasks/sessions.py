@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 
 
 def kill_session(session_id: int) -> int:

@@ -20,8 +20,8 @@ import structlog
 import uvicorn
 
 from penstock.core.journal_store import JournalStore
-from penstock.core.loop import SystemClock
 from penstock.core.sql_store import Database
+from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import TokenStore
 from penstock.core.tuning import tune_process
 from penstock.jobs.job_service import JobService

@@ -19,7 +19,7 @@ from penstock.cli.connection import connect
 from penstock.cli.up import ContainerHost
 from penstock.container import ContainerSettings, folder_lock
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.tasks.sessions import write_pid_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Outcome, Run, Up
 

@@ -21,7 +21,7 @@ from penstock.app import ControlPlane
 from penstock.cli.main import main
 from penstock.cli.output import out
 from penstock.cli.up import write_endpoint, write_tokens
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.settings import Settings
 from penstock.web.api import build_api
 from penstock.web.limits import RateLimit

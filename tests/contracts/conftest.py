@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.kafka_log import KafkaLog
 from penstock.streams.bus.kafka_place import parse_place

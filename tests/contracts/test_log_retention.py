@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import ConfigError, CorruptData, RecordsExpired
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from tests.contracts.buses import (
     SPEC,

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import structlog
 
-from penstock.core.loop import Loop, SystemClock, sleep_ms
+from penstock.core.loop import Loop
+from penstock.core.system_clock import SystemClock, sleep_ms
 
 WAIT_S = 10  # a limit for a stalled machine, never reached when all is well
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.loop import SystemClock, WorkerThreads
+from penstock.core.loop import WorkerThreads
 from penstock.core.sql_store import Database, take_term
+from penstock.core.system_clock import SystemClock
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.core.errors import CorruptData, Fenced, StoreUnavailable
 from penstock.core.journal_store import JournalStore
-from penstock.core.loop import SystemClock, WorkerThreads
+from penstock.core.loop import WorkerThreads
+from penstock.core.system_clock import SystemClock
 from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.state_syncer import SyncerSettings
 from penstock.jobs.sync_plan import PlanStep

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.runners import isolated_runner
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.testing import Stage, wait_for

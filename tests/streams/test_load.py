@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.injector import Injector
 from penstock.streams.places import open_log, open_rows

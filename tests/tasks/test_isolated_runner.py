@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import NotFound
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.tasks.isolated_runner import STATUS_FILE, STOP_FILE, IsolatedRunner
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.process_runner import ProcessRunner

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.process_runner import ProcessRunner, UnknownField, command_of
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus

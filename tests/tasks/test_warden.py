@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.tasks.kill_times import KillTimes
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, Verdict
 from penstock.tasks.sessions import is_session_alive, reap_leftovers, write_pid_file

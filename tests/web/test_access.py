@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
 from penstock.core.errors import Refused
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import ROLES
 from penstock.web.api import OPEN_ROUTES, PREFIX
 from penstock.web.auth import EVERYBODY, VERBS, require

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, Refused
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, ShardState, TaskReport
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.sharding import SHARD_COUNT, shard_of

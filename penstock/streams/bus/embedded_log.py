@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.core.loop import SystemClock
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus import admission, log_index, log_retention
 from penstock.streams.bus.embedded_clean import (
     UNFINISHED,

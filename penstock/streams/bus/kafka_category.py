@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, CorruptData, SequenceGap, StoreUnavailable
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import Clients, Topic
 from penstock.streams.bus.kafka_control import ControlState, ProducerState, Update

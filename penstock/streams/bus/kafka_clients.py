@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
-from penstock.core.loop import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX
 
 ANSWER_S = 15.0  # how long one write may take

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka_clients import TRANSACTION_MS, Clients, is_passing, translate, translated
 from penstock.streams.bus.kafka_control import ControlState

@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
-from penstock.streams.at_source import shortcut, step_at_source
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.reading import read_ranges
 from penstock.streams.task import OwnedInterval, TaskDescriptor
@@ -147,12 +146,15 @@ def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Ite
         log=open_log(task.bus),
         rows=open_rows(task.rows),
     )
+    # Imported here: the engine's modules import this one, and the process that plans batches, of which there
+    # is one per query, needs neither.
+    from penstock.streams.at_source import shortcut, step_at_source
+    from penstock.streams.engine.step_worker import run_now
+
     plan = shortcut(task) if with_step else None
     if plan is None:
         yield from rows
         return
-    # Imported here: the engine's modules import this one.
-    from penstock.streams.engine.step_worker import run_now
 
     yield from step_at_source(task, rows, plan, partial(run_now, task))
 

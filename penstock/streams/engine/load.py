@@ -13,7 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
-from penstock.core.loop import Loop, SystemClock
+from penstock.core.loop import Loop
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.admission import sum_lags
 from penstock.streams.bus.log import Lag
 from penstock.streams.places import open_log, open_rows

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from penstock.core.errors import PenstockError
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.streams.engine.session import build_session
 from penstock.streams.engine.spark_tasks import Assignment, RunView, SparkTasks, readable
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.core.loop import sleep_ms
+from penstock.core.system_clock import sleep_ms
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.engine.query import start_query
 from penstock.streams.injector import Injector

@@ -13,6 +13,7 @@ if __name__ == "__main__":
         import pandas  # noqa: F401
         import pyspark.worker  # noqa: F401
 
+        import penstock.streams.at_source
         import penstock.streams.bus.spark_source
         import penstock.streams.engine.step_worker  # noqa: F401
     # A worker collects garbage after every task of every batch. Measured: walking through all that was
