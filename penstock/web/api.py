@@ -25,6 +25,7 @@ from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_la
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
+from penstock.web.patch_lane import PatchLane
 from penstock.web.server import PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
@@ -79,6 +80,7 @@ def build_api(
     is_local = not plane.database.is_shared
     app.add_middleware(FastLane, prefix=PREFIX, guard=guard, pages=overview, local=is_local)
     app.add_middleware(BeatLane, prefix=PREFIX, guard=guard, plane=plane)
+    app.add_middleware(PatchLane, prefix=PREFIX, guard=guard, plane=plane)
     app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)

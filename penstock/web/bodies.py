@@ -27,6 +27,8 @@ PROBLEMS_SHOWN_MAX = 5
 # A line of plain text around an equals sign.
 LABEL_PATTERN = f"^{LINE_PATTERN.strip('^*$').replace('[^', '[^=')}+={LINE_PATTERN.strip('^$')}$"
 VERSION_PATTERN = '^"(0|[1-9][0-9]{0,17})"$'
+ETAG_PATTERN = f"^(\\*|{VERSION_PATTERN.strip('^$')})$"
+KEY_PATTERN, KEY_LENGTH_MAX = "^[!-~]+$", 200
 
 # A name in a path: it may become a file's name, so it can neither climb nor hide.
 Name = Annotated[str, Path(pattern=NAME_PATTERN)]
@@ -42,8 +44,8 @@ Key = Annotated[
     str | None,
     Header(
         min_length=1,
-        max_length=200,
-        pattern="^[!-~]+$",
+        max_length=KEY_LENGTH_MAX,
+        pattern=KEY_PATTERN,
         description="Names this request: a repeat of it gets the first answer and changes nothing.",
     ),
 ]
@@ -51,7 +53,7 @@ IfMatch = Annotated[
     str | None,
     Header(
         max_length=200,
-        pattern=f"^(\\*|{VERSION_PATTERN.strip('^$')})$",
+        pattern=ETAG_PATTERN,
         description="The ETag that the change was decided on; without it, or with `*`, whatever there is.",
     ),
 ]

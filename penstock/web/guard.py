@@ -72,18 +72,22 @@ class Guard:
 
     async def knows(self, headers: Iterable[tuple[bytes, bytes]], verb: str) -> bool:
         """Whether a request shows a good token that may do `verb`; counts it then. TooMany past the limit."""
+        return await self.known(headers, verb) is not None
+
+    async def known(self, headers: Iterable[tuple[bytes, bytes]], verb: str) -> Caller | None:
+        """Whose good token that may do `verb` a request shows; None: it goes the ordinary way."""
         shown = [value for name, value in headers if name == b"authorization"]
         if len(shown) != 1 or shown[0][:7].lower() != b"bearer ":
-            return False
+            return None
         token, now_ms = shown[0][7:].decode("latin-1").strip(), self._clock.now_ms()
         caller = self._tokens.believed(token, now_ms=now_ms)
         if caller is None:
             caller = await BEATS.run(self._tokens.caller, token, now_ms=now_ms)
         if caller.role not in VERBS[verb]:
-            return False
+            return None
         if verb not in UNLIMITED_VERBS:
             self._rate.count(caller.token_id, self._clock.boot_ms())
-        return True
+        return caller
 
     async def caller(self, request: Request) -> Caller:
         """Whose token a request shows; Unauthorised if nobody's."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 from penstock.app import ControlPlane
 from penstock.core.token_store import Caller
+from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import LayerRow
 from penstock.web import bodies, replies
 from penstock.web.answers import answer
@@ -112,12 +113,17 @@ def add_layer_writes(router: APIRouter, plane: ControlPlane, guard: Guard) -> No
     ) -> Response:
         """Set paths of one layer; null takes one back."""
         asked = ask(caller, body.why, idempotency_key)
-        check_package(plane, name, body.changes)
-        version = plane.jobs.patch_layer(
-            name, layer, body.changes, expected_version=version_of(if_match), **asked
-        )
-        plane.wake_syncer()
-        return answer({"version": version}, version=version)
+        return write_patch(plane, name, layer, body.changes, asked, if_match)
+
+
+def write_patch(
+    plane: ControlPlane, name: str, layer: str, changes: Mapping[str, Any], asked: Asked, if_match: str | None
+) -> Response:
+    """Set paths of a layer, and say its new version."""
+    check_package(plane, name, changes)
+    version = plane.jobs.patch_layer(name, layer, changes, expected_version=version_of(if_match), **asked)
+    plane.wake_syncer()
+    return answer({"version": version}, version=version)
 
 
 def add_layer_returns(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
