@@ -254,7 +254,7 @@ def measure(store: str, *, jobs: int, seconds: float, seed: int) -> dict[str, An
         if store == "postgres":
             from tests.postgres import postgres_server
 
-            database = stack.enter_context(postgres_server()).new_database()
+            database = stack.enter_context(postgres_server(on_disk=True)).new_database()
         said = stack.enter_context(server_process(database, jobs))
         kinds, cores = asyncio.run(run_load(said, seconds, seed))
     rows = {

@@ -87,7 +87,7 @@ def _database(store: str) -> Iterator[Database]:
     if store == "postgres":
         from tests.postgres import postgres_server
 
-        with postgres_server() as server:
+        with postgres_server(on_disk=True) as server:
             database = Database(server.new_database())
             yield database
             database.close()

