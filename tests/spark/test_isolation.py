@@ -64,7 +64,8 @@ def test_a_task_runs_in_a_jvm_of_its_own_with_the_same_result(spark: Any, tmp_pa
         ids = stage.start(COUNT)
         wait_for(lambda: isolated.status().state is RunState.RUNNING, "the task to run", seconds=150)
         ours = psutil.Process(os.getpid()).children(recursive=True)
-        jvms = [process for process in ours if "java" in process.name()]
+        # Spark's, not the broker of other tests.
+        jvms = [process for process in ours if "org.apache.spark.deploy.SparkSubmit" in process.cmdline()]
         assert len(jvms) == 2, [process.name() for process in ours]
         expected = reference(queries(0, 1000))
         wait_for(lambda: sum(stage.log.end_offsets("query_counts")) >= expected.total(), "the counts")
