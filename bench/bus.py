@@ -26,8 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
-from penstock.streams.places import open_log, open_rows
+from penstock.streams.bus.log import CategorySpec, Log
+from penstock.streams.places import open_log
+from penstock.streams.testing import reading_task
 
 SPEC = CategorySpec(
     name="bench", partitions=2, columns=(("text", "string"), ("n", "bigint")), watermark="event_time"
@@ -186,7 +187,7 @@ def _read_spark(batches: Batches, repeat: int) -> list[float]:
             log = open_log(f"embedded:{folder / 'bus'}")
             log.create(SPEC)
             _publish(log, batches, "large")
-            descriptor = _descriptor(folder, log)
+            descriptor = reading_task(folder, f"embedded:{folder / 'bus'}", SPEC.name, replays=True).to_json()
             rates = [_rate(batches, lambda: _load(session, descriptor)) for _ in range(repeat + 2)]
         finally:
             session.stop()
@@ -196,34 +197,6 @@ def _read_spark(batches: Batches, repeat: int) -> list[float]:
 def _load(session: Any, descriptor: str) -> None:
     frame = session.read.format("penstock").option("task", descriptor).load()
     frame.write.format("noop").mode("overwrite").save()
-
-
-def _descriptor(folder: Path, log: Log) -> str:
-    from penstock.streams.rows.row_store import IntervalRef
-    from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
-
-    place, birth = f"sqlite:{folder / 'rows'}", log.describe(SPEC.name).birth
-    rows, owned = open_rows(place), []
-    for partition in range(SPEC.partitions):
-        ref = IntervalRef(job="bench", job_birth="bench", partition=partition, birth=f"bench-{partition}")
-        rows.create(ref, offsets={birth: 0}, low=LOW_MIN)
-        token = rows.acquire(ref, generation=1, shard_epoch=1).token
-        owned.append(OwnedInterval(ref=ref, token=token, producers={birth: "bench"}))
-    return TaskDescriptor(
-        task_id="bench/0",
-        job="bench",
-        kind="stateless",
-        bus=f"embedded:{folder / 'bus'}",
-        rows=place,
-        intervals=tuple(owned),
-        inputs=(input_of(log.describe(SPEC.name)),),
-        outputs=(),
-        plan={},
-        package_hash="",
-        package_folder="",
-        package_entry="",
-        replay={str(p): {birth: (0, end)} for p, end in enumerate(log.end_offsets(SPEC.name))},
-    ).to_json()
 
 
 # Results

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
+from penstock.streams.bus.log import CategorySpec
 from penstock.streams.injector import Injector
-from penstock.streams.places import open_log, open_rows
+from penstock.streams.places import open_log
+from penstock.streams.testing import reading_task
 
 SPEC = CategorySpec(
     name="bench",
@@ -90,7 +91,7 @@ def _measure(folder: Path, place: str, address: str, arguments: argparse.Namespa
     session = build_session("bench-kafka-source", 2, folder / "spark")
     try:
         topic = place.rpartition("/")[2] + SPEC.name
-        descriptor = _descriptor(folder, place, log)
+        descriptor = reading_task(folder, place, SPEC.name, replays=True).to_json()
         ways: dict[str, Callable[[], Any]] = {
             "ours": lambda: session.read.format("penstock").option("task", descriptor).load(),
             "connector": lambda: _connector(session, address, topic, log.end_offsets(SPEC.name)),
@@ -143,33 +144,6 @@ def _raw(session: Any, address: str, topic: str, ends: tuple[int, ...]) -> Any:
         .option("endingOffsets", json.dumps({topic: {str(p): end for p, end in enumerate(ends)}}))
         .load()
     )
-
-
-def _descriptor(folder: Path, place: str, log: Log) -> str:
-    from penstock.streams.rows.row_store import IntervalRef
-    from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
-
-    category, rows, owned = log.describe(SPEC.name), open_rows(f"sqlite:{folder / 'rows'}"), []
-    for partition in range(SPEC.partitions):
-        ref = IntervalRef(job="bench", job_birth="bench", partition=partition, birth=f"bench-{partition}")
-        rows.create(ref, offsets={category.birth: 0}, low=LOW_MIN)
-        token = rows.acquire(ref, generation=1, shard_epoch=1).token
-        owned.append(OwnedInterval(ref=ref, token=token, producers={category.birth: "bench"}))
-    return TaskDescriptor(
-        task_id="bench/0",
-        job="bench",
-        kind="stateless",
-        bus=place,
-        rows=f"sqlite:{folder / 'rows'}",
-        intervals=tuple(owned),
-        inputs=(input_of(category),),
-        outputs=(),
-        plan={},
-        package_hash="",
-        package_folder="",
-        package_entry="",
-        replay={str(p): {category.birth: (0, end)} for p, end in enumerate(log.end_offsets(SPEC.name))},
-    ).to_json()
 
 
 def _summary(found: list[float], ours: list[float]) -> dict[str, float]:

@@ -4,14 +4,14 @@ of by shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.jobs.config import validate_config
 from penstock.jobs.sync_plan import map_partitions
-from penstock.streams.bus.log import Log
+from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.catalogue import LogCatalogue, category_from_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.injector import Injector
@@ -19,7 +19,8 @@ from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.packages import build_package, load_pipeline
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.plan import compile_pipeline
-from penstock.streams.rows.row_store import RowStore
+from penstock.streams.rows.row_store import IntervalRef, RowStore
+from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
 
 
 class Stage:
@@ -132,6 +133,37 @@ class Stage:
             for batch in self.log.read(category, partition, 0, end):
                 found += batch.to_pylist()
         return found
+
+
+def reading_task(
+    folder: Path, bus: str, category: str, *, offsets: Sequence[int] | None = None, replays: bool = False
+) -> TaskDescriptor:
+    """A task that owns every partition of a category and makes nothing of it; its rows lie in the folder.
+
+    `offsets`: how far it has read; None: not at all. With `replays` it reads all that is there now, once.
+    """
+    log, rows = open_log(bus), open_rows(f"sqlite:{folder / 'rows'}")
+    found, ends, owned = log.describe(category), log.end_offsets(category), []
+    for partition, offset in enumerate([0] * len(ends) if offsets is None else offsets):
+        ref = IntervalRef(job="reads", job_birth="reads", partition=partition, birth=f"reads-{partition}")
+        rows.create(ref, offsets={found.birth: offset}, low=LOW_MIN)
+        token = rows.acquire(ref, generation=1, shard_epoch=1).token
+        owned.append(OwnedInterval(ref=ref, token=token, producers={found.birth: "reads"}))
+    return TaskDescriptor(
+        task_id="reads/0",
+        job="reads",
+        kind="stateless",
+        bus=bus,
+        rows=f"sqlite:{folder / 'rows'}",
+        intervals=tuple(owned),
+        inputs=(input_of(found),),
+        outputs=(),
+        plan={},
+        package_hash="",
+        package_folder="",
+        package_entry="",
+        replay={str(n): {found.birth: (0, end)} for n, end in enumerate(ends)} if replays else {},
+    )
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 90) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from bench.stateless import CATEGORY
 from penstock.streams.arrow_expressions import in_arrow
 from penstock.streams.arrow_stages import plan_in_arrow
 from penstock.streams.bus.log import ARROW_TYPES
@@ -28,14 +29,6 @@ PLAN = {
         {"op": "filter", "expr": "n IS NULL OR n <> 9"},
     ],
     "key": "n",
-}
-EVENTS = {
-    "name": "events",
-    "partitions": 2,
-    "columns": [["user", "string"], ["kind", "string"], ["amount", "double"], ["ts", "bigint"]],
-    "format": "json",
-    "watermark": "event_time",
-    "ts_column": "ts",
 }
 LOUD = """
 from penstock import Pipeline
@@ -92,7 +85,7 @@ def test_a_plan_makes_the_same_rows(spark: Any):
 def stage(spark: Any, tmp_path: Path) -> Stage:
     path = tmp_path / "loud.py"
     path.write_text(LOUD)
-    return Stage(spark, tmp_path, path, EVENTS)
+    return Stage(spark, tmp_path, path, CATEGORY)
 
 
 def test_a_stream_takes_either_way_and_each_record_once(stage: Stage):

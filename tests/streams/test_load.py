@@ -7,42 +7,24 @@ from pathlib import Path
 import pytest
 
 from penstock.core.system_clock import SystemClock
-from penstock.streams.bus.log import LOW_MIN, CategorySpec
+from penstock.streams.bus.log import CategorySpec
 from penstock.streams.injector import Injector
-from penstock.streams.places import open_log, open_rows
-from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
-from penstock.streams.testing import wait_for
+from penstock.streams.places import open_log
+from penstock.streams.task import TaskDescriptor
+from penstock.streams.testing import reading_task, wait_for
 
 SPEC = CategorySpec(name="in", partitions=2, columns=(("n", "bigint"),), format="json", watermark="injector")
 
 
 def a_task(folder: Path, *, offsets: tuple[int, int]) -> TaskDescriptor:
     """Two intervals that have read so far of a category with 10 records in each partition."""
-    log, rows = open_log(f"embedded:{folder / 'bus'}"), open_rows(f"sqlite:{folder / 'rows'}")
-    category, owned = log.create(SPEC), []
+    bus = f"embedded:{folder / 'bus'}"
+    log = open_log(bus)
+    log.create(SPEC)
     keys = ["0" if n % 2 else "4" for n in range(20)]  # these two keys lie in two partitions
     Injector(log, "in", "a", epoch=1).publish(keys, list(range(20)), [b'{"n": 1}'] * 20)
     assert log.end_offsets("in") == (10, 10)
-    for partition, offset in enumerate(offsets):
-        ref = IntervalRef(job="j", job_birth="b", partition=partition, birth=f"i{partition}")
-        rows.create(ref, offsets={category.birth: offset}, low=LOW_MIN)
-        token = rows.acquire(ref, generation=1, shard_epoch=1).token
-        owned.append(OwnedInterval(ref=ref, token=token, producers={}))
-    return TaskDescriptor(
-        task_id="j/0",
-        job="j",
-        kind="stateless",
-        bus=f"embedded:{folder / 'bus'}",
-        rows=f"sqlite:{folder / 'rows'}",
-        intervals=tuple(owned),
-        inputs=(input_of(category),),
-        outputs=(),
-        plan={},
-        package_hash="",
-        package_folder="",
-        package_entry="",
-    )
+    return reading_task(folder, bus, "in", offsets=offsets)
 
 
 @pytest.mark.parametrize(("offsets", "waiting"), [((0, 0), 20), ((10, 4), 6), ((10, 10), 0)])
