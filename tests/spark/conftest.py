@@ -1,0 +1,19 @@
+"""One session for all tests: what a test leaves running must not be in the next one's way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails half-way leaves its queries; they are stopped, so that only that test fails."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    session = request.getfixturevalue("spark")
+    yield
+    for query in session.streams.active:
+        query.stop()
