@@ -34,6 +34,7 @@ from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import open_log
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
+from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
 from penstock.tasks.process_runner import ProcessRunner
 from penstock.tasks.runner import Runner
@@ -342,7 +343,7 @@ class Engine:
         self._die("the warden's pipe closed")
 
     def _start_runner(self) -> None:
-        processes = ProcessRunner(self._settings.folder / "tasks", self._clock)
+        processes = ProcessRunner(self._settings.folder / "tasks", self._clock, find_groups())
         runners: dict[str, Runner] = {"process": processes}
         otherwise = None
         packages = UnpackedPackages(self._settings.folder / "packages", self._client.package)

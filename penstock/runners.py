@@ -13,6 +13,7 @@ from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.tasks.isolated_runner import STATUS_FILE, STOP_FILE, IsolatedRunner
+from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.process_runner import ProcessRunner
 from penstock.tasks.runner import RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
@@ -95,7 +96,9 @@ def isolated_runner(
         (place / "work.json").write_text(work.to_json())
         return [sys.executable, "-m", "penstock.streams.engine.own_process", str(place / "work.json")]
 
-    return IsolatedRunner(ProcessRunner(folder / "processes", clock), folder / "tasks", prepare)
+    return IsolatedRunner(
+        ProcessRunner(folder / "processes", clock, find_groups()), folder / "tasks", prepare
+    )
 
 
 def _packages_needed(spec: TaskSpec, rows: str) -> list[str]:

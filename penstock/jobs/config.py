@@ -195,7 +195,7 @@ PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
 OPERATORS = frozenset({"aggregate", "join"})
 # Fields that came later: at their defaults they are left out of the stored form.
-LATER_FIELDS = ("isolation", "poison")
+LATER_FIELDS = ("isolation", "poison", "batch_bytes_max")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -257,6 +257,12 @@ class JobConfig(_Part):
     )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)
+    batch_bytes_max: Annotated[int, Sync.RESTART] = Field(
+        default=64 * 2**20,
+        ge=1,
+        le=2**40,
+        description="What a task reads at most per trigger, but one record of each partition at least.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:

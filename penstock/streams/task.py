@@ -30,6 +30,7 @@ SYSTEM_COLUMNS = (
     ("_raw", "binary"),
 )
 DATA, BEGIN, END, BAD, DONE = 0, 1, 2, 3, 4
+BATCH_BYTES_MAX = 64 * 2**20  # unless a job says otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class TaskDescriptor:
     package_entry: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     batch_rows_max: int = 50_000
+    batch_bytes_max: int = BATCH_BYTES_MAX
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
     poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
     # partition -> {input category birth: {offset: why}}: records at which Spark's own expressions failed.

@@ -1,13 +1,16 @@
 """Any command as a task: told its place in the job, stopped in order, killed with all its kin, measured.
 
-Memory is enforced by looking: a task above its reservation is killed, and its end says so with the peak.
+Memory is enforced by the kernel where it lets us (`memory_groups`), else by looking: a task above its
+reservation is killed, and its end says so with the peak.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -19,6 +22,7 @@ import psutil
 
 from penstock.core.clock import Clock, Millis
 from penstock.jobs.config import COMMAND_FIELD
+from penstock.tasks.memory_groups import MemoryGroup, MemoryGroups
 from penstock.tasks.process_logs import LogPump, RotatedFile
 from penstock.tasks.runner import RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
@@ -61,6 +65,7 @@ def command_of(spec: TaskSpec) -> list[str]:
 class _Run:
     process: subprocess.Popen[bytes]
     memory_max_mb: float
+    group: MemoryGroup | None = None
     state: RunState = RunState.RUNNING
     error: str = ""
     is_stopping: bool = False
@@ -73,8 +78,8 @@ class _Run:
 class ProcessRunner:
     """Runs tasks of kind `process`, in the container's session: a warden finds them there."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self._folder, self._clock, self._pump = folder, clock, LogPump()
+    def __init__(self, folder: Path, clock: Clock, groups: MemoryGroups | None = None) -> None:
+        self._folder, self._clock, self._groups, self._pump = folder, clock, groups, LogPump()
         self._runs: dict[str, _Run | RunStatus] = {}
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
@@ -95,14 +100,23 @@ class ProcessRunner:
         name = spec.task_id.replace("/", "_")
         work = self._folder / "work" / name
         work.mkdir(parents=True, exist_ok=True)
+        environment = self._environment(spec, shard_epoch)
+        memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
+        _check_command(command[0], work, environment)
+        group = self._groups.make(name, memory) if self._groups is not None and memory > 0 else None
+        if group is not None:
+            # It enters by itself, before it is what it will be: nothing of it is ever outside.
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.door, *command]
         reading, writing = os.pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, reading)
+            if group is not None:
+                undo.callback(group.remove)
             try:
                 process = subprocess.Popen(
                     command,
                     cwd=work,
-                    env=self._environment(spec, shard_epoch),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     stderr=writing,
@@ -112,8 +126,7 @@ class ProcessRunner:
                 os.close(writing)
             undo.pop_all()
         self._pump.follow(reading, RotatedFile(self._folder / "logs" / f"{name}.log"))
-        memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
-        return _Run(process=process, memory_max_mb=memory)
+        return _Run(process=process, memory_max_mb=memory, group=group)
 
     def _environment(self, spec: TaskSpec, shard_epoch: int) -> dict[str, str]:
         named: Mapping[str, Any] = spec.config.get("environment", {})
@@ -140,7 +153,7 @@ class ProcessRunner:
         run = self._runs.get(task_id)
         if isinstance(run, _Run):
             run.is_stopping = True
-            _kill_kin(run.process.pid)
+            _kill_kin(run)
 
     def poll(self) -> tuple[RunStatus, ...]:
         """Every run not yet forgotten."""
@@ -162,6 +175,9 @@ class ProcessRunner:
         return RunStatus(task_id=task_id, state=state, metrics=run.metrics)
 
     def _final(self, task_id: str, run: _Run, code: int) -> RunStatus:
+        self._look_at_memory(run)
+        if run.group is not None:
+            run.group.remove()
         if run.error:
             state, error = RunState.FAILED, run.error
         elif run.is_stopping:
@@ -176,26 +192,48 @@ class ProcessRunner:
 
     def _measure(self, run: _Run, now_ms: Millis) -> None:
         memory_mb, cpu_s = 0.0, 0.0
-        for process in _kin(run.process.pid):
+        for process in _kin(run):
             with contextlib.suppress(psutil.Error):
                 memory_mb += process.memory_info().rss / 2**20
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
+        if run.group is not None:
+            memory_mb = run.group.used_mb()
         passed_s = (now_ms - run.measured_ms) / 1000
         # A child that ended takes its time with it: that is no negative work.
         cpu = max(0.0, cpu_s - run.cpu_s) / passed_s if run.measured_ms else 0.0
-        run.metrics = {"cpu": cpu, "memory_mb": memory_mb, "memory_peak_mb": max(run.peak_mb, memory_mb)}
         run.peak_mb, run.cpu_s, run.measured_ms = max(run.peak_mb, memory_mb), cpu_s, now_ms
-        if 0 < run.memory_max_mb < memory_mb and not run.error:
+        run.metrics = {"cpu": cpu, "memory_mb": memory_mb, "memory_peak_mb": run.peak_mb}
+        self._look_at_memory(run)
+        if run.error:
+            _kill_kin(run)
+
+    def _look_at_memory(self, run: _Run) -> None:
+        """Whether it wanted more than it reserved; in a group the kernel knows, and counts nothing twice."""
+        if run.group is None:
+            is_above = 0 < run.memory_max_mb < run.peak_mb
+        else:
+            is_above = run.group.kills() > 0
+            if is_above:
+                run.peak_mb = run.metrics["memory_peak_mb"] = run.group.peak_mb() or run.memory_max_mb
+        if is_above and not run.error:
             run.error = (
-                f"out of memory: it used {memory_mb:.0f} MB and had reserved {run.memory_max_mb:.0f} MB"
+                f"out of memory: it used {run.peak_mb:.0f} MB and had reserved {run.memory_max_mb:.0f} MB"
             )
-            _kill_kin(run.process.pid)
 
     def forget(self, task_id: str) -> None:
         """Drop a final run."""
         run = self._runs.pop(task_id, None)
         assert run is None or isinstance(run, RunStatus), f"{task_id} still runs"
+
+
+def _check_command(name: str, work: Path, environment: Mapping[str, str]) -> None:
+    """The error that starting it without a shell would give."""
+    found = str(work / name) if "/" in name else shutil.which(name, path=environment.get("PATH", os.defpath))
+    if found is None or not os.path.exists(found):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    if os.path.isdir(found) or not os.access(found, os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 def _peak(run: _Run) -> str:
@@ -207,20 +245,23 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _kill_kin(leader: int) -> None:
-    kin = _kin(leader)  # looked for while the leader lives: afterwards nobody knows whose children they are
-    _signal_group(leader, signal.SIGKILL)
+def _kill_kin(run: _Run) -> None:
+    kin = _kin(run)  # looked for while the leader lives: afterwards nobody may know whose children they are
+    _signal_group(run.process.pid, signal.SIGKILL)
     for process in kin:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
-def _kin(leader: int) -> list[psutil.Process]:
+def _kin(run: _Run) -> list[psutil.Process]:
     """The group, and descendants in other groups: Spark's Python workers make one of their own."""
-    found = {process.pid: process for process in _group(leader)}
+    found = {process.pid: process for process in _group(run.process.pid)}
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(leader).children(recursive=True):
+        for process in psutil.Process(run.process.pid).children(recursive=True):
             found.setdefault(process.pid, process)
+    for pid in run.group.members() if run.group is not None else ():
+        with contextlib.suppress(psutil.Error):
+            found.setdefault(pid, psutil.Process(pid))
     return list(found.values())
 
 

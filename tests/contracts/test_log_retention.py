@@ -192,3 +192,36 @@ def test_a_lag_counts_only_what_is_still_there(log: Log):
     publish(log, 0, 1, 2, 3, 4)
     log.truncate("clicks", {0: 3})
     assert 1 <= log.lag("clicks", {0: 0}, now_ms=now_ms()).records <= 2
+
+
+# How much a reader takes at once
+
+
+def test_a_range_is_cut_by_its_bytes_but_not_below_one_record(log: Log):
+    publish(log, 0, *range(1, 101))
+    publish(log, 0, *range(101, 201))
+    end = log.end_offsets("clicks")[0]
+    whole = log.lag("clicks", {0: 0}, now_ms=now_ms()).bytes
+    assert log.within("clicks", 0, 0, end, 10 * whole) == end
+    assert log.within("clicks", 0, 0, end, 1) == 1 and log.within("clicks", 0, 7, end, 1) == 8
+    half = log.within("clicks", 0, 0, end, whole // 2)
+    assert 80 <= half <= 120
+    at, cuts = 0, 0
+    while at < end:
+        to = log.within("clicks", 0, at, end, whole // 10)
+        assert at < to <= end
+        at, cuts = to, cuts + 1
+    assert 9 <= cuts <= 13
+    assert log.within("clicks", 0, end, end, 1) == end and log.within("clicks", 1, 0, 0, 1) == 0
+    with pytest.raises(ConfigError):
+        log.within("clicks", 7, 0, 1, 1)
+
+
+def test_large_records_make_a_range_short(log: Log):
+    """One record of 2 MB behind many small ones, in a publish of its own."""
+    publish(log, 0, *range(1, 51))
+    log.publish(
+        "clicks", producer="a", epoch=1, batches={0: records(51, note="x" * 2_000_000)}, gapless=False
+    )
+    end = log.end_offsets("clicks")[0]
+    assert log.within("clicks", 0, 0, end, 100_000) < end

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from penstock.core.system_clock import SystemClock
+from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.process_runner import ProcessRunner, UnknownField, command_of
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
@@ -36,9 +37,12 @@ HUNGRY = [
 ]
 
 
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[ProcessRunner]:
-    found = ProcessRunner(tmp_path, SystemClock())
+@pytest.fixture(params=["watched", "limited"])
+def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessRunner]:
+    groups = find_groups() if request.param == "limited" else None
+    if request.param == "limited" and groups is None:
+        pytest.skip("the kernel lets us make no memory groups here")
+    found = ProcessRunner(tmp_path, SystemClock(), groups)
     yield found
     for status in found.poll():
         found.kill(status.task_id)
@@ -123,6 +127,15 @@ def test_a_task_above_its_memory_is_killed_and_says_how_much_it_used(runner: Pro
     start(runner, HUNGRY, resources={"memory_mb": 64})
     wait_for(lambda: status(runner).state is RunState.FAILED)
     assert "out of memory" in status(runner).error and "reserved 64 MB" in status(runner).error
+
+
+def test_what_a_task_starts_counts_as_its_memory(runner: ProcessRunner):
+    """The child that wants too much is in a session of its own, as Spark's workers are in groups of their own."""
+    parent = f"import subprocess, time; subprocess.Popen({HUNGRY!r}, start_new_session=True); time.sleep(600)"
+    start(runner, [sys.executable, "-c", parent], resources={"memory_mb": 64})
+    wait_for(lambda: status(runner).state is RunState.FAILED)
+    assert status(runner).error.startswith("out of memory: it used")
+    assert status(runner).metrics["memory_peak_mb"] >= 60
 
 
 def test_it_measures_cpu_and_memory(runner: ProcessRunner):

@@ -172,6 +172,17 @@ def sum_lags(lags: Iterable[Lag]) -> Lag:
     )
 
 
+def fit_bytes(runs: Iterable[tuple[int, int, float]], start: int, end: int, bytes_max: int) -> int:
+    """Up to which offset records from `start` fit into so many bytes; `runs`: first offset, rows, bytes."""
+    left = float(bytes_max)
+    for first, rows, size in runs:
+        begin, stop, each = max(first, start), min(first + rows, end), size / rows
+        if (stop - begin) * each > left:
+            return max(start + 1, begin + int(left // each))
+        left -= (stop - begin) * each
+    return end
+
+
 def count_offsets(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Run]:
     """The offsets of batches that follow each other without gaps."""
     for batch in batches:

@@ -163,6 +163,14 @@ class EmbeddedLog:
                 for partition, position in positions.items()
             )
 
+    def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
+        """Up to where records from `start` have about so many bytes."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            sizes = log_retention.load_sizes(connection, partition, start, end)
+            return admission.fit_bytes(sizes, start, end, bytes_max)
+
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
         with self._of(category)[0].reading() as connection:

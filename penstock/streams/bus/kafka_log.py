@@ -229,6 +229,12 @@ class KafkaLog:
                 lags.append(Lag(records=count, bytes=round(count * mean), ms=max(0, now_ms - at_ms)))
         return admission.sum_lags(lags)
 
+    def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
+        """Up to where records from `start` have about so many bytes, by the mean of what was published."""
+        admission.check_partition(self._all.find(category, is_recent=True).category.spec, partition)
+        mean, rows = self._all.glance(category).state.record_bytes(), end - start
+        return admission.fit_bytes([(start, rows, rows * mean)] if rows > 0 else [], start, end, bytes_max)
+
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
         state = self._all.state(category).producers.get(producer)

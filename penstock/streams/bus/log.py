@@ -174,6 +174,11 @@ class Log(Protocol):
         On Kafka records are counted with the ends of transactions, and bytes are estimated.
         """
 
+    def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
+        """The end of the longest range from `start` up to `end` that has about so many bytes; one record at
+        least, if there is one. Of records that lie together the bytes are their mean's.
+        """
+
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
 

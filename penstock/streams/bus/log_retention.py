@@ -6,7 +6,7 @@ Functions that take a connection run inside the caller's transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.clock import Millis
@@ -109,6 +109,16 @@ def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_
         {"partition": partition, "start": max(position, first)},
     ).fetchone()
     return Lag(records=rows, bytes=size, ms=max(0, now_ms - at_ms) if rows else 0)
+
+
+def load_sizes(
+    connection: sqlite3.Connection, partition: int, start: int, end: int
+) -> Iterator[tuple[int, int, int]]:
+    """The runs that reach into [start, end): first offset, rows, bytes."""
+    return connection.execute(
+        f"SELECT first, rows, length FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
+        {"partition": partition, "start": start, "end": end},
+    )
 
 
 @dataclass(frozen=True, slots=True)

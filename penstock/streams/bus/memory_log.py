@@ -44,6 +44,10 @@ class _Partition:
             ms=max(0, now_ms - self.times[oldest]) if waiting else 0,
         )
 
+    def sizes(self, start: int) -> Iterator[tuple[int, int, int]]:
+        for index in range(max(0, bisect_right(self.starts, start) - 1), len(self.starts)):
+            yield self.starts[index], self.batches[index].num_rows, self.batches[index].nbytes
+
     def cut(self, start: int, end: int) -> list[pa.RecordBatch]:
         cuts = []
         for index in range(bisect_right(self.starts, start) - 1, len(self.starts)):
@@ -219,6 +223,13 @@ class MemoryLog:
                 stored.partitions[partition].lag(position, now_ms)
                 for partition, position in positions.items()
             )
+
+    def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
+        """Up to where records from `start` have about so many bytes."""
+        with self._lock:
+            stored = self._of(category)
+            admission.check_partition(stored.category.spec, partition)
+            return admission.fit_bytes(stored.partitions[partition].sizes(start), start, end, bytes_max)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""

@@ -11,13 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
+from penstock.streams.bus.log import Log
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.reading import read_ranges
-from penstock.streams.task import OwnedInterval, TaskDescriptor
+from penstock.streams.task import Input, OwnedInterval, TaskDescriptor
 
 
 class IntervalPartition(InputPartition):
@@ -48,15 +54,18 @@ class PenstockSource(DataSource):
         return IntervalBatchReader(self.options["task"], with_step="step" in self.options)
 
 
-class IntervalStreamReader(DataSourceStreamReader):
+class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans ranges at the driver, reads them on workers.
 
     Offsets are {"tick": n, "<input>:<partition>": next offset}. The tick makes every trigger a batch, so that
-    timers, leftovers and watermarks never wait for data.
+    timers, leftovers and watermarks never wait for data. With the trigger AvailableNow there is one tick at
+    least, and the last one reaches what was there at the start.
     """
 
     def __init__(self, descriptor: str, *, with_step: bool) -> None:
         self._descriptor, self._with_step = descriptor, with_step
+        self._seen: dict[str, int] = {}  # the ends at the last look, for Spark's own reports
+        self._target: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         task = TaskDescriptor.from_json(self._descriptor)
@@ -75,19 +84,28 @@ class IntervalStreamReader(DataSourceStreamReader):
         if task.drain_file and os.path.exists(task.drain_file):
             return start
         bus = open_log(task.bus)
-        ends = [bus.end_offsets(source.category) for source in task.inputs]
-        budget = (
-            None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", task.batch_rows_max)
-        )
-        shares = sum(len(task.inputs_of(interval.ref.partition)) for interval in task.intervals)
-        share = None if budget is None else max(1, budget // max(1, shares))
+        self._seen = _ends(task, bus)
+        reach = self._seen if self._target is None else self._target
+        if reach is self._target and start["tick"] and all(start[name] >= reach[name] for name in reach):
+            return start
         offset: dict[str, Any] = {"tick": start["tick"] + 1}
-        for interval in task.intervals:
-            for number, _ in task.inputs_of(interval.ref.partition):
-                name = f"{number}:{interval.ref.partition}"
-                end = ends[number][interval.ref.partition]
-                offset[name] = end if share is None else min(end, start[name] + share)
+        if isinstance(limit, ReadAllAvailable):
+            return offset | reach
+        rows = max(1, getattr(limit, "max_rows", task.batch_rows_max) // max(1, len(reach)))
+        size = max(1, task.batch_bytes_max // max(1, len(reach)))
+        for name, (source, partition) in _named(task):
+            end = min(reach[name], start[name] + rows)
+            if end - start[name] > 1:
+                end = bus.within(source.category, partition, start[name], end, size)
+            offset[name] = end
         return offset
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return dict(self._seen) or None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        task = TaskDescriptor.from_json(self._descriptor)
+        self._target = _ends(task, open_log(task.bus))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         task = TaskDescriptor.from_json(self._descriptor)
@@ -157,6 +175,18 @@ def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Ite
         return
 
     yield from step_at_source(task, rows, plan, partial(run_now, task))
+
+
+def _named(task: TaskDescriptor) -> Iterator[tuple[str, tuple[Input, int]]]:
+    """What a task reads: the name of its offset, then input and partition."""
+    for interval in task.intervals:
+        for number, source in task.inputs_of(interval.ref.partition):
+            yield f"{number}:{interval.ref.partition}", (source, interval.ref.partition)
+
+
+def _ends(task: TaskDescriptor, bus: Log) -> dict[str, int]:
+    ends = {source.category: bus.end_offsets(source.category) for source in task.inputs}
+    return {name: ends[source.category][partition] for name, (source, partition) in _named(task)}
 
 
 def _committed(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, int]:

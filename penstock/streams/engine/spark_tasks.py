@@ -30,7 +30,14 @@ from penstock.streams.engine.query import replay, start_query
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
 from penstock.streams.step import OutputSpec, is_dead, open_interval
-from penstock.streams.task import OwnedInterval, TaskDescriptor, input_from, input_of, output_from
+from penstock.streams.task import (
+    BATCH_BYTES_MAX,
+    OwnedInterval,
+    TaskDescriptor,
+    input_from,
+    input_of,
+    output_from,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -171,6 +178,7 @@ class SparkTasks:
             package_entry=package["entry"],
             arguments=config.get("arguments", {}),
             batch_rows_max=config["batch_rows_max"],
+            batch_bytes_max=config.get("batch_bytes_max", BATCH_BYTES_MAX),
             poison=config.get("poison", "dead_letter"),
         )
         return descriptor, tuple(found)
