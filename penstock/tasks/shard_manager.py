@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
@@ -28,7 +29,7 @@ from penstock.tasks.messages import (
 from penstock.tasks.placement import Mode, Move, Placement, Refusal, place_shards
 from penstock.tasks.restart_orders import RestartOrders, container_of
 from penstock.tasks.shard_load import Vector, combine
-from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard
+from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard, take_back
 from penstock.tasks.shard_pace import Pace, TickReport
 from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
 from penstock.tasks.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardStore
@@ -37,6 +38,7 @@ from penstock.tasks.told_shards import ToldShards
 
 __all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
 
+Seen = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
 CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
 
 
@@ -262,7 +264,8 @@ class ShardManager(FleetView):
             if report.failed_over:
                 shards, containers = self._store.read()
             if any(row.container is None for row in shards):
-                self._rearrange(self._plan(Mode.EMERGENCY, now_ms), now_ms, report)
+                plan = self._plan(Mode.EMERGENCY, now_ms)
+                self._rearrange(plan, now_ms, report, seen=(shards, containers))
             self._answer_slowness(shards, containers, now_ms, report)
             self._balance(shards, containers, now_ms, report)
             self._beat_to_myself(now_ms)
@@ -368,8 +371,16 @@ class ShardManager(FleetView):
 
         return plan
 
-    def _rearrange(self, plan: Plan, now_ms: Millis, report: TickReport, actor: str = ROLE) -> Placement:
-        placement = self._store.rearrange(plan, term=self.term, at_ms=self._wall_of(now_ms), actor=actor)
+    def _rearrange(
+        self, plan: Plan, now_ms: Millis, report: TickReport, actor: str = ROLE, seen: Seen | None = None
+    ) -> Placement:
+        """`seen`: what was just read. A plan that moves nothing there needs no transaction; one that does is
+        made again inside it.
+        """
+        placement = None if seen is None else plan(*seen)
+        if placement is None or placement.moves:
+            at_ms = self._wall_of(now_ms)
+            placement = self._store.rearrange(plan, term=self.term, at_ms=at_ms, actor=actor)
         report.moves.extend(placement.moves)
         stuck = placement.refusals
         refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""
@@ -398,7 +409,8 @@ class ShardManager(FleetView):
         wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms
         if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
             return
-        placement = self._rearrange(self._plan(Mode.PERIODIC, now_ms), now_ms, report)
+        plan = self._plan(Mode.PERIODIC, now_ms)
+        placement = self._rearrange(plan, now_ms, report, seen=(shards, containers))
         self._balanced_ms = now_ms
         # Moves begun now may not be all that is needed: the budget is small on purpose.
         self._balanced_on = () if placement.moves else basis
@@ -423,7 +435,8 @@ class ShardManager(FleetView):
         for row, name, waited_ms in self._told.waited(shards, silent, now_ms):
             if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
                 reason = f"{name} did not record it for {waited_ms} ms"
-                self._rearrange(self._take_back(row, reason, now_ms), now_ms, report)
+                accepting = partial(self._accepting, now_ms=now_ms)
+                self._rearrange(take_back(row, accepting, self._loads, reason), now_ms, report)
             elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
                 life, at_ms = incarnations[name], self._wall_of(now_ms)
@@ -431,19 +444,3 @@ class ShardManager(FleetView):
                     name, life, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
                 ):
                     self._liveness.on_withheld(name)
-
-    def _take_back(self, slow: ShardRow, reason: str, now_ms: Millis) -> Plan:
-        def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
-            others = set(self._accepting(containers, now_ms)) - {slow.container}
-            if slow not in shards or not others:
-                return Placement()
-            held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
-            fleet = fleet_of(containers)
-            chosen = place_shards(
-                [slow.shard], others, held, loads=self._loads, mode=Mode.EMERGENCY, fleet=fleet
-            ).moves
-            return Placement(
-                moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen)
-            )
-
-        return plan

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from penstock.core.errors import NotFound, Refused
 from penstock.core.near_names import did_you_mean, some_of
 from penstock.tasks.container_store import ContainerRow
 from penstock.tasks.messages import ShardState
-from penstock.tasks.placement import Fleet
-from penstock.tasks.shard_load import KINDS
+from penstock.tasks.placement import Fleet, Mode, Placement, place_shards
+from penstock.tasks.shard_load import KINDS, Vector
 from penstock.tasks.shard_rows_store import ShardRow
+from penstock.tasks.shard_store import Plan
 
 
 def no_shard(shard: int) -> NotFound:
@@ -72,3 +74,23 @@ def fleet_of(containers: tuple[ContainerRow, ...]) -> Fleet:
         capacities={row.name: row.capacity for row in containers if len(row.capacity) == len(KINDS)},
         regions={row.name: row.region for row in containers if row.region},
     )
+
+
+def take_back(
+    slow: ShardRow,
+    accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
+    loads: Mapping[int, Vector],
+    reason: str,
+) -> Plan:
+    """Plans another place for a shard whose container did not record it; nothing if all that has changed."""
+
+    def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
+        others = set(accepting(containers)) - {slow.container}
+        if slow not in shards or not others:
+            return Placement()
+        held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
+        fleet = fleet_of(containers)
+        chosen = place_shards([slow.shard], others, held, loads=loads, mode=Mode.EMERGENCY, fleet=fleet).moves
+        return Placement(moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen))
+
+    return plan
