@@ -85,7 +85,15 @@ class ControlPlane:
         self.controller = ResourceController(self)
         self._cleaned_ms: Millis = 0
         self._loops = (
-            Loop("state syncer", self._sync, every_ms=settings.sync_ms, gap_ms=settings.sync_gap_ms),
+            # Under many changes a round takes more of them at once, instead of most of the time for itself.
+            Loop(
+                "state syncer",
+                self._sync,
+                every_ms=settings.sync_ms,
+                gap_ms=settings.sync_gap_ms,
+                share_max=0.1,
+                rest_max_ms=500,
+            ),
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
             Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),

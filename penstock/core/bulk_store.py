@@ -84,11 +84,11 @@ class ByName:
         """The rows of those of these names that there are."""
         return connection.execute(*self.ask(connection, names)).all()
 
-    def ask(self, connection: sa.Connection, names: Sequence[str]) -> Ask:
+    def ask(self, asked: sa.Connection | Database, names: Sequence[str]) -> Ask:
         """The statement for these names, and its values."""
         if len(names) == 1:
             return self._one, {"name": names[0]}
-        return self._some[connection.dialect.name], {"name": json_text.dumps(list(names))}
+        return self._some[asked.dialect.name], {"name": json_text.dumps(list(names))}
 
     def peek(self, database: Database, names: Sequence[str]) -> Sequence[Row]:
         """The same in a look of its own, outside any transaction; values come as the driver gives them."""

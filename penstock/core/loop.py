@@ -36,6 +36,7 @@ class Loop:
     every_ms: Millis
     gap_ms: Millis = 0  # rounds begin at least so far apart, however often it is poked: pokes come in bursts
     share_max: float = 1.0  # of the time: a round that grows with the fleet leaves room for the others
+    rest_max_ms: Millis = 60_000  # but nobody waits longer than this for the next one
     failures: int = 0
     rounds: int = 0
     last_error: str = ""
@@ -86,9 +87,9 @@ class Loop:
                 pause_ms, self._next_pause_ms = self._next_pause_ms, None
             self._wake.wait(pause_ms / 1000)
             took_s = ended - began
-            self._stop.wait(
-                max(0.0, began + max(self.gap_ms / 1000, took_s / self.share_max) - time.monotonic())
-            )
+            rest_s = min(took_s / self.share_max - took_s, self.rest_max_ms / 1000)
+            next_s = max(began + self.gap_ms / 1000, ended + rest_s)
+            self._stop.wait(max(0.0, next_s - time.monotonic()))
             self._wake.clear()
 
 

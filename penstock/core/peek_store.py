@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+Found = TypeVar("Found")
 IDLE_MAX = 8
 
 
@@ -46,16 +47,20 @@ class PeekConnections:
 
     def rows(self, text: str, values: Any) -> Sequence[tuple[Any, ...]]:
         """All rows; the statement is over then."""
+        return self.use(lambda connection: connection.execute(text, values).fetchall())
+
+    def use(self, look: Callable[[Any], Found]) -> Found:
+        """What a look at a connection finds; one at which it fails is not used again."""
         connection, is_kept = self._take(), False
         try:
-            rows: Sequence[tuple[Any, ...]] = connection.execute(text, values).fetchall()
+            found = look(connection)
             is_kept = not self._is_closed and len(self._idle) < IDLE_MAX
         finally:
             if is_kept:
                 self._idle.append(connection)
             else:
                 connection.close()
-        return rows
+        return found
 
     def _take(self) -> Any:
         try:

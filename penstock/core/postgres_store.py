@@ -7,10 +7,10 @@ appear in their order. Reads take no lock and see one moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -25,7 +25,9 @@ from penstock.core.errors import (
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
 from penstock.core.peek_store import Peek, PeekConnections
+from penstock.core.quick_store import NOT_REMEMBERED, Ask, look_once
 
+Found = TypeVar("Found")
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
 MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")
 VERSION_MIN = 140000
@@ -84,13 +86,22 @@ class PostgresBackend:
         sa.event.listen(self.reading, "checkout", partial(_begin, self.reading, _READ))
 
     def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
+        def rows(raw: psycopg.Connection[Any]) -> Sequence[tuple[Any, ...]]:
+            return raw.execute(peek.postgresql, {"name": name}).fetchall()
+
+        return self._look(rows)
+
+    def look(self, asked: Sequence[Ask]) -> list[Any]:
+        return self._look(lambda raw: look_once(self.reading.dialect, raw, asked))
+
+    def _look(self, use: Callable[[psycopg.Connection[Any]], Found]) -> Found:
         try:
-            return self._peeks.rows(peek.postgresql, {"name": name})
-        except psycopg.OperationalError:
-            pass  # a connection may have been closed long ago: a look can be repeated
+            return self._peeks.use(use)
+        except (psycopg.OperationalError, *NOT_REMEMBERED):
+            pass  # closed long ago, or no longer the one we prepared: a look can be repeated
         self._peeks.close_idle()
         try:
-            return self._peeks.rows(peek.postgresql, {"name": name})
+            return self._peeks.use(use)
         except psycopg.Error as error:
             raise translate_postgres(error, str(error).strip(), committing=False) from error
 

@@ -21,7 +21,7 @@ Hear = Callable[[str], None]
 Otherwise = Callable[[], Exception]
 Ask = tuple[Any, Mapping[str, Any]]  # a statement and its values
 DRIVER_ERRORS = (sqlite3.Error, psycopg.Error)
-_NOT_REMEMBERED = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
+NOT_REMEMBERED = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
 
 # Of a statement that is made once, at import, and whose rows are read by position: it may be kept compiled.
 MADE_ONCE = {"made_once": True}
@@ -91,16 +91,23 @@ class QuickConnection:
         if not self._is_server:
             return [self.execute(statement, parameters) for statement, parameters in asked]
         self.flush()
-        made = [(_known(statement, self.dialect), parameters) for statement, parameters in asked]
-        text = ""
         try:
-            text = ";\n".join([self._written(quick, parameters) for quick, parameters in made])
-            cursor, found = self._raw.execute(text), []
-            for quick, _ in made:
-                found.append(QuickResult(quick, cursor))
-                cursor.nextset()
+            return self._ask_server(asked)
         except DRIVER_ERRORS as error:
-            raise self._wrapped(text, error) from error
+            raise self._wrapped("several SELECTs", error) from error
+
+    def _ask_server(self, asked: Sequence[Ask], *, begin: str = "", end: str = "") -> list[QuickResult]:
+        made = [(_known(statement, self.dialect), parameters) for statement, parameters in asked]
+        texts = [self._written(quick, parameters) for quick, parameters in made]
+        cursor, found = (
+            self._raw.execute(";\n".join([*filter(None, [begin]), *texts, *filter(None, [end])])),
+            [],
+        )
+        if begin:
+            cursor.nextset()
+        for quick, _ in made:
+            found.append(QuickResult(quick, cursor))
+            cursor.nextset()
         return found
 
     def _written(self, quick: _Compiled, parameters: Mapping[str, Any]) -> str:
@@ -161,10 +168,27 @@ class QuickConnection:
 
     def _wrapped(self, text: str, error: Exception) -> Exception:
         """As if SQLAlchemy had run it: whoever translates knows one kind of error."""
-        if isinstance(error, _NOT_REMEMBERED):
+        if isinstance(error, NOT_REMEMBERED):
             QuickConnection.prepares = False
         base: Any = psycopg.Error if isinstance(error, psycopg.Error) else sqlite3.Error
         return sa.exc.DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=self.dialect)
+
+
+def look_once(dialect: sa.Dialect, raw: Any, asked: Sequence[Ask]) -> list[Any]:
+    """SELECTs as of one moment on a connection of a server that is in no transaction: one round trip.
+
+    Errors are the driver's; the connection is not to be used again then.
+    """
+
+    def no_other_way() -> sa.Connection:
+        raise AssertionError("a look has only statements that are made once")
+
+    quick = QuickConnection(dialect, raw, no_other_way)
+    try:
+        return quick._ask_server(asked, begin="BEGIN ISOLATION LEVEL REPEATABLE READ", end="COMMIT")
+    except NOT_REMEMBERED:
+        QuickConnection.prepares = False
+        raise
 
 
 def writes_of(connection: Any) -> int:

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import Fenced, PenstockError
 from penstock.core.peek_store import Peek
-from penstock.core.quick_store import MADE_ONCE, Hear, QuickConnection, flush
+from penstock.core.quick_store import MADE_ONCE, Ask, Hear, QuickConnection, ask_all, flush
 
 METADATA = sa.MetaData()
 
@@ -53,6 +53,9 @@ class Backend(Protocol):
 
     def peek(self, peek: Peek, name: str) -> Sequence[tuple[Any, ...]]:
         """The rows of a single SELECT."""
+
+    def look(self, asked: Sequence[Ask]) -> list[Any] | None:
+        """The results of SELECTs as of one moment, in one go; None: there is no such way."""
 
     def close(self) -> None:
         """Close every connection."""
@@ -124,6 +127,20 @@ class Database:
         """The rows of a single SELECT, as they were at one moment."""
         self._fault("begin")
         return self._backend.peek(peek, name)
+
+    @property
+    def dialect(self) -> sa.Dialect:
+        """Whose SQL it speaks."""
+        return self._backend.reading.dialect
+
+    def look(self, asked: Sequence[Ask]) -> list[Any]:
+        """The results of SELECTs that are made once, all as of one moment: on a server in one round trip."""
+        self._fault("begin")
+        found = self._backend.look(asked)
+        if found is None:
+            with self.reading() as connection:
+                found = ask_all(connection, asked)
+        return found
 
     def _quick(self, connection: sa.Connection) -> sa.Connection:
         raw = connection.connection.driver_connection

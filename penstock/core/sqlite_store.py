@@ -16,6 +16,7 @@ from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
 from penstock.core.peek_store import Peek, PeekConnections
+from penstock.core.quick_store import Ask
 from penstock.core.sql_store import METADATA
 from penstock.core.sqlite_errors import translate_sqlite
 
@@ -64,6 +65,9 @@ class SqliteBackend:
             return self._peeks.rows(peek.sqlite, (name,))
         except sqlite3.Error as error:
             raise translate_sqlite(error, str(error)) from error
+
+    def look(self, asked: Sequence[Ask]) -> None:
+        return None  # here a transaction costs nothing
 
     def close(self) -> None:
         self._peeks.close()

@@ -73,10 +73,10 @@ class JobReads:
         if not all(is_line(text) for text in (after, pipeline or "", *labels.keys(), *labels.values())):
             return Page(items=(), next=None)
         limit, found = max(1, min(limit, PAGE_MAX)), list[JobView]()
+        if not labels and not removed and state is None and pipeline is None:
+            plain, following = self._views.page(self._store.database, after=after, limit=limit)
+            return Page(items=tuple(plain), next=following)
         with self._store.reading() as connection:
-            if not labels and not removed and state is None and pipeline is None:
-                plain, has_more = self._views.page(connection, after=after, limit=limit)
-                return Page(items=tuple(plain), next=plain[-1].name if has_more else None)
             for _ in range(LOOKS_MAX):
                 wanted = JobFilter(
                     labels=labels, state=state, pipeline=pipeline, removed=removed, after=after

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, VersionConflict
-from penstock.core.quick_store import MADE_ONCE, ask_all, insert_all, keep_ahead, later, taken_ahead
+from penstock.core.quick_store import MADE_ONCE, Ask, ask_all, insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import METADATA, NAME, Database, counted, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
@@ -236,17 +236,37 @@ def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, J
     """The records of these jobs at this moment; unknown names are left out."""
     if len(names) > FEW:
         return _load_many(connection, names)
-    return _records(connection, _RECORDS.rows(connection, names)) if names else {}
+    return _records(connection, _by_job(_RECORDS.rows(connection, names))) if names else {}
 
 
-def _records(connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> dict[str, JobRecord]:
+def ask_records(database: Database, names: Sequence[str]) -> Ask:
+    """What `plain_records` is made of. Requires: few names."""
+    assert 0 < len(names) <= FEW, len(names)
+    return _RECORDS.ask(database, names)
+
+
+def plain_records(rows: Iterable[Sequence[Any]]) -> dict[str, JobRecord] | None:
+    """The records in the answer to `ask_records`; None: some have more than that, and must be loaded."""
+    found = _by_job(rows)
+    return None if any(any(rows[0][_FLAGS]) for rows in found.values()) else _records(None, found)
+
+
+def _by_job(rows: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
     found: dict[str, list[Sequence[Any]]] = {}
     for row in rows:
         found.setdefault(row[0], []).append(row)
+    return found
+
+
+def _records(
+    connection: sa.Connection | None, found: Mapping[str, list[Sequence[Any]]]
+) -> dict[str, JobRecord]:
+    plans, quarantine, retirements = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     has = [[name for name, rows in found.items() if rows[0][_FLAGS][place]] for place in range(3)]
-    plans = running_tables.read_plans(connection, has[0]) if has[0] else {}
-    quarantine = running_tables.read_quarantine(connection, has[1]) if has[1] else {}
-    retirements = running_tables.read_retirements(connection, has[2]) if has[2] else {}
+    if connection is not None and any(has):
+        plans = running_tables.read_plans(connection, has[0]) if has[0] else plans
+        quarantine = running_tables.read_quarantine(connection, has[1]) if has[1] else quarantine
+        retirements = running_tables.read_retirements(connection, has[2]) if has[2] else retirements
     return {
         name: JobRecord(
             job=JobRow(**dict(zip(JOBS.columns.keys(), rows[0][_OF_JOB], strict=True))),
@@ -306,7 +326,7 @@ def read_ahead(connection: sa.Connection, wanted: Sequence[Wanted]) -> None:
     kinds, answers, *records = ask_all(connection, asks)
     keep_kinds(connection, kinds)
     keep_answers(connection, names, answers)
-    found = _records(connection, records[0]) if jobs else {}
+    found = _records(connection, _by_job(records[0])) if jobs else {}
     for job in jobs:
         keep_ahead(connection, (_RECORD, job), found.get(job))
 

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.core.bulk_store import ByName
-from penstock.core.quick_store import MADE_ONCE
+from penstock.core.quick_store import MADE_ONCE, Ask
 from penstock.core.sql_store import Database
 from penstock.jobs.job_store import JOBS
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING
@@ -46,7 +46,12 @@ def read_stamps(connection: sa.Connection, names: Sequence[str]) -> dict[str, St
     return {row[0]: tuple(row) for row in _STAMPS.rows(connection, names)}
 
 
-def read_page(connection: sa.Connection, *, after: str, limit: int) -> dict[str, Stamp]:
+def ask_stamps(database: Database, names: Sequence[str]) -> Ask:
+    """The question to which the stamps of these jobs are the answer."""
+    return _STAMPS.ask(database, names)
+
+
+def look_at_page(database: Database, *, after: str, limit: int) -> dict[str, Stamp]:
     """The stamps of the first `limit` jobs behind a name, removed ones left out, in the order of names."""
-    rows = connection.execute(_PAGE, {"after": after, "most": limit})
+    (rows,) = database.look([(_PAGE, {"after": after, "most": limit})])
     return {row[0]: tuple(row) for row in rows}
