@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from bench.tools.usage import cpu_of, memory_of
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.catalogue import category_from_json
 from penstock.streams.testing import Stage, wait_for
@@ -271,18 +272,6 @@ def _seconds(text: str) -> float:
     from datetime import datetime
 
     return datetime.fromisoformat(text).timestamp()
-
-
-def kin(process: psutil.Process) -> list[psutil.Process]:
-    return [process, *process.children(recursive=True)]
-
-
-def cpu_of(process: psutil.Process) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in kin(process))
-
-
-def memory_of(process: psutil.Process) -> float:
-    return sum(one.memory_info().rss for one in kin(process)) / 2**20
 
 
 def _read(stage: Stage, job: str) -> int:

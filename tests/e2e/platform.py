@@ -21,6 +21,7 @@ from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX, Log
 from penstock.streams.injector import Injector
 from penstock.streams.places import open_log
+from tests.kin import kill_all, kin_of
 
 ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
 PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
@@ -70,7 +71,7 @@ class Platform:
     def stop(self) -> list[psutil.Process]:
         """SIGTERM; returns what was left running."""
         assert self.process is not None
-        kin = psutil.Process(self.process.pid).children(recursive=True)
+        kin = kin_of(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(60) == 0
         left: list[psutil.Process] = psutil.wait_procs(kin, timeout=10)[1]
@@ -79,12 +80,10 @@ class Platform:
     def kill(self) -> None:
         """Whatever happens, nothing of it survives the test."""
         if self.process is not None and self.process.poll() is None:
-            kin = psutil.Process(self.process.pid).children(recursive=True)
+            kin = kin_of(self.process.pid)
             self.process.kill()
             self.process.wait()
-            for process in kin:
-                if process.is_running():
-                    process.kill()
+            kill_all(kin)
         if self._client is not None:
             self._client.close()
 

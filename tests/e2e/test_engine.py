@@ -10,6 +10,7 @@ import pytest
 
 from penstock.streams.injector import Injector
 from tests.e2e.platform import COUNT, PARSE, ZEITGEIST, Platform
+from tests.kin import kin_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,8 +26,8 @@ def platform(tmp_path: Path) -> Iterator[Platform]:
 
 
 def jvms(platform: Platform) -> list[psutil.Process]:
-    engine = psutil.Process(platform.engine_pid("c1"))
-    return [process for process in engine.children(recursive=True) if process.name() == "java"]
+    kin = kin_of(platform.engine_pid("c1"))
+    return [process for process, command in kin.items() if "org.apache.spark.deploy.SparkSubmit" in command]
 
 
 def test_a_jvm_that_dies_is_replaced_and_a_task_may_have_its_own(platform: Platform) -> None:

@@ -17,6 +17,7 @@ import pytest
 from penstock.client import new_key
 from tests.builders import a_process
 from tests.e2e.platform import Platform
+from tests.kin import kill_all, kin_of
 from tests.tidy_rules import ROOT
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,14 +60,11 @@ class Fleet(Platform):
             )
 
     def kill(self) -> None:
-        kin: list[psutil.Process] = []
         if self.host is not None and self.host.poll() is None:
-            kin = psutil.Process(self.host.pid).children(recursive=True)
+            kin = kin_of(self.host.pid)
             self.host.kill()
             self.host.wait()
-        for process in kin:
-            if process.is_running():
-                process.kill()
+            kill_all(kin)
         super().kill()
 
     def tasks(self) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
     assert said_text.startswith(f"{JOB}/3 ['PENSTOCK_COUNT', 'PENSTOCK_EPOCH'")
     assert not any(name in said_text for name in ("PENSTOCK_TOKEN", "PENSTOCK_DATABASE", "PENSTOCK_URL"))
     assert fleet.host is not None
-    arguments = [" ".join(p.cmdline()) for p in psutil.Process(fleet.host.pid).children(recursive=True)]
+    arguments = list(kin_of(fleet.host.pid).values())
     assert arguments and not any("pk_" in text for text in arguments)
 
     # One is restarted, and only that one.
@@ -169,7 +167,7 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
 
     # It comes back, and then leaves in order: its shards are elsewhere at once, and nothing of it is left.
     fleet.wait("the newcomer again", lambda: "far" in fleet.ready())
-    kin = psutil.Process(fleet.host.pid).children(recursive=True)
+    kin = kin_of(fleet.host.pid)
     fleet.host.send_signal(signal.SIGTERM)
     assert fleet.host.wait(30) == 0
     assert psutil.wait_procs(kin, timeout=5)[1] == []

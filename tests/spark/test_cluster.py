@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pyspark
 import pytest
+
+from tests.kin import kill_all, kin_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
@@ -72,8 +73,7 @@ def master(tmp_path: Path) -> Iterator[str]:
         yield url
     finally:
         for process in reversed(started):
-            for kin in psutil.Process(process.pid).children(recursive=True):
-                kin.kill()
+            kill_all(kin_of(process.pid))
             process.kill()
             process.wait()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.core.system_clock import SystemClock
@@ -16,6 +14,7 @@ from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.testing import Stage, wait_for
 from penstock.tasks.runner import RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
+from tests.kin import kin_of
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,11 +36,7 @@ def a_spec(stage: Stage, job: str, **changes: Any) -> TaskSpec:
 
 def spark_jvms() -> int:
     """JVMs below this process that are Spark's: not a broker of other tests, nor a worker that just ended."""
-    found = 0
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # and what is left of it, a zombie
-            found += "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
-    return found
+    return sum("org.apache.spark.deploy.SparkSubmit" in command for command in kin_of(os.getpid()).values())
 
 
 class Isolated:
@@ -103,7 +98,8 @@ def test_a_task_above_its_memory_is_ended_and_its_peak_is_told(spark: Any, tmp_p
         wait_for(lambda: isolated.status().state is RunState.FAILED, "the task to be ended", seconds=150)
         status = isolated.status()
         assert status.error.startswith("out of memory: it used") and "reserved 1024 MB" in status.error
-        assert status.metrics["memory_peak_mb"] >= 1000  # where the kernel limits it, it comes no further than 1024
+        # Where the kernel limits it, it comes no further than 1024.
+        assert status.metrics["memory_peak_mb"] >= 1000
     finally:
         isolated.end()
         stage.stop(ids)

@@ -17,6 +17,7 @@ from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.process_runner import ProcessRunner, UnknownField, command_of
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
+from tests.kin import kin_of
 from tests.tasks.harness import a_spec
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -97,9 +98,9 @@ def test_one_that_does_not_stop_is_killed(runner: ProcessRunner, tmp_path: Path)
 def test_what_a_task_started_ends_with_it(runner: ProcessRunner, tmp_path: Path):
     start(runner, PARENT)
     wait_for(lambda: "up" in text(tmp_path))
-    kin = [child for child in psutil.Process().children(recursive=True) if "600" in " ".join(child.cmdline())]
+    kin = {process: command for process, command in kin_of(os.getpid()).items() if "600" in command}
     assert len(kin) == 2
-    parent = next(process for process in kin if "Popen" in " ".join(process.cmdline()))
+    parent = next(process for process, command in kin.items() if "Popen" in command)
     os.kill(parent.pid, signal.SIGKILL)  # it dies alone; the child would live on
     wait_for(lambda: status(runner).state is RunState.FAILED)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in kin)
