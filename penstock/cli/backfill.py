@@ -23,7 +23,10 @@ from penstock.streams.record_lines import Lines
 PipelineFile = Annotated[Path, typer.Argument(help="A Python file that makes one Pipeline.")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", help="category=file (.ndjson, .jsonl, .parquet); repeat it for more files."),
+    typer.Option(
+        "--input",
+        help="category=file (.ndjson, .jsonl, .parquet) or category=table:name; repeat it for more.",
+    ),
 ]
 Specs = Annotated[
     list[Path] | None, typer.Option("--category", help="A JSON file that describes a category; repeat it.")
@@ -76,7 +79,7 @@ def backfill(
         job = BatchJob(
             jobs=compiled.to_json()["jobs"],
             categories=reads,
-            files={name: [str(Path(path).absolute()) for path in paths] for name, paths in files.items()},
+            files=files,
             form=form,
             bus=place,
             span=Span(start=LOW_MIN if from_ms is None else from_ms, end=LOW_MAX if to_ms is None else to_ms),

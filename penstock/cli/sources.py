@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus.log import Category, CategorySpec
 from penstock.streams.catalogue import category_from_json, no_category
 from penstock.streams.compiled import CompiledPipeline
+from penstock.streams.record_lines import TABLE
 
 
 def read_specs(paths: Iterable[Path]) -> list[CategorySpec]:
@@ -37,21 +38,24 @@ def read_specs(paths: Iterable[Path]) -> list[CategorySpec]:
 
 
 def read_inputs(given: Iterable[str]) -> dict[str, list[str]]:
-    """`category=file`, as often as there are files."""
+    """`category=file`, as often as there are files; or `category=table:name`."""
     found: dict[str, list[str]] = {}
     for text in given:
         category, equals, path = text.partition("=")
         if not (category and equals and path):
             raise ConfigError(
                 f"not an input: {text!r}",
-                why="it is category=file",
+                why="it is category=file, or category=table:name",
                 fix="e.g. --input queries=queries.ndjson",
             )
+        if path.startswith(TABLE):
+            found.setdefault(category, []).append(path)
+            continue
         if not Path(path).exists():
             raise NotFound(
                 f"there is no file {path!r}", why=f"it was named for {category!r}", fix="check the path"
             )
-        found.setdefault(category, []).append(path)
+        found.setdefault(category, []).append(str(Path(path).absolute()))
     return found
 
 

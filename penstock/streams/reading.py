@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.decode import Decoded, decode_bytes, decode_json
+from penstock.streams.bus.decode import decode_values
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
@@ -127,7 +127,7 @@ def _rows(
     ts = batch.column("_ts")
     bad: dict[int, str] = {}
     if source.format != "typed":
-        decoded = _decode(batch.column("_value"), source)
+        decoded = decode_values(source.format, batch.column("_value"), source.columns)
         columns = {name: decoded.table.column(name).combine_chunks() for name, _ in source.columns}
         bad = dict(decoded.bad)
         good = None if decoded.rows is None else np.array(decoded.rows, dtype=np.int64)
@@ -155,15 +155,6 @@ def _rows(
     own = {names[name]: column for name, column in columns.items()}
     rows = _assemble(schema, len(picked), {**system, **own})
     return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad, number))
-
-
-def _decode(values: pa.Array, source: Input) -> Decoded:
-    if source.format == "avro":
-        # Imported here: only who reads Avro needs its decoder.
-        from penstock.streams.bus.avro import decode_avro
-
-        return decode_avro(values, source.columns)
-    return (decode_bytes if source.format == "bytes" else decode_json)(values, source.columns)
 
 
 def _set_aside(

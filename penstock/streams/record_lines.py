@@ -1,8 +1,8 @@
 """Records of the bus as lines of JSON, and back. Pure: bytes in, Arrow out; a bad line says why.
 
-Two forms. `value`: a line is a record's value, the JSON object that the category declares. `record`: a line
-is a whole record, {"key", "ts", "value", …}, as `penstock bus tail` prints it; bytes that are no JSON are
-`value_base64`.
+Two forms. `value`: a line is a record's value, the JSON object that the category declares, whatever format it
+has on the bus; of a `bytes` category the line itself. `record`: a line is a whole record, {"key", "ts",
+"value", …}, as `penstock bus tail` prints it; bytes that are no JSON are `value_base64`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
-from penstock.streams.bus.decode import decode_json
+from penstock.streams.bus.decode import decode_json, decode_values
 from penstock.streams.bus.log import ARROW_TYPES, HEADERS_FIELD, LOW_MAX, CategorySpec
 from penstock.streams.catalogue import nearest
 from penstock.streams.keys import partitions_of
 
 LINE_BYTES_MAX = 32 * 2**20
+TABLE = "table:"  # in place of a file: before the name of a table
 _BREAKS = re.compile(rb"[\r\n]")
 
 
@@ -118,9 +119,9 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
                 if drafts[number].headers and not rules.spec.headers:
                     bad[number] = "it has headers, and the category was created without"
     numbers = sorted(drafts)
-    values = [_bytes_of(drafts[number]) for number in numbers]
-    decoded = decode_json(pa.array(values, pa.binary()), rules.spec.columns)
-    unread = {numbers[index]: reason for index, reason in decoded.bad}
+    values, unfit = _values([drafts[number] for number in numbers], rules.spec)
+    decoded = decode_values(rules.spec.format, values, rules.spec.columns)
+    unread = {numbers[index]: unfit.get(index, reason) for index, reason in decoded.bad}
     if rules.checked or rules.spec.format != "json":
         bad |= unread
     rows = range(len(numbers)) if decoded.rows is None else decoded.rows
@@ -131,8 +132,9 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
     keys = _keys(kept, drafts, columns, rules)
     fit = [index for index, number in enumerate(kept) if number not in bad]
     own: dict[str, pa.Array] = columns
-    if rules.spec.format == "json":
-        own = {"_value": pa.array([_bytes_of(drafts[number]) for number in kept], pa.binary())}
+    if rules.spec.format != "typed":
+        order = {number: index for index, number in enumerate(numbers)}
+        own = {"_value": values.take(pa.array([order[number] for number in kept], pa.int64()))}
     whole = pa.table(
         {
             "_seq": pa.array(kept, pa.int64()),
@@ -153,8 +155,8 @@ def lines_of(
     batch: pa.RecordBatch, spec: CategorySpec, *, partition: int, offsets: npt.NDArray[np.int64]
 ) -> Iterator[bytes]:
     """Each record of a batch as a line of the form `record`, without a line break."""
-    names = [name for name, _ in spec.columns]
-    for offset, row in zip(offsets.tolist(), batch.to_pylist(), strict=True):
+    parts = _value_parts(batch, spec)
+    for offset, row, part in zip(offsets.tolist(), batch.to_pylist(), parts, strict=True):
         record: dict[str, Any] = {
             "partition": partition,
             "offset": offset,
@@ -163,10 +165,7 @@ def lines_of(
         }
         if row["_late"]:
             record["late"] = True
-        if spec.format == "json":
-            record |= _value_part(row["_value"])
-        else:
-            record["value"] = {name: row[name] for name in names}
+        record |= part
         if spec.headers and row["_headers"]:
             record["headers"] = [(name, _header_part(content)) for name, content in row["_headers"]]
         yield msgspec.json.encode(record)
@@ -201,22 +200,54 @@ def _drafted(line: bytes) -> _Record:
     return record
 
 
-def _bytes_of(record: _Record) -> bytes:
-    return bytes(record.value) if record.value_base64 is None else record.value_base64
+def _values(drafts: Sequence[_Record], spec: CategorySpec) -> tuple[pa.Array, dict[int, str]]:
+    """What the bus would keep of each, and what cannot become an Avro record, with its reason."""
+    found: list[bytes | None] = [
+        bytes(draft.value) if draft.value_base64 is None else draft.value_base64 for draft in drafts
+    ]
+    unfit: dict[int, str] = {}
+    if spec.format == "avro":
+        from penstock.streams.bus.avro import encode_avro
+
+        plain = [index for index, draft in enumerate(drafts) if draft.value_base64 is None]
+        decoded = decode_json(pa.array([found[index] for index in plain], pa.binary()), spec.columns)
+        places = range(len(plain)) if decoded.rows is None else decoded.rows
+        for place, value in zip(places, encode_avro(decoded.table.to_pylist(), spec.columns), strict=True):
+            found[plain[place]] = value
+        for place, reason in decoded.bad:
+            found[plain[place]], unfit[plain[place]] = None, reason
+    return pa.array(found, pa.binary()), unfit
+
+
+def _value_parts(batch: pa.RecordBatch, spec: CategorySpec) -> Iterator[dict[str, Any]]:
+    """How the value of each record is shown."""
+    names = [name for name, _ in spec.columns]
+    if spec.format == "typed":
+        return ({"value": {name: row[name] for name in names}} for row in batch.to_pylist())
+    values = batch.column("_value")
+    if spec.format != "avro":
+        return (_value_part(value) for value in values.to_pylist())
+    decoded = decode_values(spec.format, values, spec.columns)
+    places = range(batch.num_rows) if decoded.rows is None else decoded.rows
+    read = dict(zip(places, decoded.table.to_pylist(), strict=True))
+    return (
+        {"value": read[place]} if place in read else _in_base64(value)
+        for place, value in enumerate(values.to_pylist())
+    )
+
+
+def _in_base64(value: bytes | None) -> dict[str, Any]:
+    return {"value_base64": None if value is None else base64.b64encode(value).decode()}
 
 
 def _value_part(value: bytes | None) -> dict[str, Any]:
     """The bytes as they are, if they are JSON in one line; else in base64, so that nothing is lost."""
-    if value is None:
-        return {"value_base64": None}
     try:
-        msgspec.json.decode(value)
-        is_plain = bool(value) and value == value.strip() and _BREAKS.search(value) is None
+        msgspec.json.decode(value or b"")
+        is_plain = value is not None and value == value.strip() and _BREAKS.search(value) is None
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         is_plain = False
-    if is_plain:
-        return {"value": msgspec.Raw(value)}
-    return {"value_base64": base64.b64encode(value).decode()}
+    return {"value": msgspec.Raw(value)} if is_plain and value else _in_base64(value)
 
 
 def _header_part(content: bytes | None) -> str | dict[str, str] | None:

@@ -138,8 +138,12 @@ def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def input_of(category: Category, reads: Collection[str] | None = None) -> Input:
-    """A category as a task reads it; `reads`: which columns, None: all."""
+    """A category as a task reads it; `reads`: which columns, None: all. An Avro record says what it holds by
+    the order alone, so of such a category it is all of them.
+    """
     spec = category.spec
+    if spec.format == "avro":
+        reads = None
     return Input(
         category=spec.name,
         birth=category.birth,

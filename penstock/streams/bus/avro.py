@@ -63,5 +63,11 @@ def decode_avro(values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decoded
 
 @lru_cache(maxsize=64)
 def _schema(columns: tuple[tuple[str, str], ...]) -> Any:
-    fields = [{"name": name, "type": ["null", _TYPES[kind]], "default": None} for name, kind in columns]
+    fields = [{"name": name, "type": ["null", _type(kind)], "default": None} for name, kind in columns]
     return fastavro.parse_schema({"type": "record", "name": "Record", "fields": fields})
+
+
+def _type(kind: str) -> Any:
+    if not kind.startswith("array<"):
+        return _TYPES[kind]
+    return {"type": "array", "items": ["null", _TYPES[kind.removeprefix("array<").removesuffix(">")]]}

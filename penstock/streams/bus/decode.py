@@ -191,6 +191,16 @@ def decode_bytes(values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decode
     return Decoded(table=pa.table([values], schema=schema), rows=None)
 
 
+def decode_values(format_: str, values: pa.Array, columns: Sequence[tuple[str, str]]) -> Decoded:
+    """The values of a category that is not `typed`, as its columns."""
+    if format_ == "avro":
+        # Imported here: few categories need it, and every process that plans batches would load it.
+        from penstock.streams.bus.avro import decode_avro
+
+        return decode_avro(values, columns)
+    return (decode_bytes if format_ == "bytes" else decode_json)(values, columns)
+
+
 def table_of(rows: Sequence[tuple[Any, ...]], columns: Sequence[tuple[str, str]]) -> pa.Table:
     """Rows of values as columns."""
     schema = pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])

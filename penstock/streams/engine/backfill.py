@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from penstock.streams.outbox import Production
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log
 from penstock.streams.reading import rows_alone, schema_of
-from penstock.streams.record_lines import LineRules, Lines, parse_lines
+from penstock.streams.record_lines import TABLE, LineRules, Lines, parse_lines
 from penstock.streams.step import dead_stream, is_dead
 from penstock.streams.task import BAD, DATA, SYSTEM_COLUMNS, Input, input_of, schema_ddl
 from penstock.streams.watermark import Cut
@@ -73,22 +74,34 @@ def read_category(spark: SparkSession, bus: str, category: Category) -> DataFram
 
 
 def read_files(spark: SparkSession, paths: Sequence[str], category: Category, form: Lines) -> DataFrame:
-    """Files of the records of a category: lines of JSON, or Parquet with its columns."""
+    """Files of the records of a category: lines of JSON, or Parquet with its columns; or tables with them
+    (`table:<name>`), by any name that this Spark knows.
+    """
     source = input_of(category)
     ddl = schema_ddl(source.columns)
-    kinds = {Path(path).suffix == ".parquet" for path in paths}
-    if kinds == {True}:
-        return _parquet_rows(spark.read.parquet(*paths), category).mapInArrow(_batch_reader(category), ddl)
-    if True in kinds:
+    kinds = {_kind_of(path) for path in paths}
+    if len(kinds) > 1:
         raise ConfigError(
-            f"the files for {category.spec.name!r} are of two kinds",
-            why="some are Parquet, some are lines",
-            fix="give files of one kind",
+            f"the inputs for {category.spec.name!r} are of two kinds",
+            why=f"some are {', some are '.join(sorted(kinds))}",
+            fix="give inputs of one kind",
         )
+    if kinds == {"Parquet"}:
+        return _column_rows(spark.read.parquet(*paths), category).mapInArrow(_batch_reader(category), ddl)
+    if kinds == {"tables"}:
+        tables = [_column_rows(spark.table(path.removeprefix(TABLE)), category) for path in paths]
+        rows = reduce(DataFrame.unionByName, tables)
+        return rows.mapInArrow(_batch_reader(category), ddl)
     lines = spark.read.text(list(paths)).select(
         F.monotonically_increasing_id().alias("number"), F.col("value").cast("binary").alias("line")
     )
     return lines.where("length(trim(cast(line as string))) > 0").mapInArrow(_line_reader(category, form), ddl)
+
+
+def _kind_of(path: str) -> str:
+    if path.startswith(TABLE):
+        return "tables"
+    return "Parquet" if Path(path).suffix == ".parquet" else "lines"
 
 
 def run_jobs(
@@ -232,20 +245,20 @@ def _numbered(rows: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
     return rows.set_column(index, "_offset", numbers.take(rows.column("_offset")).cast(pa.int64()))
 
 
-def _parquet_rows(rows: DataFrame, category: Category) -> DataFrame:
-    """The columns that the bus would have; `_ts` and `_key` where the file has them."""
+def _column_rows(rows: DataFrame, category: Category) -> DataFrame:
+    """The columns that the bus would have; `_ts` and `_key` where the file or table has them."""
     spec = category.spec
     wanted = (
         ["_value"]
-        if spec.format == "json" and "_value" in rows.columns
+        if spec.format != "typed" and "_value" in rows.columns
         else [name for name, _ in spec.columns]
     )
     lacking = [name for name in wanted if name not in rows.columns]
     if lacking:
         raise ConfigError(
-            f"the files for {spec.name!r} lack the columns {', '.join(lacking)}",
+            f"the inputs for {spec.name!r} lack the columns {', '.join(lacking)}",
             why=f"they have {', '.join(rows.columns)}",
-            fix="give files with the category's columns",
+            fix="give files or tables with the category's columns",
         )
     if wanted != ["_value"] and spec.format == "json":
         value = F.to_json(F.struct(*(F.col(name) for name in wanted))).cast("binary").alias("_value")
@@ -274,12 +287,26 @@ def _batch_reader(category: Category) -> _BATCHES:
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = {name: batch.column(name) for name in batch.schema.names}
+            columns = _encoded({name: batch.column(name) for name in batch.schema.names}, category)
             columns["_ts"] = columns["_ts"].fill_null(0)
             rows = _alone(_bus_batch(columns, category, batch.num_rows), source)
             yield _numbered(rows, batch.column("number"))
 
     return read
+
+
+def _encoded(columns: dict[str, pa.Array], category: Category) -> dict[str, pa.Array]:
+    """Columns of an `avro` or `bytes` category as the value that the bus would have."""
+    spec = category.spec
+    if spec.format not in ("avro", "bytes") or "_value" in columns:
+        return columns
+    names = [name for name, _ in spec.columns]
+    if spec.format == "bytes":
+        return {**columns, "_value": columns[names[0]]}
+    from penstock.streams.bus.avro import encode_avro
+
+    rows = pa.table([columns[name] for name in names], names=names).to_pylist()
+    return {**columns, "_value": pa.array(encode_avro(rows, spec.columns), pa.binary())}
 
 
 def _bus_batch(columns: Mapping[str, pa.Array], category: Category, length: int) -> pa.RecordBatch:
