@@ -122,8 +122,10 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
     values, unfit = _values([drafts[number] for number in numbers], rules.spec)
     decoded = decode_values(rules.spec.format, values, rules.spec.columns)
     unread = {numbers[index]: unfit.get(index, reason) for index, reason in decoded.bad}
-    if rules.checked or rules.spec.format != "json":
+    # Unless it is checked, a value is kept as it is; only what has no bytes at all cannot be.
+    if rules.checked or rules.spec.format == "typed":
         bad |= unread
+    bad |= {numbers[index]: reason for index, reason in unfit.items()}
     rows = range(len(numbers)) if decoded.rows is None else decoded.rows
     place = {numbers[index]: row for row, index in enumerate(rows)}
     kept = [number for number in numbers if number not in bad]

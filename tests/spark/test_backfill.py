@@ -125,6 +125,38 @@ def test_stream_and_batch_make_the_same_rows(spark: Any, shops: Stage, tmp_path:
     assert 0 < some.total() < stream.total()
 
 
+@pytest.mark.parametrize("format_", ["json", "avro"])
+def test_a_table_of_spark_is_an_input_as_files_are(spark: Any, tmp_path: Path, format_: str):
+    """Plan: the same sales as lines, as Parquet and as a table of ORC files, for JSON and Avro categories."""
+    from penstock.core.errors import ConfigError
+    from penstock.streams.bus.log import Category
+    from penstock.streams.catalogue import category_from_json
+    from penstock.streams.engine.backfill import read_files
+
+    category = Category(spec=category_from_json({**SALES, "format": format_}), birth="b1")
+    rows = [(f"shop {n % 3}", n / 2, n * 10) for n in range(200)]
+    table = spark.createDataFrame(rows, "shop string, amount double, ts bigint")
+    table.write.orc(str(tmp_path / "orc"))
+    table.write.parquet(str(tmp_path / "some.parquet"))
+    lines = tmp_path / "lines.ndjson"
+    lines.write_text(
+        "".join(json.dumps(dict(zip(("shop", "amount", "ts"), row, strict=True))) + "\n" for row in rows)
+    )
+
+    def read(*paths: str) -> list[tuple[Any, ...]]:
+        found = read_files(spark, list(paths), category, Lines.VALUE)
+        return sorted((row["shop"], row["amount"], row["ts"], row["_ts"]) for row in found.collect())
+
+    orc = f"table:orc.`{tmp_path / 'orc'}`"
+    expected = sorted((*row, row[2]) for row in rows)
+    assert read(str(lines)) == expected
+    assert read(str(tmp_path / "some.parquet")) == expected
+    assert read(orc) == expected
+    assert read(orc, orc) == sorted(expected * 2)
+    with pytest.raises(ConfigError, match="of two kinds"):
+        read(orc, str(lines))
+
+
 def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
     from penstock.streams.engine.backfill import read_category
     from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, publish, queries
