@@ -31,7 +31,7 @@ def changes_table(changes: Sequence[Row]) -> Table:
     table.add_column("change", overflow="fold")
     for name in ("why", "fields", "restarts"):
         table.add_column(name, overflow="fold")
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", overflow="fold")
     for change in changes:
         fields = ", ".join(
             f"{item['path']}: {value_text(item['old'])} → {value_text(item['new'])}"
@@ -43,9 +43,15 @@ def changes_table(changes: Sequence[Row]) -> Table:
             text(change["reason"]),
             text(fields or "–"),
             text(", ".join(change["restarts"]) or "none"),
-            "kept" if change["state_kept"] else Text("new", style="yellow"),
+            _state(change),
         )
     return table
+
+
+def _state(change: Row) -> Text:
+    if change.get("conflict"):
+        return text(f"refused: {change['conflict']}", "bold red")
+    return Text("kept") if change["state_kept"] else Text("new", style="yellow")
 
 
 def plan_tables(change: Row) -> RenderableType:

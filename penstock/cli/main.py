@@ -50,6 +50,10 @@ app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+Reset = Annotated[
+    list[str] | None,
+    typer.Option("--reset-state", help="A job that starts again from empty state; repeat it for more."),
+]
 PipelineFile = Annotated[
     Path, typer.Argument(help="A Python file that makes one Pipeline, or INSERT statements in a file .sql.")
 ]
@@ -129,14 +133,16 @@ def up(
 
 
 @app.command(epilog=EXIT_CODES)
-def plan(pipeline: PipelineFile, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
+def plan(
+    pipeline: PipelineFile, folder: Folder = FOLDER, reset_state: Reset = None, output: Output = Form.TABLE
+) -> None:
     """Draw a pipeline and its jobs, and say what submitting it would change."""
     from penstock.cli.compiling import compile_file
     from penstock.streams.drawing import draw_plan
 
     with connect(folder, role="developer") as client:
         compiled, _ = compile_file(pipeline, client)
-        changes = client.plan_pipeline(compiled.to_json())
+        changes = client.plan_pipeline({**compiled.to_json(), "reset_state": reset_state or []})
     if output is Form.TABLE:
         out.print(draw_plan(compiled), markup=False)
     said = {"compiled": compiled.to_json(), "changes": changes}
@@ -151,6 +157,7 @@ def submit(
     version: Annotated[
         str, typer.Option(help="The package's version for people; its hash is its identity.")
     ] = "",
+    reset_state: Reset = None,
     output: Output = Form.TABLE,
 ) -> None:
     """Package a pipeline's code and make its jobs what runs."""
@@ -160,7 +167,8 @@ def submit(
         compiled, package = compile_file(pipeline, client, version=version)
         check_can_run(compiled)
         client.put_package(package.hash, package.data)
-        answer = client.submit_pipeline(compiled.to_json(), why=why, key=new_key())
+        asked = {**compiled.to_json(), "reset_state": reset_state or []}
+        answer = client.submit_pipeline(asked, why=why, key=new_key())
     lines = [f"[green]submitted[/] {job}, expected version {at}" for job, at in answer["jobs"].items()]
     show(answer, output, lambda: "\n".join([*lines, "follow it with `penstock status --watch`"]))
 

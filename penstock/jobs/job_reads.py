@@ -181,10 +181,11 @@ class JobReads:
     ) -> tuple[dict[str, JobRecord], dict[str, JobConfig]]:
         """The present records, and each job's config with its new provisioner layer, all of them valid."""
         records = job_store.load_records(connection, list(pipeline.jobs))
-        configs = {
-            name: self._proposal(connection, name, body, records.get(name))
-            for name, body in pipeline.jobs.items()
-        }
+        configs = {}
+        for name in pipeline.jobs:
+            record = records.get(name)
+            before = {} if record is None or record.job.deleted else layer_body(record, "provisioner")
+            configs[name] = self._proposal(connection, name, pipeline.body_after(name, before), record)
         return records, configs
 
     def _proposal(

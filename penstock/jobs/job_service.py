@@ -38,7 +38,7 @@ from penstock.jobs.layer_writer import (
     check_version,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
-from penstock.jobs.provision import cannot_run, read_compiled
+from penstock.jobs.provision import cannot_run, check_state_fits, read_compiled
 from penstock.jobs.text_rules import check_line, shown
 
 __all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "StateSet"]
@@ -274,13 +274,21 @@ class JobService(JobReads):
             for name, body in pipeline.jobs.items():
                 if (refusal := cannot_run(name, body)) is not None:
                     raise refusal
-            records, _ = self._proposals(writer.connection, pipeline)
+            records, configs = self._proposals(writer.connection, pipeline)
+            check_state_fits(
+                {
+                    name: (record.old.config, configs[name].to_json())
+                    for name, record in records.items()
+                    if record.old is not None and not record.job.deleted
+                }
+            )
             versions: dict[str, int] = {}
             for name, body in pipeline.jobs.items():
                 record = records.get(name)
                 if record is None or record.job.deleted:
                     versions[name] = _begin(writer, record, name, body, new_birth())
                 else:
+                    body = pipeline.body_after(name, layer_body(record, "provisioner"))
                     versions[name], _ = writer.write(record, "provisioner", body, None)
             for record in self._leavers(writer.connection, pipeline):
                 body = {**layer_body(record, "provisioner"), "state": "stopped"}

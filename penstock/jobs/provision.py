@@ -12,10 +12,11 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
+from penstock.jobs.state_fit import state_conflict
 from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
 from penstock.jobs.text_rules import shown
 
-PARTS = frozenset({"pipeline", "package", "jobs", "graph"})
+PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state"})
 # Fields that an interval's state belongs to: another value is another state.
 STATE_FIELDS = ("kind", "lineage", "partitions")
 
@@ -28,6 +29,16 @@ class CompiledPipeline:
     package: Mapping[str, Any]
     graph: Mapping[str, Any]
     jobs: Mapping[str, Mapping[str, Any]]
+    reset_state: frozenset[str] = frozenset()  # jobs that start again from empty state
+
+    def body_after(self, job: str, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The layer to write where `before` stands: its state stays what it was, unless it is to be reset."""
+        body = self.jobs[job]
+        lineage = before.get("lineage", 0)
+        if "lineage" in body or not isinstance(lineage, int):
+            return body
+        lineage += job in self.reset_state
+        return {**body, "lineage": lineage} if lineage else body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,7 @@ class JobChange:
     tasks_after: int
     state_kept: bool
     reason: str
+    conflict: str = ""  # why a submit would be refused: its state cannot be kept
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,7 +79,22 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
         if body["pipeline"] != pipeline:
             raise _refusal(f"job {shown(name)} says that it belongs to {shown(body['pipeline'])}")
         bodies[name] = body
-    return CompiledPipeline(name=pipeline, package=package, graph=graph, jobs=bodies)
+    return CompiledPipeline(
+        name=pipeline, package=package, graph=graph, jobs=bodies, reset_state=_reset(compiled, bodies)
+    )
+
+
+def check_state_fits(changes: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+    """Refuse jobs, as (running config, new config), whose state would be lost without a word."""
+    found = {job: state_conflict(old, new) for job, (old, new) in changes.items()}
+    found = {job: conflict for job, conflict in found.items() if conflict}
+    if found:
+        options = " ".join(f"--reset-state {job}" for job in found)
+        raise Refused(
+            f"the state of {', '.join(map(repr, found))} cannot be kept",
+            why="; ".join(f"{job}: {conflict}" for job, conflict in found.items()),
+            fix=f"keep what its state depends on, or rename the job, or start from empty state: {options}",
+        )
 
 
 def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
@@ -101,14 +128,16 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
         kind, changed = "simple" if isinstance(sync, SimpleSync) else "complex", sync.changed
         if isinstance(sync, ComplexSync) or sync.restarts:
             restarts = _tasks(job, running)
+    conflict = "" if running is None else state_conflict(running.config, target)
     return JobChange(
         job=job,
         change=kind,
         changed=changed,
         restarts=restarts,
         tasks_after=tasks_after,
-        state_kept=kept,
+        state_kept=kept and not conflict,
         reason=sync.reason,
+        conflict=conflict,
     )
 
 
@@ -129,6 +158,19 @@ def _tasks(job: str, running: RunningView) -> tuple[str, ...]:
     return (
         tuple(f"{job}/{index}" for index in sorted(set(running.mapping))) if is_active(running.config) else ()
     )
+
+
+def _reset(compiled: Mapping[str, Any], bodies: Mapping[str, Any]) -> frozenset[str]:
+    wanted = compiled.get("reset_state", [])
+    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+        raise _refusal("`reset_state` is not a list of names")
+    if unknown := sorted(set(wanted) - bodies.keys()):
+        raise ConfigError(
+            f"the state of {shown(unknown[0])} cannot be reset",
+            why=f"the pipeline has no such job, only {', '.join(sorted(bodies))}",
+            fix="name a job of the pipeline, as `penstock plan` shows them",
+        )
+    return frozenset(wanted)
 
 
 def _refusal(why: str) -> ConfigError:
