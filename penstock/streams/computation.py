@@ -23,54 +23,34 @@ A window count, tried on three records without any service:
 
 from __future__ import annotations
 
-import copy
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.state import ListState, MapState, Opaque, StateCodec, Value
 
 if TYPE_CHECKING:
     from penstock.streams.keyed_work import KeyedWork
 
+__all__ = [
+    "Computation",
+    "Context",
+    "ListState",
+    "MapState",
+    "Opaque",
+    "Record",
+    "Timer",
+    "Value",
+    "record_type",
+]
+
 LATE = ("drop", "process")
-_MISSING = object()
-_EMPTY: dict[Any, Any] = {
-    int: 0,
-    float: 0.0,
-    str: "",
-    bytes: b"",
-    bool: False,
-    list: [],
-    dict: {},
-    set: set(),
-}
-
-
-class Value:
-    """One persistent value per key, typed: `counts = Value(dict[int, int])`, `best = Value(int, default=-1)`.
-
-    Without a default it starts as the type's empty value. A key whose values all equal their defaults is not
-    stored.
-    """
-
-    def __init__(self, kind: Any, *, default: Any = _MISSING) -> None:
-        self.kind = kind
-        self.default = _empty_of(kind) if default is _MISSING else default
-
-    def field(self) -> Any:
-        """The field of the state's struct; no two keys share a default that can change."""
-        if type(self.default) in (list, dict, set) and not self.default:
-            return msgspec.field(default_factory=type(self.default))
-        if self.default is None or isinstance(self.default, int | float | str | bytes):
-            return msgspec.field(default=self.default)
-        return msgspec.field(default_factory=lambda: copy.deepcopy(self.default))
 
 
 class Computation:
@@ -82,7 +62,7 @@ class Computation:
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
     late: ClassVar[str] = "drop"  # or "process"
     state_type: ClassVar[type[msgspec.Struct]]
-    state_decoder: ClassVar[msgspec.msgpack.Decoder[Any]]
+    state_codec: ClassVar[StateCodec]
 
     def process_record(self, record: Record, ctx: Context) -> None:
         """Called for each record of a key, in order."""
@@ -109,20 +89,12 @@ class Computation:
             for name, value in vars(base).items()
             if isinstance(value, Value)
         }
-        fields = [(name, value.kind, value.field()) for name, value in declared.items()]
-        try:
-            cls.state_type = msgspec.defstruct(f"{cls.__name__}State", fields, forbid_unknown_fields=True)
-            cls.state_decoder = msgspec.msgpack.Decoder(cls.state_type)
-        except (TypeError, ValueError) as error:
-            raise PipelineError(
-                f"computation {cls.__name__!r} declares a value that cannot be stored",
-                why=str(error),
-                fix="use numbers, strings, bytes, lists, dicts, sets, or dataclasses of these",
-            ) from error
+        cls.state_codec = StateCodec(cls.__name__, declared)
+        cls.state_type = cls.state_codec.live_type
 
 
-Computation.state_type = msgspec.defstruct("NoState", [], forbid_unknown_fields=True)
-Computation.state_decoder = msgspec.msgpack.Decoder(Computation.state_type)
+Computation.state_codec = StateCodec("No", {})
+Computation.state_type = Computation.state_codec.live_type
 
 
 class Record:
@@ -219,19 +191,6 @@ class Context:
         stamp = self._floor if ts is None else ts
         target = self.key if key is None else key
         self._work.produce(values, stream, stamp, target, floor=self._floor, is_late=self._late)
-
-
-def _empty_of(kind: Any) -> Any:
-    origin = get_origin(kind) or kind
-    if origin in (Union, types.UnionType) and type(None) in get_args(kind):
-        return None
-    if origin in _EMPTY:
-        return copy.deepcopy(_EMPTY[origin])
-    raise PipelineError(
-        f"a value of type {kind!r} needs a default",
-        why="only numbers, strings, bytes, booleans, lists, dicts, sets and optional types have one",
-        fix=f"write Value({getattr(kind, '__name__', kind)}, default=…)",
-    )
 
 
 def _check_declaration(cls: type[Computation]) -> None:

@@ -11,14 +11,13 @@ from operator import index, itemgetter
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from penstock.core.clock import Millis
 from penstock.core.errors import (
     ComputationFailed,
     PenstockError,
     ProductionRefused,
     StateMismatch,
+    StateRefused,
     TimerRefused,
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
@@ -78,11 +77,15 @@ class KeyedWork:
 
     def state_changes(self) -> dict[str, bytes | None]:
         """New state of each key that a hook changed; None where all values are back at their defaults."""
-        blank, changes = self._computation.state_type(), {}
-        encode = msgspec.msgpack.Encoder().encode
+        changes, encode = {}, self._computation.state_codec.encode
         for key, state in self._states.items():
-            before, after = self._stored.get(key), None if state == blank else encode(state)
-            if before != after:
+            try:
+                after = encode(state)
+            except StateRefused as error:
+                error.what = f"{error.what} (job {self._job!r}, key {key!r})"
+                error.job, error.key = self._job, key
+                raise
+            if self._stored.get(key) != after:
                 changes[key] = after
         return changes
 
@@ -203,19 +206,12 @@ class KeyedWork:
         self.counters["timers"] += fired
 
     def _load(self, key: str) -> Any:
-        stored = self._stored.get(key)
+        stored, codec = self._stored.get(key), self._computation.state_codec
         try:
-            state = (
-                self._computation.state_type()
-                if stored is None
-                else self._computation.state_decoder.decode(stored)
-            )
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise StateMismatch(
-                f"the state of key {key!r} does not fit computation {type(self._computation).__name__!r}",
-                why=f"{error}; it was written by another version of the computation",
-                fix="declare every value with the name and type it was stored with, or reset the job's state",
-            ) from error
+            state = codec.blank() if stored is None else codec.decode(stored)
+        except StateMismatch as error:
+            error.what = f"{error.what} (job {self._job!r}, key {key!r})"
+            raise
         self._states[key] = state
         return state
 
