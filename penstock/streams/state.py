@@ -152,6 +152,10 @@ class StateCodec:
                     values[field] = serializer.decode(kept)
         return self.live_type(**values)
 
+    def plain(self, data: bytes) -> Any:
+        """What is stored, with opaque values as bytes: for comparing and for looking at it."""
+        return msgspec.structs.asdict(self._decoder.decode(data))
+
     def encode(self, state: Any) -> bytes | None:
         """The bytes to store, None for a state like `blank()`; StateRefused if it could not be read again."""
         stored = self._stored(state)
