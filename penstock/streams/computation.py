@@ -73,7 +73,7 @@ class Computation:
         )
 
     def process_timer(self, timer: Timer, ctx: Context) -> None:
-        """Called when the low watermark has passed a timer that this key set."""
+        """Called when the low watermark, or the clock, has reached a timer that this key set."""
         raise PipelineError(
             f"computation {type(self).__name__!r} does not say what to do with a timer",
             why=f"it has no process_timer, but timer {timer.tag!r} was set",
@@ -142,25 +142,31 @@ def _reader(place: int) -> Callable[[Record], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fired. `hold_ms` is the earliest stamp its productions may carry."""
+    """A timer that fired, `wall`: by the clock. `hold_ms` is the earliest stamp its productions may carry."""
 
     key: str
     tag: str
     at_ms: Millis
     hold_ms: Millis
     late: bool = False
+    wall: bool = False
 
 
 class Context:
-    """What a hook may do, for its key. `low_watermark`: no record on time comes before it any more."""
+    """What a hook may do, for its key. `low_watermark`: no record on time comes before it any more.
 
-    __slots__ = ("_floor", "_late", "_work", "key", "low_watermark", "state")
+    `now`: the clock, read once per step. What is made of it depends on when the step ran, and a step that
+    failed runs again later; what was committed stays.
+    """
+
+    __slots__ = ("_floor", "_late", "_work", "key", "low_watermark", "now", "state")
 
     def __init__(self, work: KeyedWork) -> None:
         self._work = work
         self.key = ""
         self.state: Any = None
         self.low_watermark: Millis = 0
+        self.now: Millis = 0
         self._floor: Millis = 0
         self._late = False
 
@@ -175,6 +181,14 @@ class Context:
         `hold_ms` (not before this record): downstream then waits until the timer is gone.
         """
         self._work.set_timer(self.key, tag, at_ms, hold_ms, floor=self._floor, is_late=self._late)
+
+    def set_wall_timer(self, tag: str, at_ms: Millis) -> None:
+        """Call `process_timer` once the clock reaches `at_ms`; replaces this key's timer of that tag.
+
+        It fires with or without records, and holds nothing back: what it produces is stamped with the low
+        watermark at that moment, or later.
+        """
+        self._work.set_wall_timer(self.key, tag, at_ms, floor=self._floor)
 
     def delete_timer(self, tag: str) -> None:
         """Forget this key's timer of that tag, if there is one."""

@@ -89,21 +89,24 @@ class StatefulStep:
         `_late`. Other columns that start with an underscore are not the user's. Rows with `_bad` are counted
         and passed over.
         """
-        row = self._send_outbox()
+        row, has_wall = self._send_outbox(now_ms)
         rows = _Rows.of(_table_of(batches))
         assert all(number < len(ranges) for number in np.unique(rows.inputs)), "an input that was not planned"
         counters = None
         for attempt in range(COMMIT_ATTEMPTS):
             try:
-                work, row, has_outbox = self._attempt(ranges, rows, row)
+                work, row, has_outbox = self._attempt(ranges, rows, row, now_ms, has_wall)
             except VersionMoved:
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
-                row = self._rows.snapshot(self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN).row
+                snapshot = self._rows.snapshot(
+                    self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN, wall_up_to=now_ms
+                )
+                row, has_wall = snapshot.row, bool(snapshot.timers)
                 continue
             counters = None if work is None else work.counters
             if has_outbox:
-                row = self._send_outbox()
+                row, _ = self._send_outbox(now_ms)
             break
         report_low(
             row, producer=self._ref.birth, log=self._log, outputs=list(self._outputs.values()), now_ms=now_ms
@@ -111,19 +114,23 @@ class StatefulStep:
         return StepReport.of(row, counters)
 
     def _attempt(
-        self, ranges: Sequence[InputRange], rows: _Rows, row: IntervalRow
+        self, ranges: Sequence[InputRange], rows: _Rows, row: IntervalRow, now_ms: Millis, has_wall: bool
     ) -> tuple[KeyedWork | None, IntervalRow, bool]:
         """Decide on what `row` says and commit; no work if a twin did it, VersionMoved if one was faster."""
         check_start(self._ref, row, ranges)
         fresh, bad = rows.from_offsets([row.offsets[asked.birth] for asked in ranges]).readable()
         cuts = self._cuts(ranges, fresh, row)
         ends = {asked.birth: asked.end for asked in ranges if asked.end > row.offsets[asked.birth]}
-        if not ends and not cuts:
+        if not ends and not cuts and not has_wall:
             return None, row, False
         low = cuts[-1].low if cuts else row.input_low
         keys = pc.fill_null(fresh.table.column("_key"), "")
         snapshot = self._rows.snapshot(
-            self._ref, token=self._token, keys=pc.unique(keys).to_pylist(), timers_up_to=low
+            self._ref,
+            token=self._token,
+            keys=pc.unique(keys).to_pylist(),
+            timers_up_to=low,
+            wall_up_to=now_ms,
         )
         if snapshot.row.version != row.version:
             raise VersionMoved("a twin wrote between two reads of a step")
@@ -131,6 +138,7 @@ class StatefulStep:
             self._computation,
             job=self._ref.job,
             low=row.input_low,
+            now_ms=now_ms,
             states=snapshot.states,
             timers=snapshot.timers,
             timers_max=self._timers_max,
@@ -170,13 +178,16 @@ class StatefulStep:
             counters={name: count for name, count in work.counters.items() if count},
         )
 
-    def _send_outbox(self) -> IntervalRow:
-        """Publish whatever is undelivered, oldest first, and only then forget it."""
-        snapshot = self._rows.snapshot(self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN)
+    def _send_outbox(self, now_ms: Millis) -> tuple[IntervalRow, bool]:
+        """Publish whatever is undelivered, oldest first, and only then forget it. Are wall timers due?"""
+        snapshot = self._rows.snapshot(
+            self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN, wall_up_to=now_ms
+        )
         if not snapshot.outbox:
-            return snapshot.row
+            return snapshot.row, bool(snapshot.timers)
         sent = publish_outbox(snapshot.outbox, log=self._log, producer=self._ref.birth, token=self._token)
-        return self._rows.delivered(self._ref, token=self._token, ids=sent)
+        row = self._rows.delivered(self._ref, token=self._token, ids=sent)
+        return row, bool(snapshot.timers)
 
 
 def _run_hooks(work: KeyedWork, rows: _Rows, keys: pa.ChunkedArray, cuts: Sequence[Cut]) -> None:

@@ -29,7 +29,7 @@ from penstock.streams.watermark import Cut
 # How many timers set at or before the low may fire in one step: more is a loop.
 TIMERS_PER_STEP_MAX = 1_000_000
 
-_Pending = tuple[Millis, Millis, bool]  # (time, hold, is late)
+_Pending = tuple[Millis, Millis, bool, bool]  # (time, hold, is late, is of the wall)
 
 
 class KeyedWork:
@@ -41,6 +41,7 @@ class KeyedWork:
         *,
         job: str,
         low: Millis,
+        now_ms: Millis = 0,
         states: Mapping[str, bytes] | None = None,
         timers: Iterable[TimerRow] = (),
         timers_max: int = TIMERS_PER_STEP_MAX,
@@ -52,21 +53,24 @@ class KeyedWork:
         self._stored: Mapping[str, bytes] = states or {}
         self._states: dict[str, Any] = {}  # of the keys whose hooks ran
         self._pending: dict[tuple[str, str], _Pending] = {
-            (timer.key, timer.tag): (timer.at_ms, timer.hold_ms, timer.late) for timer in timers
+            (timer.key, timer.tag): (timer.at_ms, timer.hold_ms, timer.late, timer.wall) for timer in timers
         }
         self._touched: set[tuple[str, str]] = set()
-        self._due = sorted((at, key, tag) for (key, tag), (at, _, _) in self._pending.items())  # a heap
+        found = sorted((at, key, tag, wall) for (key, tag), (at, _, _, wall) in self._pending.items())
+        self._due = [(at, key, tag) for at, key, tag, wall in found if not wall]  # a heap
+        self._wall = [(at, key, tag) for at, key, tag, wall in found if wall]  # a heap: all of it is due now
         self._up_to = low  # timers beyond it cannot fire in this step
         self._behind_count = 0
         self._ctx = Context(self)
-        self._ctx.low_watermark = low
+        self._ctx.low_watermark, self._ctx.now = low, now_ms
         self.where: tuple[str, int | None] = ("", None)  # what runs, for whoever is blamed
 
     def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
-        """Records up to a cut, then the timers due at its low, then on to the next."""
+        """Wall timers that are due, records up to a cut, then the timers due at its low, on to the next."""
         self._up_to = cuts[-1].low if cuts else self._low
         with _Blame(self, self._ctx, job=self._job):
             done = 0
+            self._fire_due()
             for cut in cuts:
                 self._process(records[done : cut.position], offsets[done : cut.position])
                 self._low = self._ctx.low_watermark = cut.low
@@ -92,10 +96,10 @@ class KeyedWork:
     def timer_changes(self) -> tuple[tuple[TimerRow, ...], tuple[tuple[str, str], ...]]:
         """Timers set and not fired yet; (key, tag) of those that fired or were deleted."""
         kept = [
-            TimerRow(key=name[0], tag=name[1], at_ms=at, hold_ms=hold, late=late)
+            TimerRow(key=name[0], tag=name[1], at_ms=at, hold_ms=hold, late=late, wall=wall)
             for name in self._touched
             if name in self._pending
-            for at, hold, late in [self._pending[name]]
+            for at, hold, late, wall in [self._pending[name]]
         ]
         return tuple(kept), tuple(name for name in self._touched if name not in self._pending)
 
@@ -104,7 +108,7 @@ class KeyedWork:
     ) -> None:
         """What `Context.set_timer` does."""
         low, name = self._low, (key, tag)
-        if hold_ms is None and self._pending.get(name) == (at_ms, at_ms - 1, False) and at_ms > low:
+        if hold_ms is None and self._pending.get(name) == (at_ms, at_ms - 1, False, False) and at_ms > low:
             return  # most records of a window set the timer that the first one set
         at = at_ms if type(at_ms) is int else index(at_ms)
         if hold_ms is None:
@@ -115,7 +119,7 @@ class KeyedWork:
         else:
             hold = index(hold_ms)
         self._check_timer(tag, at, hold, floor if hold_ms is not None else LOW_MIN)
-        pending = (at, hold, is_late and hold < low)
+        pending = (at, hold, is_late and hold < low, False)
         if self._pending.get(name) == pending:
             return
         self._pending[name] = pending
@@ -123,13 +127,21 @@ class KeyedWork:
         if at <= self._up_to:
             heappush(self._due, (at, key, tag))
         if at <= low:
-            self._behind_count += 1
-            if self._behind_count > self._timers_max:
-                raise TimerRefused(
-                    f"timers set at or before the low watermark fired {self._timers_max} times in one step",
-                    why="each fires at once, and sets another one that is due at once",
-                    fix="set the next timer after ctx.low_watermark, and none once that is the end of input",
-                )
+            self._count_due("the low watermark", "ctx.low_watermark, and none once that is the end of input")
+
+    def set_wall_timer(self, key: str, tag: str, at_ms: Millis, *, floor: Millis) -> None:
+        """What `Context.set_wall_timer` does."""
+        at, name = index(at_ms), (key, tag)
+        self._check_timer(tag, at, at, LOW_MIN)
+        # It holds nothing; its record's time is its stamp only where no low is known when it fires.
+        pending = (at, floor if self._low <= LOW_MIN else 0, False, True)
+        if self._pending.get(name) == pending:
+            return
+        self._pending[name] = pending
+        self._touched.add(name)
+        if at <= self._ctx.now:
+            heappush(self._wall, (at, key, tag))
+            self._count_due("now", "ctx.now")
 
     def delete_timer(self, key: str, tag: str) -> None:
         """What `Context.delete_timer` does."""
@@ -164,7 +176,8 @@ class KeyedWork:
         self.produced[stream].append((stamp, key, is_late and stamp < self._low, row))
 
     def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
-        ctx, hook, states, due = self._ctx, self._computation.process_record, self._states, self._due
+        ctx, hook, states = self._ctx, self._computation.process_record, self._states
+        due, wall = self._due, self._wall
         drop, low, late, behind = self._computation.late == "drop", self._low, 0, 0
         for record, offset in zip(records, offsets, strict=True):
             if record.late:
@@ -180,30 +193,47 @@ class KeyedWork:
             ctx.enter(key, state, record.ts, record.late)
             self.where = ("record", offset)
             hook(record, ctx)
-            if due and due[0][0] <= low:
+            if wall or (due and due[0][0] <= low):
                 self._fire_due()
         self.counters["records"] += len(records)
         self.counters["late"] += late
         self.counters["behind_low"] += behind
 
     def _fire_due(self) -> None:
-        ctx, hook, due, low, fired = self._ctx, self._computation.process_timer, self._due, self._low, 0
-        while due and due[0][0] <= low:
-            at, key, tag = heappop(due)
-            pending = self._pending.get((key, tag))
-            if pending is None or pending[0] != at:
-                continue  # deleted, or set to another time since
-            del self._pending[key, tag]
-            self._touched.add((key, tag))
-            state = self._states.get(key)
-            if state is None:
-                state = self._load(key)
-            _, hold, late = pending
-            ctx.enter(key, state, hold, late)
-            self.where = (f"timer {tag!r}", None)
-            hook(Timer(key, tag, at, hold, late), ctx)
-            fired += 1
-        self.counters["timers"] += fired
+        due, wall, low = self._due, self._wall, self._low
+        while True:
+            if due and due[0][0] <= low:
+                self._fire(*heappop(due), is_wall=False)
+            elif wall:
+                self._fire(*heappop(wall), is_wall=True)
+            else:
+                return
+
+    def _fire(self, at: Millis, key: str, tag: str, *, is_wall: bool) -> None:
+        pending = self._pending.get((key, tag))
+        if pending is None or pending[0] != at or pending[3] != is_wall:
+            return  # deleted, or set to another time since
+        del self._pending[key, tag]
+        self._touched.add((key, tag))
+        state = self._states.get(key)
+        if state is None:
+            state = self._load(key)
+        _, hold, late, _ = pending
+        if is_wall and self._low > LOW_MIN:
+            hold = self._low  # it held nothing: what it produces may not come before what is promised by now
+        self._ctx.enter(key, state, hold, late)
+        self.where = (f"timer {tag!r}", None)
+        self._computation.process_timer(Timer(key, tag, at, hold, late, is_wall), self._ctx)
+        self.counters["timers"] += 1
+
+    def _count_due(self, what: str, after: str) -> None:
+        self._behind_count += 1
+        if self._behind_count > self._timers_max:
+            raise TimerRefused(
+                f"timers set at or before {what} fired {self._timers_max} times in one step",
+                why="each fires at once, and sets another one that is due at once",
+                fix=f"set the next timer after {after}",
+            )
 
     def _load(self, key: str) -> Any:
         stored, codec = self._stored.get(key), self._computation.state_codec

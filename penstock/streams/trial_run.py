@@ -176,7 +176,7 @@ class Run(Scripted):
     def timers(self, key: str) -> list[Timer]:
         """The timers that are set for a key, the next one first."""
         return [
-            Timer(row.key, row.tag, row.at_ms, row.hold_ms, row.late)
+            Timer(row.key, row.tag, row.at_ms, row.hold_ms, row.late, row.wall)
             for row in self._snapshot(key).timers
             if row.key == key
         ]
@@ -209,7 +209,7 @@ class Run(Scripted):
         ref = self._job.ref(0)
         token = self.trial.rows.peek(ref).token
         keys = sorted(self._keys) if key is None else [key]
-        return self.trial.rows.snapshot(ref, token=token, keys=keys, timers_up_to=LOW_MAX)
+        return self.trial.rows.snapshot(ref, token=token, keys=keys, timers_up_to=LOW_MAX, wall_up_to=LOW_MAX)
 
     def _stream(self, stream: str) -> str:
         if stream in self._streams or (not stream and len(self._streams) == 1):
