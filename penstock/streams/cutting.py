@@ -30,7 +30,7 @@ from penstock.streams.graph import (
 )
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
-from penstock.streams.stages import build_stages, names_of, needed_before
+from penstock.streams.stages import argument_stage, arguments_of, build_stages, names_of, needed_before
 from penstock.streams.step import dead_stream
 
 DEAD_COLUMNS: Columns = (
@@ -163,6 +163,8 @@ class Cutter:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)
             stages = build_stages(self._schemas, (*path.steps, *common), start, roads[0].kept)
+            if isinstance(step, Aggregate):
+                stages = (*stages, *argument_stage(self._schemas, step.name))
         return CompiledJob(
             name=self._job_name(step),
             pipeline=self._graph.name,
@@ -203,10 +205,13 @@ class Cutter:
                 "name": name,
                 "function": value.function,
                 "argument": None if value.argument is None else value.argument.text,
+                "column": column,
                 "parameter": value.parameter,
                 "type": value.type,
             }
-            for name, value in self._schemas.summed[step.name]
+            for (name, value), column in zip(
+                self._schemas.summed[step.name], arguments_of(self._schemas, step.name), strict=True
+            )
         ]
         return {
             "operator": "aggregate",
