@@ -60,6 +60,8 @@ class Computation:
     """
 
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
+    # What it needs of each input stream, if it says so: checked before anything runs. One stream is "in".
+    inputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     late: ClassVar[str] = "drop"  # or "process"
     state_type: ClassVar[type[msgspec.Struct]]
     state_codec: ClassVar[StateCodec]
@@ -98,9 +100,12 @@ Computation.state_type = Computation.state_codec.live_type
 
 
 class Record:
-    """One input record: `key`, `ts` (event time, ms), `late`, and its columns as attributes or items."""
+    """One input record: `key`, `ts` (event time, ms), `late`, `stream` (the input it came from), and its
+    columns as attributes or items.
+    """
 
     __slots__ = ("_row", "key", "late", "ts")
+    stream: ClassVar[str] = "in"
     _places: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, key: str, ts: Millis, late: bool, row: tuple[Any, ...]) -> None:
@@ -121,13 +126,14 @@ class Record:
 
 
 @functools.lru_cache(maxsize=64)
-def record_type(columns: tuple[str, ...]) -> type[Record]:
+def record_type(columns: tuple[str, ...], stream: str = "in") -> type[Record]:
     """The class of records with these columns: made once, so that reading a column costs an index.
 
-    Columns named like an own attribute (`key`, `ts`, `late`) are reached as items only.
+    Columns named like an own attribute (`key`, `ts`, `late`, `stream`) are reached as items only.
     """
     members: dict[str, Any] = {
         "__slots__": (),
+        "stream": stream,
         "_places": {name: place for place, name in enumerate(columns)},
     }
     for place, name in enumerate(columns):

@@ -22,7 +22,7 @@ from penstock.streams.outbox import pack_productions, pack_table, publish_outbox
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore, Snapshot
 from penstock.streams.step import InputRange, OutputSpec, StepReport, check_start, open_interval, report_low
 from penstock.streams.step_logic import KeyedLogic, StepInput, StepLogic, StepResult
-from penstock.streams.watermark import Cut, Ints, cut_at_marks
+from penstock.streams.watermark import Cut, Ints, cut_at_marks, order_at_marks
 
 __all__ = ["InputRange", "OutputSpec", "StatefulStep", "StepReport", "open_interval"]
 
@@ -125,7 +125,7 @@ class StatefulStep:
         """
         check_start(self._ref, row, ranges)
         fresh, bad = rows.from_offsets([row.offsets[asked.birth] for asked in ranges]).readable()
-        cuts = self._cuts(ranges, fresh, row)
+        fresh, cuts = self._cuts(ranges, fresh, row)
         ends = {asked.birth: asked.end for asked in ranges if asked.end > row.offsets[asked.birth]}
         if not ends and not cuts and not has_wall:
             return None, row, False
@@ -160,7 +160,9 @@ class StatefulStep:
             raise VersionMoved("a twin wrote between two reads of a step")
         return found
 
-    def _cuts(self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow) -> tuple[Cut, ...]:
+    def _cuts(
+        self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow
+    ) -> tuple[_Rows, tuple[Cut, ...]]:
         marks = [
             self._log.marks(
                 asked.category,
@@ -170,7 +172,10 @@ class StatefulStep:
             )
             for asked in ranges
         ]
-        return cut_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
+        order = order_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
+        if order is not None:
+            fresh = _Rows.of(fresh.table.take(pa.array(order)))
+        return fresh, cut_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
 
     def _changes(
         self,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.streams.computation import Computation, record_type
+from penstock.streams.computation import Computation, Record, record_type
 from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX, KeyedWork
 from penstock.streams.outbox import Production
 from penstock.streams.rows.row_store import TimerRow
@@ -75,8 +75,15 @@ class StepLogic(Protocol):
 class KeyedLogic:
     """A Computation: its hooks run per record and per timer."""
 
-    def __init__(self, computation: Computation, *, timers_max: int = TIMERS_PER_STEP_MAX) -> None:
-        self._computation, self._timers_max = computation, timers_max
+    def __init__(
+        self,
+        computation: Computation,
+        *,
+        timers_max: int = TIMERS_PER_STEP_MAX,
+        inputs: Sequence[tuple[str, Sequence[str]]] = (),
+    ) -> None:
+        """`inputs`: name and columns of each, by the number in `_input`; none: there is only one."""
+        self._computation, self._timers_max, self._inputs = computation, timers_max, tuple(inputs)
 
     @property
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
@@ -98,10 +105,7 @@ class KeyedLogic:
         )
         table = given.table
         own = tuple(name for name in table.column_names if not name.startswith("_"))
-        columns = [table.column(name).to_pylist() for name in own]
-        values = zip(*columns, strict=True) if columns else [()] * table.num_rows
-        keys, stamps, lates = (table.column(name).to_pylist() for name in ("_key", "_ts", "_late"))
-        records = list(map(record_type(own), keys, stamps, lates, values))
+        records = _records(table, own) if not self._inputs else self._by_input(table)
         offsets = np.asarray(table.column("_offset").to_numpy(), dtype=np.int64).tolist()
         work.run(records, offsets, given.cuts)
         timers_set, timers_deleted = work.timer_changes()
@@ -112,3 +116,22 @@ class KeyedLogic:
             produced=work.produced,
             counters=work.counters,
         )
+
+    def _by_input(self, table: pa.Table) -> list[Record]:
+        """The records, in order, each with the columns and the name of its input."""
+        numbers = np.asarray(table.column("_input").to_numpy(), dtype=np.int64)
+        found: list[Any] = [None] * table.num_rows
+        for number, (name, columns) in enumerate(self._inputs):
+            places = np.flatnonzero(numbers == number)
+            if len(places):
+                mine = _records(table.take(pa.array(places)), tuple(columns), name)
+                for place, record in zip(places.tolist(), mine, strict=True):
+                    found[place] = record
+        return found
+
+
+def _records(table: pa.Table, names: tuple[str, ...], stream: str = "in") -> list[Record]:
+    columns = [table.column(name).to_pylist() for name in names]
+    values = zip(*columns, strict=True) if columns else [()] * table.num_rows
+    keys, stamps, lates = (table.column(name).to_pylist() for name in ("_key", "_ts", "_late"))
+    return list(map(record_type(names, stream), keys, stamps, lates, values))

@@ -26,6 +26,7 @@ from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
+from penstock.streams.step_logic import KeyedLogic
 from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of
 
 ROUNDS_MAX = 10_000
@@ -220,7 +221,7 @@ class Trial:
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=job.computation(),
+                computation=KeyedLogic(job.computation(), inputs=task.plan["computation"].get("inputs", ())),
             )
             step.run(ranges, made, now_ms=self.now_ms)
             return

@@ -112,6 +112,7 @@ class Run(Scripted):
         self, computation: Computation, *, inputs: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
         super().__init__()
+        inputs = inputs or computation.inputs
         self._made = copy.deepcopy(computation)
         self._kind = type(computation)
         self._columns: dict[str, dict[str, str]] = {
@@ -131,6 +132,7 @@ class Run(Scripted):
             # A new one for each step, as a task does: what is kept on `self` is gone.
             computation=lambda: copy.deepcopy(self._made),
         )
+        self._tell_columns()
         self.trial.add(self._job)
 
     def record(self, key: str, ts: Millis, stream: str = "", /, **columns: Any) -> None:
@@ -225,6 +227,7 @@ class Run(Scripted):
     def _known(self, stream: str, columns: Mapping[str, Any]) -> dict[str, str]:
         if stream not in self._columns:
             self._columns[stream] = {name: _kind_of(name, columns[name]) for name in columns}
+            self._tell_columns()
         known = self._columns[stream]
         if set(known) != set(columns):
             raise PipelineError(
@@ -234,14 +237,21 @@ class Run(Scripted):
             )
         return known
 
+    def _tell_columns(self) -> None:
+        """What the plan of a job with several inputs says of their columns."""
+        if len(self._streams) > 1:
+            listed = [[name, list(self._columns.get(name, {}))] for name in self._streams]
+            self._job.config["plan"]["computation"]["inputs"] = listed
+
     def _with_columns(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """The columns of the records, which the log in memory does not keep."""
+        """The columns of the records, which the log in memory does not keep; null where an input has none."""
         stream = self._streams[rows.column("_input")[0].as_py()]
-        places = rows.column("_offset").to_pylist()
-        chosen = [self._values[stream][place] for place in places]
-        for number, (name, kind) in enumerate(self._columns.get(stream, {}).items()):
-            array = pa.array([row[number] for row in chosen], ARROW_TYPES[kind])
-            rows = rows.append_column(name, array)
+        chosen = [self._values[stream][place] for place in rows.column("_offset").to_pylist()]
+        own = {name: place for place, name in enumerate(self._columns[stream])}
+        together = {name: kind for columns in self._columns.values() for name, kind in columns.items()}
+        for name, kind in together.items():
+            values = [row[own[name]] if name in own else None for row in chosen]
+            rows = rows.append_column(name, pa.array(values, ARROW_TYPES[kind]))
         return [rows]
 
 

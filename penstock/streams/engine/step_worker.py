@@ -20,7 +20,7 @@ from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
-from penstock.streams.step_logic import StepLogic
+from penstock.streams.step_logic import KeyedLogic, StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
@@ -135,7 +135,7 @@ def _logic(task: TaskDescriptor) -> Computation | StepLogic:
         return operator_of(computation, task.outputs[0].columns)
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
     found: Computation = getattr(module, computation["class"])()
-    return found
+    return KeyedLogic(found, inputs=computation["inputs"]) if "inputs" in computation else found
 
 
 def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:
