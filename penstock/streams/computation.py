@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 LATE = ("drop", "process")
+POISON = ("fail", "skip")
 
 
 class Computation:
@@ -63,6 +64,8 @@ class Computation:
     # What it needs of each input stream, if it says so: checked before anything runs. One stream is "in".
     inputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     late: ClassVar[str] = "drop"  # or "process"
+    # When process_record raises: stop the task ("fail"), or put the record aside into the job's dead letters.
+    poison: ClassVar[str] = "fail"  # or "skip"
     state_type: ClassVar[type[msgspec.Struct]]
     state_codec: ClassVar[StateCodec]
 
@@ -219,6 +222,7 @@ def _check_declaration(cls: type[Computation]) -> None:
     reserved = [f"{stream}.{name}" for stream, name, _ in columns if name.startswith("_")]
     complaints: Sequence[tuple[object, str, str]] = (
         (cls.late not in LATE, f"late is {cls.late!r}", f"use one of {list(LATE)}"),
+        (cls.poison not in POISON, f"poison is {cls.poison!r}", f"use one of {list(POISON)}"),
         (unknown, f"the types of {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
         (reserved, f"columns {reserved} start with an underscore, which belongs to the bus", "rename them"),
     )

@@ -35,18 +35,11 @@ from penstock.streams.graph import (
     Union,
     Window,
 )
-from penstock.streams.keyed_jobs import computation_json
+from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before
 from penstock.streams.step import dead_stream
-
-DEAD_COLUMNS: Columns = (
-    ("reason", "string"),
-    ("value", "binary"),
-    ("source_partition", "int"),
-    ("source_offset", "bigint"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +179,11 @@ class Cutter:
             key=None,
             computation=computation_json(step, self._schemas, self._kept),
             late=step.late,
-            outputs=tuple(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
+            outputs=(
+                *(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
+                *put_aside(step, self._job_name(step), self._graph.partitions),
+            ),
+            poison="skip" if isinstance(step, Process) and step.poison == "skip" else "",
             steps=(
                 *(name for road in roads for name in road.crossed),
                 step.name,

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.streams.compiled import Output
 from penstock.streams.graph import Columns, Edge, Join, Process, Stateful, Step, Window
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import arguments_of
+from penstock.streams.step import dead_stream
+
+DEAD_COLUMNS: Columns = (
+    ("reason", "string"),
+    ("value", "binary"),
+    ("source_partition", "int"),
+    ("source_offset", "bigint"),
+)
+
+
+def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
+    """Where the records go at which user code raises, if they are to be put aside."""
+    if isinstance(step, Process) and step.poison == "skip":
+        yield Output(
+            stream=dead_stream(0),
+            category=f"{job}.dead",
+            partitions=partitions,
+            columns=DEAD_COLUMNS,
+            internal=False,
+        )
 
 
 def computation_json(

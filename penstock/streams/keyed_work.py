@@ -5,6 +5,7 @@ Pure: no clock, no store, no bus. The same log, marks and state give the same ch
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from operator import index, itemgetter
@@ -22,7 +23,7 @@ from penstock.core.errors import (
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.computation import Computation, Context, Record, Timer, record_type
-from penstock.streams.outbox import Production
+from penstock.streams.outbox import Production, fits
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.watermark import Cut
 
@@ -45,7 +46,9 @@ class KeyedWork:
         states: Mapping[str, bytes] | None = None,
         timers: Iterable[TimerRow] = (),
         timers_max: int = TIMERS_PER_STEP_MAX,
+        aside: SetAside | None = None,
     ) -> None:
+        self._aside = aside  # None: a record at which user code raises stops the step
         self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
         self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
         self.counters = {"records": 0, "late": 0, "behind_low": 0, "timers": 0}
@@ -122,6 +125,7 @@ class KeyedWork:
         pending = (at, hold, is_late and hold < low, False)
         if self._pending.get(name) == pending:
             return
+        self._remember(name)
         self._pending[name] = pending
         self._touched.add(name)
         if at <= self._up_to:
@@ -137,6 +141,7 @@ class KeyedWork:
         pending = (at, floor if self._low <= LOW_MIN else 0, False, True)
         if self._pending.get(name) == pending:
             return
+        self._remember(name)
         self._pending[name] = pending
         self._touched.add(name)
         if at <= self._ctx.now:
@@ -145,6 +150,7 @@ class KeyedWork:
 
     def delete_timer(self, key: str, tag: str) -> None:
         """What `Context.delete_timer` does."""
+        self._remember((key, tag))
         self._pending.pop((key, tag), None)
         self._touched.add((key, tag))  # it may be stored beyond what this step has read
 
@@ -173,11 +179,39 @@ class KeyedWork:
         if row is None:
             expected = list(self._computation.outputs[stream])
             raise self._misfit(stream, f"its columns are {expected}, given were {list(values)}")
+        if self._aside is not None:
+            self._check_types(stream, row)
         self.produced[stream].append((stamp, key, is_late and stamp < self._low, row))
+
+    def undo(self, key: str, produced: Mapping[str, int]) -> None:
+        """Take back what one hook did: its productions, timers and changes of state. Requires: `aside`."""
+        assert self._aside is not None, "nothing was remembered"
+        for stream, count in produced.items():
+            del self.produced[stream][count:]
+        for name, pending, was_touched in reversed(self._aside.timers):
+            self._pending.pop(name, None)
+            if pending is not None:
+                self._pending[name] = pending  # it is still in its heap: nothing fires while a hook runs
+            if not was_touched:
+                self._touched.discard(name)
+        saved = self._aside.saved.get(key, self._stored.get(key))
+        codec = self._computation.state_codec
+        self._states[key] = codec.blank() if saved is None else codec.decode(saved)
+
+    def _remember(self, name: tuple[str, str]) -> None:
+        if self._aside is not None:
+            self._aside.timers.append((name, self._pending.get(name), name in self._touched))
+
+    def _check_types(self, stream: str, row: tuple[object, ...]) -> None:
+        """Found here, a wrong value is this record's; found when all is packed, it is nobody's."""
+        columns = self._computation.outputs[stream].items()
+        for value, (name, kind) in zip(row, columns, strict=True):
+            if not fits(value, kind):
+                raise self._misfit(stream, f"column {name!r} is declared {kind!r}, the value was {value!r}")
 
     def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
         ctx, hook, states = self._ctx, self._computation.process_record, self._states
-        due, wall = self._due, self._wall
+        due, wall, aside = self._due, self._wall, self._aside
         drop, low, late, behind = self._computation.late == "drop", self._low, 0, 0
         for record, offset in zip(records, offsets, strict=True):
             if record.late:
@@ -192,7 +226,12 @@ class KeyedWork:
                 state = self._load(key)
             ctx.enter(key, state, record.ts, record.late)
             self.where = ("record", offset)
-            hook(record, ctx)
+            if aside is None:
+                hook(record, ctx)
+            else:
+                with _Skipping(self, aside, record, offset):
+                    hook(record, ctx)
+                    aside.saved[key] = self._computation.state_codec.encode(state)
             if wall or (due and due[0][0] <= low):
                 self._fire_due()
         self.counters["records"] += len(records)
@@ -225,6 +264,8 @@ class KeyedWork:
         self.where = (f"timer {tag!r}", None)
         self._computation.process_timer(Timer(key, tag, at, hold, late, is_wall), self._ctx)
         self.counters["timers"] += 1
+        if self._aside is not None:
+            self._aside.saved[key] = self._computation.state_codec.encode(state)
 
     def _count_due(self, what: str, after: str) -> None:
         self._behind_count += 1
@@ -265,6 +306,44 @@ class KeyedWork:
             why=why,
             fix="produce exactly the declared columns, with None for null, or declare others in `outputs`",
         )
+
+
+class SetAside:
+    """Records at which user code raised, as dead letters, and what it takes to undo a hook."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self.letters: list[Production] = []
+        self.saved: dict[str, bytes | None] = {}  # the states of keys after their last good record
+        self.timers: list[tuple[tuple[str, str], _Pending | None, bool]] = []  # of the hook that runs
+
+    def put(self, record: Record, offset: int, why: str) -> None:
+        """One more dead letter: why, the record as JSON, and where it lies."""
+        value = json.dumps(record.as_dict(), default=str).encode()
+        reason = f"{why} (key {record.key!r}, stream {record.stream!r})"
+        self.letters.append((record.ts, record.key, record.late, (reason, value, self._partition, offset)))
+
+
+class _Skipping:
+    """One hook of one record: if it raises, all that it did is undone and the record is put aside."""
+
+    def __init__(self, work: KeyedWork, aside: SetAside, record: Record, offset: int) -> None:
+        self._work, self._aside, self._record, self._offset = work, aside, record, offset
+        self._produced = {stream: len(made) for stream, made in work.produced.items()}
+        aside.timers.clear()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._work.undo(self._record.key, self._produced)
+        why = f"{error.what}: {error.why}" if isinstance(error, PenstockError) else str(error)
+        self._aside.put(self._record, self._offset, f"{type(error).__name__}: {why}")
+        return True
 
 
 class _Blame:

@@ -150,6 +150,11 @@ def _array(
     )
 
 
+def fits(value: object, kind: str) -> bool:
+    """Whether a column of this type can hold the value."""
+    return _converted([value], kind) is not None
+
+
 def _converted(column: Sequence[object], kind: str) -> pa.Array | None:
     target = ARROW_TYPES[kind]
     # pyarrow would cut 1.5 down to 1 without a word.

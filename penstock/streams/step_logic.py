@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.streams.computation import Computation, Record, record_type
-from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX, KeyedWork
+from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX, KeyedWork, SetAside
 from penstock.streams.outbox import Production
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.watermark import Cut
@@ -81,8 +81,13 @@ class KeyedLogic:
         *,
         timers_max: int = TIMERS_PER_STEP_MAX,
         inputs: Sequence[tuple[str, Sequence[str]]] = (),
+        dead: tuple[str, int] | None = None,
     ) -> None:
-        """`inputs`: name and columns of each, by the number in `_input`; none: there is only one."""
+        """`inputs`: name and columns of each, by the number in `_input`; none: there is only one.
+
+        `dead`: the stream for records at which a hook raises, and the partition they come from.
+        """
+        self._dead = dead
         self._computation, self._timers_max, self._inputs = computation, timers_max, tuple(inputs)
 
     @property
@@ -94,6 +99,7 @@ class KeyedLogic:
         return found
 
     def run(self, given: StepInput) -> StepResult:
+        aside = None if self._dead is None else SetAside(self._dead[1])
         work = KeyedWork(
             self._computation,
             job=given.job,
@@ -102,19 +108,21 @@ class KeyedLogic:
             states=given.states,
             timers=given.timers,
             timers_max=self._timers_max,
+            aside=aside,
         )
         table = given.table
         own = tuple(name for name in table.column_names if not name.startswith("_"))
         records = _records(table, own) if not self._inputs else self._by_input(table)
         offsets = np.asarray(table.column("_offset").to_numpy(), dtype=np.int64).tolist()
         work.run(records, offsets, given.cuts)
+        letters = (self._dead[0], aside.letters) if self._dead and aside and aside.letters else None
         timers_set, timers_deleted = work.timer_changes()
         return StepResult(
             states=work.state_changes(),
             timers_set=timers_set,
             timers_deleted=timers_deleted,
-            produced=work.produced,
-            counters=work.counters,
+            produced=work.produced if not letters else {**work.produced, letters[0]: letters[1]},
+            counters={**work.counters, "poison": len(letters[1])} if letters else work.counters,
         )
 
     def _by_input(self, table: pa.Table) -> list[Record]:

@@ -26,8 +26,8 @@ from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
-from penstock.streams.step_logic import KeyedLogic
 from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.task_logic import keyed_logic
 
 ROUNDS_MAX = 10_000
 _MARK_MS = 1000  # between two reports of a low: far enough apart for a mark each
@@ -221,7 +221,7 @@ class Trial:
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=KeyedLogic(job.computation(), inputs=task.plan["computation"].get("inputs", ())),
+                computation=keyed_logic(task, job.computation(), interval.ref.partition),
             )
             step.run(ranges, made, now_ms=self.now_ms)
             return

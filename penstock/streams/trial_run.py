@@ -14,9 +14,10 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
 from penstock.streams.computation import Computation, Timer
+from penstock.streams.keyed_jobs import DEAD_COLUMNS
 from penstock.streams.trial import Faults, Trial, TrialJob
 
-IN = "in"
+IN, DEAD = "in", "dead"
 _KINDS = {bool: "boolean", int: "bigint", float: "double", str: "string", bytes: "binary"}
 
 
@@ -58,8 +59,8 @@ class Scripted(ABC):
         self.trial.now_ms = now_ms
         self._called(f"advance_clock({now_ms})", settles=True)
 
-    def dead_letters(self, category: str) -> list[dict[str, Any]]:
-        """What was put aside into this category: reason, value, source_partition, source_offset."""
+    def dead_letters(self, category: str = DEAD) -> list[dict[str, Any]]:
+        """What was put aside, and why; of a pipeline the dead letters of one category."""
         return [dict(row.values) for row in self._records(category)]
 
     def _append(self, category: str, partition: int, row: Mapping[str, Any]) -> None:
@@ -204,6 +205,8 @@ class Run(Scripted):
             found[f"state of key {key!r}"] = self._kind.state_codec.plain(data)
         for row in snapshot.timers:
             found[f"timer {row.tag!r} of key {row.key!r}"] = row
+        if self._kind.poison == "skip":
+            found["dead letters"] = self.dead_letters()
         return {**found, "output low": self.low_watermark}
 
     def _snapshot(self, key: str | None = None) -> Any:
@@ -260,7 +263,10 @@ def _config(kind: type[Computation], streams: list[str]) -> dict[str, Any]:
         {"stream": stream, "category": f"to-{stream}", "partitions": 1, "columns": list(columns.items())}
         for stream, columns in kind.outputs.items()
     ]
+    if kind.poison == "skip":
+        outputs.append({"stream": "dead", "category": DEAD, "partitions": 1, "columns": list(DEAD_COLUMNS)})
     return {
+        "poison": kind.poison,
         "kind": "stateful",
         "lineage": 0,
         "partitions": 1,

@@ -20,8 +20,9 @@ from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
-from penstock.streams.step_logic import KeyedLogic, StepLogic
+from penstock.streams.step_logic import StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
+from penstock.streams.task_logic import keyed_logic
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -125,17 +126,17 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
-        computation=_logic(task),
+        computation=_logic(task, interval.ref.partition),
     )
 
 
-def _logic(task: TaskDescriptor) -> Computation | StepLogic:
+def _logic(task: TaskDescriptor, partition: int) -> StepLogic:
     computation = task.plan["computation"]
     if "operator" in computation:
         return operator_of(computation, task.outputs[0].columns)
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
     found: Computation = getattr(module, computation["class"])()
-    return KeyedLogic(found, inputs=computation["inputs"]) if "inputs" in computation else found
+    return keyed_logic(task, found, partition)
 
 
 def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:
