@@ -6,20 +6,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.streams.computation import Computation, Context, Record, Timer, Value
+    from penstock.streams.computation import Computation, Context, Record, Timer
     from penstock.streams.pipeline import Pipeline
+    from penstock.streams.state import ListState, MapState, Opaque, Value
     from penstock.streams.windows import session, sliding, tumbling
 
 __version__ = "0.1.0"
-__all__ = ["Computation", "Context", "Pipeline", "Record", "Timer", "Value", "session", "sliding", "tumbling"]
+__all__ = [
+    "Computation",
+    "Context",
+    "ListState",
+    "MapState",
+    "Opaque",
+    "Pipeline",
+    "Record",
+    "Timer",
+    "Value",
+    "session",
+    "sliding",
+    "tumbling",
+]
 
 _HOMES = {
     "Computation": "penstock.streams.computation",
     "Context": "penstock.streams.computation",
+    "ListState": "penstock.streams.state",
+    "MapState": "penstock.streams.state",
+    "Opaque": "penstock.streams.state",
     "Pipeline": "penstock.streams.pipeline",
     "Record": "penstock.streams.computation",
     "Timer": "penstock.streams.computation",
-    "Value": "penstock.streams.computation",
+    "Value": "penstock.streams.state",
     "session": "penstock.streams.windows",
     "sliding": "penstock.streams.windows",
     "tumbling": "penstock.streams.windows",

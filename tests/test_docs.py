@@ -161,6 +161,16 @@ def test_every_example_of_the_page_on_pipelines_compiles_and_the_first_two_are_t
     assert len(graphs) == 3 and graphs[0] == graphs[1]
 
 
+def test_every_example_of_the_page_on_testing_runs():
+    names: dict[str, Any] = {}
+    for code in PYTHON_BLOCK.findall(text_of(DOCS / "testing.md")):
+        exec(compile(code, "testing.md", "exec"), names)
+    claims = [made for name, made in names.items() if name.startswith("test_")]
+    assert len(claims) == 3
+    for claim in claims:
+        claim()
+
+
 def test_every_command_of_the_readme_has_options_that_exist():
     lines = re.findall(r"^    penstock ([^#\n]*)", text_of(ROOT / "README.md"), re.M)
     named = {name_in(line) for line in lines}

@@ -28,6 +28,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "streams": {"core", "jobs"},
     "sim": {"core", "jobs", "tasks", "resources"},
     "settings": {"core", "tasks"},
+    "testing": {"core", "streams"},
     **dict.fromkeys(("client", "runners"), LOWER),
     "container": LOWER | {"client", "runners"},
     "web": LOWER | {"app", "settings"},

@@ -26,6 +26,7 @@ PenstockError
 ├── ComputationFailed          user code raised, or did what it may not
 │   ├── ProductionRefused      a production with an early stamp, an unknown stream or wrong columns
 │   ├── TimerRefused           a timer with an early hold, or timers without end
+│   ├── StateRefused           a state of another type than declared, or that no serializer takes
 │   └── PoisonRecord           a record that cannot be worked on, where the job is to stop at such
 └── TaskActionFailed           a container did not do as asked: the next round tries again
 """
@@ -179,6 +180,10 @@ class ProductionRefused(ComputationFailed):
 
 class TimerRefused(ComputationFailed):
     """A timer with an early hold, or timers without end."""
+
+
+class StateRefused(ComputationFailed):
+    """A state of another type than declared, or that a serializer does not take."""
 
 
 class PoisonRecord(ComputationFailed):

@@ -251,9 +251,10 @@ class JobConfig(_Part):
         default="shared",
         description="`process`: each task in a process and JVM of its own, which ends above `memory_mb`.",
     )
-    poison: Annotated[Literal["dead_letter", "fail"], Sync.RESTART] = Field(
+    poison: Annotated[Literal["dead_letter", "skip", "fail"], Sync.RESTART] = Field(
         default="dead_letter",
-        description="Records that cannot be read or computed: put aside, or stop the task at the first.",
+        description="Records that cannot be read or computed: put aside, or stop the task at the first. "
+        "`skip`: also those at which a computation raises.",
     )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)

@@ -246,6 +246,9 @@ def _cast_of(node: exp.Cast, columns: Mapping[str, str]) -> ArrowExpression:
     kind = kinds.get(node.to.this.name)
     if kind is None or node.to.expressions:
         raise _NoForm
+    if isinstance(node.this, exp.Null):
+        nothing = pa.scalar(None, ARROW_TYPES[kind])
+        return ArrowExpression(type=kind, compute=lambda rows: nothing)
     return _cast(_built(node.this, columns), kind)
 
 

@@ -115,6 +115,7 @@ class CompiledJob:
     late: str
     outputs: tuple[Output, ...]
     steps: tuple[str, ...]  # of the graph, in order
+    poison: str = ""  # "": as any job
 
     @property
     def partitions(self) -> int:
@@ -149,6 +150,7 @@ class CompiledJob:
             "inputs": [{"category": source.category, "start": source.start} for source in self.inputs],
             "outputs": [output.to_json() for output in self.outputs],
             "plan": plan,
+            **({"poison": self.poison} if self.poison else {}),
         }
 
 

@@ -23,54 +23,35 @@ A window count, tried on three records without any service:
 
 from __future__ import annotations
 
-import copy
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.state import ListState, MapState, Opaque, StateCodec, Value
 
 if TYPE_CHECKING:
     from penstock.streams.keyed_work import KeyedWork
 
+__all__ = [
+    "Computation",
+    "Context",
+    "ListState",
+    "MapState",
+    "Opaque",
+    "Record",
+    "Timer",
+    "Value",
+    "record_type",
+]
+
 LATE = ("drop", "process")
-_MISSING = object()
-_EMPTY: dict[Any, Any] = {
-    int: 0,
-    float: 0.0,
-    str: "",
-    bytes: b"",
-    bool: False,
-    list: [],
-    dict: {},
-    set: set(),
-}
-
-
-class Value:
-    """One persistent value per key, typed: `counts = Value(dict[int, int])`, `best = Value(int, default=-1)`.
-
-    Without a default it starts as the type's empty value. A key whose values all equal their defaults is not
-    stored.
-    """
-
-    def __init__(self, kind: Any, *, default: Any = _MISSING) -> None:
-        self.kind = kind
-        self.default = _empty_of(kind) if default is _MISSING else default
-
-    def field(self) -> Any:
-        """The field of the state's struct; no two keys share a default that can change."""
-        if type(self.default) in (list, dict, set) and not self.default:
-            return msgspec.field(default_factory=type(self.default))
-        if self.default is None or isinstance(self.default, int | float | str | bytes):
-            return msgspec.field(default=self.default)
-        return msgspec.field(default_factory=lambda: copy.deepcopy(self.default))
+POISON = ("fail", "skip")
 
 
 class Computation:
@@ -80,9 +61,13 @@ class Computation:
     """
 
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
+    # What it needs of each input stream, if it says so: checked before anything runs. One stream is "in".
+    inputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     late: ClassVar[str] = "drop"  # or "process"
+    # When process_record raises: stop the task ("fail"), or put the record aside into the job's dead letters.
+    poison: ClassVar[str] = "fail"  # or "skip"
     state_type: ClassVar[type[msgspec.Struct]]
-    state_decoder: ClassVar[msgspec.msgpack.Decoder[Any]]
+    state_codec: ClassVar[StateCodec]
 
     def process_record(self, record: Record, ctx: Context) -> None:
         """Called for each record of a key, in order."""
@@ -93,7 +78,7 @@ class Computation:
         )
 
     def process_timer(self, timer: Timer, ctx: Context) -> None:
-        """Called when the low watermark has passed a timer that this key set."""
+        """Called when the low watermark, or the clock, has reached a timer that this key set."""
         raise PipelineError(
             f"computation {type(self).__name__!r} does not say what to do with a timer",
             why=f"it has no process_timer, but timer {timer.tag!r} was set",
@@ -109,26 +94,21 @@ class Computation:
             for name, value in vars(base).items()
             if isinstance(value, Value)
         }
-        fields = [(name, value.kind, value.field()) for name, value in declared.items()]
-        try:
-            cls.state_type = msgspec.defstruct(f"{cls.__name__}State", fields, forbid_unknown_fields=True)
-            cls.state_decoder = msgspec.msgpack.Decoder(cls.state_type)
-        except (TypeError, ValueError) as error:
-            raise PipelineError(
-                f"computation {cls.__name__!r} declares a value that cannot be stored",
-                why=str(error),
-                fix="use numbers, strings, bytes, lists, dicts, sets, or dataclasses of these",
-            ) from error
+        cls.state_codec = StateCodec(cls.__name__, declared)
+        cls.state_type = cls.state_codec.live_type
 
 
-Computation.state_type = msgspec.defstruct("NoState", [], forbid_unknown_fields=True)
-Computation.state_decoder = msgspec.msgpack.Decoder(Computation.state_type)
+Computation.state_codec = StateCodec("No", {})
+Computation.state_type = Computation.state_codec.live_type
 
 
 class Record:
-    """One input record: `key`, `ts` (event time, ms), `late`, and its columns as attributes or items."""
+    """One input record: `key`, `ts` (event time, ms), `late`, `stream` (the input it came from), and its
+    columns as attributes or items.
+    """
 
     __slots__ = ("_row", "key", "late", "ts")
+    stream: ClassVar[str] = "in"
     _places: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, key: str, ts: Millis, late: bool, row: tuple[Any, ...]) -> None:
@@ -149,13 +129,14 @@ class Record:
 
 
 @functools.lru_cache(maxsize=64)
-def record_type(columns: tuple[str, ...]) -> type[Record]:
+def record_type(columns: tuple[str, ...], stream: str = "in") -> type[Record]:
     """The class of records with these columns: made once, so that reading a column costs an index.
 
-    Columns named like an own attribute (`key`, `ts`, `late`) are reached as items only.
+    Columns named like an own attribute (`key`, `ts`, `late`, `stream`) are reached as items only.
     """
     members: dict[str, Any] = {
         "__slots__": (),
+        "stream": stream,
         "_places": {name: place for place, name in enumerate(columns)},
     }
     for place, name in enumerate(columns):
@@ -170,25 +151,31 @@ def _reader(place: int) -> Callable[[Record], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fired. `hold_ms` is the earliest stamp its productions may carry."""
+    """A timer that fired, `wall`: by the clock. `hold_ms` is the earliest stamp its productions may carry."""
 
     key: str
     tag: str
     at_ms: Millis
     hold_ms: Millis
     late: bool = False
+    wall: bool = False
 
 
 class Context:
-    """What a hook may do, for its key. `low_watermark`: no record on time comes before it any more."""
+    """What a hook may do, for its key. `low_watermark`: no record on time comes before it any more.
 
-    __slots__ = ("_floor", "_late", "_work", "key", "low_watermark", "state")
+    `now`: the clock, read once per step. What is made of it depends on when the step ran, and a step that
+    failed runs again later; what was committed stays.
+    """
+
+    __slots__ = ("_floor", "_late", "_work", "key", "low_watermark", "now", "state")
 
     def __init__(self, work: KeyedWork) -> None:
         self._work = work
         self.key = ""
         self.state: Any = None
         self.low_watermark: Millis = 0
+        self.now: Millis = 0
         self._floor: Millis = 0
         self._late = False
 
@@ -203,6 +190,14 @@ class Context:
         `hold_ms` (not before this record): downstream then waits until the timer is gone.
         """
         self._work.set_timer(self.key, tag, at_ms, hold_ms, floor=self._floor, is_late=self._late)
+
+    def set_wall_timer(self, tag: str, at_ms: Millis) -> None:
+        """Call `process_timer` once the clock reaches `at_ms`; replaces this key's timer of that tag.
+
+        It fires with or without records, and holds nothing back: what it produces is stamped with the low
+        watermark at that moment, or later.
+        """
+        self._work.set_wall_timer(self.key, tag, at_ms, floor=self._floor)
 
     def delete_timer(self, tag: str) -> None:
         """Forget this key's timer of that tag, if there is one."""
@@ -221,25 +216,13 @@ class Context:
         self._work.produce(values, stream, stamp, target, floor=self._floor, is_late=self._late)
 
 
-def _empty_of(kind: Any) -> Any:
-    origin = get_origin(kind) or kind
-    if origin in (Union, types.UnionType) and type(None) in get_args(kind):
-        return None
-    if origin in _EMPTY:
-        return copy.deepcopy(_EMPTY[origin])
-    raise PipelineError(
-        f"a value of type {kind!r} needs a default",
-        why="only numbers, strings, bytes, booleans, lists, dicts, sets and optional types have one",
-        fix=f"write Value({getattr(kind, '__name__', kind)}, default=…)",
-    )
-
-
 def _check_declaration(cls: type[Computation]) -> None:
     columns = [(stream, *item) for stream, named in cls.outputs.items() for item in named.items()]
     unknown = [f"{stream}.{name}: {kind}" for stream, name, kind in columns if kind not in ARROW_TYPES]
     reserved = [f"{stream}.{name}" for stream, name, _ in columns if name.startswith("_")]
     complaints: Sequence[tuple[object, str, str]] = (
         (cls.late not in LATE, f"late is {cls.late!r}", f"use one of {list(LATE)}"),
+        (cls.poison not in POISON, f"poison is {cls.poison!r}", f"use one of {list(POISON)}"),
         (unknown, f"the types of {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
         (reserved, f"columns {reserved} start with an underscore, which belongs to the bus", "rename them"),
     )

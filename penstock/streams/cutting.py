@@ -9,10 +9,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from penstock.core.errors import PipelineError
-from penstock.streams.compiled import Branch, CompiledJob, JobInput, Output, PackageRef, Stage
+from penstock.streams.compiled import (
+    Branch,
+    CompiledJob,
+    JobInput,
+    Output,
+    PackageRef,
+    SelectStage,
+    Stage,
+)
 from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
@@ -28,17 +35,11 @@ from penstock.streams.graph import (
     Union,
     Window,
 )
+from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
-from penstock.streams.stages import build_stages, names_of, needed_before
+from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before
 from penstock.streams.step import dead_stream
-
-DEAD_COLUMNS: Columns = (
-    ("reason", "string"),
-    ("value", "binary"),
-    ("source_partition", "int"),
-    ("source_offset", "bigint"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +158,16 @@ class Cutter:
         sinks = [edge.target for edge in self._graph.readers_of(step.name)]
         branches: tuple[Branch, ...] = ()
         stages: tuple[Stage, ...] = ()
-        if isinstance(step, Join):
+        if isinstance(step, Process) and len(roads) > 1:
+            branches = self._side_by_side(step, roads, inputs)
+        elif isinstance(step, Join):
             branches = tuple(self._branch(road.paths[0], inputs, road.kept, road.common) for road in roads)
         else:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)
             stages = build_stages(self._schemas, (*path.steps, *common), start, roads[0].kept)
+            if isinstance(step, Aggregate):
+                stages = (*stages, *argument_stage(self._schemas, step.name))
         return CompiledJob(
             name=self._job_name(step),
             pipeline=self._graph.name,
@@ -172,9 +177,13 @@ class Cutter:
             branches=branches,
             stages=stages,
             key=None,
-            computation=self._computation(step),
+            computation=computation_json(step, self._schemas, self._kept),
             late=step.late,
-            outputs=tuple(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
+            outputs=(
+                *(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
+                *put_aside(step, self._job_name(step), self._graph.partitions),
+            ),
+            poison="skip" if isinstance(step, Process) and step.poison == "skip" else "",
             steps=(
                 *(name for road in roads for name in road.crossed),
                 step.name,
@@ -182,39 +191,28 @@ class Cutter:
             ),
         )
 
-    def _computation(self, step: Stateful) -> dict[str, Any]:
-        if isinstance(step, Process):
-            return {"class": step.computation}
-        if isinstance(step, Join):
-            left, right = self._graph.inputs_of(step.name)
-            near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
-            return {
-                "operator": "join",
-                "how": step.how,
-                "keys": [list(key_columns(self._schemas, edge)) for edge in (left, right)],
-                "columns": [[list(column) for column in self._schemas.at(edge)] for edge in (left, right)],
-                **({"window": step.spans.to_json()} if step.spans else {"within": near}),
-            }
-        edge = self._graph.input_of(step.name)
-        window = self._graph.step(edge.source)
-        assert isinstance(window, Window), "checked before: an aggregate reads a window"
-        values = [
-            {
-                "name": name,
-                "function": value.function,
-                "argument": None if value.argument is None else value.argument.text,
-                "parameter": value.parameter,
-                "type": value.type,
-            }
-            for name, value in self._schemas.summed[step.name]
-        ]
-        return {
-            "operator": "aggregate",
-            "keys": list(key_columns(self._schemas, edge)),
-            "window": window.spans.to_json(),
-            "firing": window.firing.to_json(),
-            "columns": values,
-        }
+    def _side_by_side(
+        self, step: Process, roads: Sequence[_Road], inputs: Sequence[JobInput]
+    ) -> tuple[Branch, ...]:
+        """One branch for each input of a computation: all columns of all inputs, null where it has none."""
+        if len(inputs) < len(roads):
+            raise PipelineError(
+                f"{step.place}: two inputs of step {step.name!r} come from the same shuffle",
+                why="they are the same records under the same key, and could not be told apart",
+                fix="make one stream of them, with a column that tells them apart",
+            )
+        together = dict(column for road in roads for column in road.kept)
+        found = []
+        for road in roads:
+            own, branch = dict(road.kept), self._branch(road.paths[0], inputs, road.kept, road.common)
+            if own != together:
+                columns = tuple(
+                    (name, f"`{name}`" if name in own else f"CAST(NULL AS {kind})", kind)
+                    for name, kind in together.items()
+                )
+                branch = replace(branch, stages=(*branch.stages, SelectStage(columns=columns)))
+            found.append(branch)
+        return tuple(found)
 
     # --- roads
 
@@ -324,6 +322,10 @@ class Cutter:
         there = self._schemas.at(edge)
         if isinstance(end, KeyBy):
             return self._shuffle_output(end).columns
+        if isinstance(end, Process) and end.wants:
+            place = self._graph.inputs_of(end.name).index(edge)
+            wanted = dict(dict(end.wants)[end.inputs[place]])
+            return tuple(column for column in there if column[0] in wanted)
         if isinstance(end, Aggregate):
             used = set(key_columns(self._schemas, edge))
             for _, value in self._schemas.summed[end.name]:

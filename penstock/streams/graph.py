@@ -81,6 +81,9 @@ class Process:
     computation: str
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
+    inputs: tuple[str, ...] = ("in",)  # what the computation calls the streams it reads, in their order
+    poison: str = "fail"  # or "skip": a record at which user code raises becomes a dead letter
+    wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +239,7 @@ def _node_json(step: Step) -> dict[str, Any]:
         case Process():
             node |= {"op": "process", "computation": step.computation, "late": step.late}
             node |= {"streams": [stream for stream, _ in step.outputs]}
+            node |= {"inputs": list(step.inputs)} if len(step.inputs) > 1 else {}
         case Window():
             node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
         case Aggregate():

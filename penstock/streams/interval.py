@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, VersionMoved
 from penstock.streams.bus.log import LOW_MIN, Log
-from penstock.streams.computation import Computation, record_type
-from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX, KeyedWork
-from penstock.streams.outbox import pack_productions, publish_outbox
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore
+from penstock.streams.computation import Computation
+from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX
+from penstock.streams.outbox import pack_productions, pack_table, publish_outbox
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore, Snapshot
 from penstock.streams.step import InputRange, OutputSpec, StepReport, check_start, open_interval, report_low
-from penstock.streams.watermark import Cut, Ints, cut_at_marks
+from penstock.streams.step_logic import KeyedLogic, StepInput, StepLogic, StepResult
+from penstock.streams.watermark import Cut, Ints, cut_at_marks, order_at_marks
 
 __all__ = ["InputRange", "OutputSpec", "StatefulStep", "StepReport", "open_interval"]
 
@@ -65,13 +66,17 @@ class StatefulStep:
         rows: RowStore,
         log: Log,
         outputs: Sequence[OutputSpec],
-        computation: Computation,
+        computation: Computation | StepLogic,
         timers_per_step_max: int = TIMERS_PER_STEP_MAX,
     ) -> None:
         self._ref, self._token, self._rows, self._log = ref, token, rows, log
         self._outputs = {output.stream: output for output in outputs}
-        self._computation, self._timers_max = computation, timers_per_step_max
-        for stream, columns in computation.outputs.items():
+        self._logic: StepLogic = (
+            KeyedLogic(computation, timers_max=timers_per_step_max)
+            if isinstance(computation, Computation)
+            else computation
+        )
+        for stream, columns in self._logic.outputs.items():
             output = self._outputs.get(stream)
             if output is None or dict(output.columns) != dict(columns):
                 raise ConfigError(
@@ -89,21 +94,23 @@ class StatefulStep:
         `_late`. Other columns that start with an underscore are not the user's. Rows with `_bad` are counted
         and passed over.
         """
-        row = self._send_outbox()
+        row, has_wall = self._send_outbox(now_ms)
         rows = _Rows.of(_table_of(batches))
         assert all(number < len(ranges) for number in np.unique(rows.inputs)), "an input that was not planned"
-        counters = None
+        counters: dict[str, int] | None = None
         for attempt in range(COMMIT_ATTEMPTS):
             try:
-                work, row, has_outbox = self._attempt(ranges, rows, row)
+                counters, row, has_outbox = self._attempt(ranges, rows, row, now_ms, has_wall)
             except VersionMoved:
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
-                row = self._rows.snapshot(self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN).row
+                snapshot = self._rows.snapshot(
+                    self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN, wall_up_to=now_ms
+                )
+                row, has_wall = snapshot.row, bool(snapshot.timers)
                 continue
-            counters = None if work is None else work.counters
             if has_outbox:
-                row = self._send_outbox()
+                row, _ = self._send_outbox(now_ms)
             break
         report_low(
             row, producer=self._ref.birth, log=self._log, outputs=list(self._outputs.values()), now_ms=now_ms
@@ -111,37 +118,51 @@ class StatefulStep:
         return StepReport.of(row, counters)
 
     def _attempt(
-        self, ranges: Sequence[InputRange], rows: _Rows, row: IntervalRow
-    ) -> tuple[KeyedWork | None, IntervalRow, bool]:
-        """Decide on what `row` says and commit; no work if a twin did it, VersionMoved if one was faster."""
+        self, ranges: Sequence[InputRange], rows: _Rows, row: IntervalRow, now_ms: Millis, has_wall: bool
+    ) -> tuple[dict[str, int] | None, IntervalRow, bool]:
+        """Decide on what `row` says and commit; no counters if a twin did it, VersionMoved if one was
+        faster.
+        """
         check_start(self._ref, row, ranges)
         fresh, bad = rows.from_offsets([row.offsets[asked.birth] for asked in ranges]).readable()
-        cuts = self._cuts(ranges, fresh, row)
+        fresh, cuts = self._cuts(ranges, fresh, row)
         ends = {asked.birth: asked.end for asked in ranges if asked.end > row.offsets[asked.birth]}
-        if not ends and not cuts:
+        if not ends and not cuts and not has_wall:
             return None, row, False
         low = cuts[-1].low if cuts else row.input_low
-        keys = pc.fill_null(fresh.table.column("_key"), "")
-        snapshot = self._rows.snapshot(
-            self._ref, token=self._token, keys=pc.unique(keys).to_pylist(), timers_up_to=low
+        table = _with_keys(fresh.table)
+        snapshot = self._snapshot(row, self._logic.wanted(table), low, wall_up_to=now_ms)
+        result = self._logic.run(
+            StepInput(
+                job=self._ref.job,
+                version=row.version,
+                low=row.input_low,
+                table=table,
+                cuts=cuts,
+                states=snapshot.states,
+                timers=snapshot.timers,
+                read=lambda names: self._snapshot(row, names, LOW_MIN).states,
+                now_ms=now_ms,
+            )
         )
-        if snapshot.row.version != row.version:
-            raise VersionMoved("a twin wrote between two reads of a step")
-        work = KeyedWork(
-            self._computation,
-            job=self._ref.job,
-            low=row.input_low,
-            states=snapshot.states,
-            timers=snapshot.timers,
-            timers_max=self._timers_max,
-        )
-        _run_hooks(work, fresh, keys, cuts)
-        work.counters["bad"] = bad
-        changes = self._changes(work, row, ends, low)
+        counters = {**result.counters, "bad": bad}
+        changes = self._changes(result, row, ends, low, counters)
         new = self._rows.commit(self._ref, token=self._token, version=row.version, changes=changes)
-        return work, new, bool(changes.outbox)
+        return counters, new, bool(changes.outbox)
 
-    def _cuts(self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow) -> tuple[Cut, ...]:
+    def _snapshot(
+        self, row: IntervalRow, names: Iterable[str], timers_up_to: Millis, wall_up_to: Millis = LOW_MIN
+    ) -> Snapshot:
+        found = self._rows.snapshot(
+            self._ref, token=self._token, keys=names, timers_up_to=timers_up_to, wall_up_to=wall_up_to
+        )
+        if found.row.version != row.version:
+            raise VersionMoved("a twin wrote between two reads of a step")
+        return found
+
+    def _cuts(
+        self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow
+    ) -> tuple[_Rows, tuple[Cut, ...]]:
         marks = [
             self._log.marks(
                 asked.category,
@@ -151,41 +172,56 @@ class StatefulStep:
             )
             for asked in ranges
         ]
-        return cut_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
+        order = order_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
+        if order is not None:
+            fresh = _Rows.of(fresh.table.take(pa.array(order)))
+        return fresh, cut_at_marks(fresh.inputs, fresh.offsets, marks, low=row.input_low)
 
-    def _changes(self, work: KeyedWork, row: IntervalRow, ends: dict[str, int], low: Millis) -> Changes:
-        timers_set, timers_deleted = work.timer_changes()
+    def _changes(
+        self,
+        result: StepResult,
+        row: IntervalRow,
+        ends: dict[str, int],
+        low: Millis,
+        counters: dict[str, int],
+    ) -> Changes:
         outbox = [
             out
-            for stream, produced in work.produced.items()
-            for out in pack_productions(produced, self._outputs[stream], row.next_seq, job=self._ref.job)
+            for stream, produced in result.produced.items()
+            for out in (
+                pack_table(produced, self._outputs[stream], row.next_seq)
+                if isinstance(produced, pa.Table)
+                else pack_productions(produced, self._outputs[stream], row.next_seq, job=self._ref.job)
+            )
         ]
         return Changes(
             offsets=ends,  # the planned end, not the last row seen: rows may have been filtered out
             input_low=low,
-            states=work.state_changes(),
-            timers_set=timers_set,
-            timers_deleted=timers_deleted,
+            states=result.states,
+            timers_set=result.timers_set,
+            timers_deleted=result.timers_deleted,
             outbox=tuple(outbox),
-            counters={name: count for name, count in work.counters.items() if count},
+            counters={name: count for name, count in counters.items() if count},
         )
 
-    def _send_outbox(self) -> IntervalRow:
-        """Publish whatever is undelivered, oldest first, and only then forget it."""
-        snapshot = self._rows.snapshot(self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN)
+    def _send_outbox(self, now_ms: Millis) -> tuple[IntervalRow, bool]:
+        """Publish whatever is undelivered, oldest first, and only then forget it. Are wall timers due?"""
+        snapshot = self._rows.snapshot(
+            self._ref, token=self._token, keys=(), timers_up_to=LOW_MIN, wall_up_to=now_ms
+        )
         if not snapshot.outbox:
-            return snapshot.row
+            return snapshot.row, bool(snapshot.timers)
         sent = publish_outbox(snapshot.outbox, log=self._log, producer=self._ref.birth, token=self._token)
-        return self._rows.delivered(self._ref, token=self._token, ids=sent)
+        row = self._rows.delivered(self._ref, token=self._token, ids=sent)
+        return row, bool(snapshot.timers)
 
 
-def _run_hooks(work: KeyedWork, rows: _Rows, keys: pa.ChunkedArray, cuts: Sequence[Cut]) -> None:
-    own = tuple(name for name in rows.table.column_names if not name.startswith("_"))
-    columns = [rows.table.column(name).to_pylist() for name in own]
-    values = zip(*columns, strict=True) if columns else [()] * rows.table.num_rows
-    stamps, lates = rows.table.column("_ts").to_pylist(), rows.table.column("_late").to_pylist()
-    records = list(map(record_type(own), keys.to_pylist(), stamps, lates, values))
-    work.run(records, rows.offsets.tolist(), cuts)
+def _with_keys(table: pa.Table) -> pa.Table:
+    """A missing key is the empty one."""
+    keys = table.column("_key")
+    if not keys.null_count:
+        return table
+    return table.set_column(table.column_names.index("_key"), "_key", pc.fill_null(keys, ""))
 
 
 def _table_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:

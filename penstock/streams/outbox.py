@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
@@ -32,6 +33,31 @@ def pack_productions(
     ]
     key_array = pa.array(keys, pa.string())
     times, flags = np.array(stamps, dtype=np.int64), np.array(lates, dtype=np.bool_)
+    return _packed(times, flags, key_array, arrays, output, next_seq)
+
+
+def pack_table(produced: pa.Table, output: OutputSpec, next_seq: Mapping[str, int]) -> list[OutboxRow]:
+    """The same of a table with `_ts`, `_key`, `_late` and the output's columns."""
+    if not produced.num_rows:
+        return []
+    whole = produced.combine_chunks()
+    arrays = [
+        whole.column(name).cast(ARROW_TYPES[kind]).combine_chunks()
+        for name, kind in (("_key", "string"), *output.columns)
+    ]
+    times = np.asarray(whole.column("_ts").to_numpy(), dtype=np.int64)
+    flags = np.asarray(whole.column("_late").to_numpy(), dtype=np.bool_)
+    return _packed(times, flags, arrays[0], arrays[1:], output, next_seq)
+
+
+def _packed(
+    times: npt.NDArray[np.int64],
+    flags: npt.NDArray[np.bool_],
+    key_array: pa.Array,
+    arrays: Sequence[pa.Array],
+    output: OutputSpec,
+    next_seq: Mapping[str, int],
+) -> list[OutboxRow]:
     targets = partitions_of(key_array, output.partitions)
     rows = []
     for partition in np.unique(targets).tolist():
@@ -122,6 +148,11 @@ def _array(
         job=job,
         key=keys[place],
     )
+
+
+def fits(value: object, kind: str) -> bool:
+    """Whether a column of this type can hold the value."""
+    return _converted([value], kind) is not None
 
 
 def _converted(column: Sequence[object], kind: str) -> pa.Array | None:

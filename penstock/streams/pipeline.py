@@ -8,19 +8,16 @@ The same in SQL: p.sql("INSERT INTO english SELECT query FROM queries WHERE lang
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
-    Columns,
     Edge,
     Filter,
     FlatMap,
@@ -36,13 +33,12 @@ from penstock.streams.graph import (
     Union,
     Window,
     check_category,
-    check_columns,
     check_name,
     check_partitions,
     check_sink,
     safe_name,
 )
-from penstock.streams.step import is_dead
+from penstock.streams.process_checks import check_streams, outputs_of, snake_case, wants_of
 from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
@@ -90,6 +86,19 @@ class Pipeline:
                 check_sink(step, sources=[read], sinks=[])
         step_name = self._name(name, safe_name(category), place)
         return self._add(Source(name=step_name, place=place, category=category, start=start))
+
+    def process(self, computation: type, *, name: str | None = None, **streams: Stream) -> Processed:
+        """Run a Computation per key over several keyed streams; `record.stream` is the name given here.
+
+        p.process(Visits, clicks=clicks.key_by("user"), orders=orders.key_by("buyer"))
+        """
+        return self._process(computation, streams, name)
+
+    def _process(self, computation: type, streams: Mapping[str, Stream], name: str | None) -> Processed:
+        place = self._where()
+        check_streams(streams, place)
+        first = next(iter(streams.values()))
+        return first._processed(computation, streams, name, place)
 
     def graph(self) -> Graph:
         """What was written down so far."""
@@ -227,9 +236,13 @@ class Stream:
 
     def process(self, computation: type, *, name: str | None = None) -> Processed:
         """Run a Computation per key. Choose among several output streams with ["stream"]."""
-        place = self.pipeline._where()
+        return self.pipeline._process(computation, {"in": self}, name)
+
+    def _processed(
+        self, computation: type, streams: Mapping[str, Stream], name: str | None, place: Place
+    ) -> Processed:
         known = self.pipeline.computations
-        outputs = _outputs_of(computation, place)
+        outputs = outputs_of(computation, place)
         class_name = computation.__name__
         if known.get(class_name, computation) is not computation:
             raise PipelineError(
@@ -237,7 +250,7 @@ class Stream:
                 why="a task finds a computation by the name of its class",
                 fix="rename one of the classes",
             )
-        step_name = self.pipeline._name(name, _snake_case(class_name), place)
+        step_name = self.pipeline._name(name, snake_case(class_name), place)
         late = getattr(computation, "late", "drop")
         if late not in ("drop", "process"):
             raise PipelineError(
@@ -245,8 +258,18 @@ class Stream:
                 why="a record behind the low watermark is dropped and counted, or processed as any other",
                 fix='set late = "drop" or late = "process"',
             )
-        step = Process(name=step_name, place=place, computation=class_name, outputs=outputs, late=late)
-        stream = self._then(step)
+        step = Process(
+            name=step_name,
+            place=place,
+            computation=class_name,
+            outputs=outputs,
+            late=late,
+            poison=getattr(computation, "poison", "fail"),
+            inputs=tuple(streams),
+            wants=wants_of(computation, tuple(streams), place),
+        )
+        _, *others = streams.values()
+        stream = self._then(step, *others)
         known[class_name] = computation
         return Processed(pipeline=stream.pipeline, step=stream.step)
 
@@ -337,48 +360,6 @@ def _check_window(spans: object, late: object, mode: object, place: Place) -> No
         raise PipelineError(f"{place}: {what}", why=why, fix=fix)
 
 
-def _outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
-    hooks: Callable[..., object] | None = getattr(computation, "process_record", None)
-    if not isinstance(computation, type) or hooks is None:
-        raise PipelineError(
-            f"{place}: process() needs a class, and {computation!r} is not one that can process records",
-            why="each key has its own state, so Penstock makes the objects; an object or function is shared",
-            fix="write class MyComputation(Computation) and pass the class itself: .process(MyComputation)",
-        )
-    if "." in computation.__qualname__:
-        raise PipelineError(
-            f"{place}: {computation.__name__} is defined inside {computation.__qualname__.split('.')[0]}",
-            why="a task finds the class by its name in the pipeline's file",
-            fix="move the class to the top level of the file",
-        )
-    declared = getattr(computation, "outputs", None)
-    if not isinstance(declared, Mapping) or not declared:
-        raise PipelineError(
-            f"{place}: computation {computation.__name__} declares no output streams",
-            why="the columns of what it produces must be known before it runs",
-            fix='add outputs = {"out": {"query": "string", "count": "bigint"}} to the class',
-        )
-    found = []
-    for stream, columns in declared.items():
-        if not isinstance(columns, Mapping) or not columns:
-            raise PipelineError(
-                f"{place}: stream {stream!r} of {computation.__name__} has no columns",
-                why="each output stream is a dictionary of column names and types",
-                fix=f'write outputs = {{"{stream}": {{"query": "string", "count": "bigint"}}}}',
-            )
-        check_name(stream, what="stream", place=place)
-        if is_dead(stream):
-            raise PipelineError(
-                f"{place}: no stream of {computation.__name__} can be called {stream!r}",
-                why="records that could not be read go there",
-                fix="give the stream another name",
-            )
-        listed = tuple((str(column), str(kind)) for column, kind in columns.items())
-        check_columns(listed, what=f"stream {stream!r} of {computation.__name__}", place=place)
-        found.append((stream, listed))
-    return tuple(found)
-
-
 def _check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
     if texts and all(isinstance(text, str) and text.strip() for text in texts):
         return
@@ -394,10 +375,6 @@ def _check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
             "aggregate": 'write .aggregate("count(*) AS n")',
         }[what],
     )
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _here() -> Place:

@@ -39,6 +39,7 @@ from penstock.streams.graph import (
     Window,
     check_columns,
 )
+from penstock.streams.process_checks import check_process_inputs
 from penstock.streams.windows import WINDOW_END, WINDOW_START
 
 
@@ -126,6 +127,7 @@ def _resolve(step: Step, schemas: Schemas, catalogue: Catalogue) -> None:
         case Join():
             schemas.columns[out] = _joined(step, schemas)
         case Process():
+            check_process_inputs(step, [schemas.at(edge) for edge in schemas.graph.inputs_of(step.name)])
             for stream, columns in step.outputs:
                 schemas.columns[step.name, stream] = columns
         case Sink():

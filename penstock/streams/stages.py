@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from penstock.streams.compiled import ExplodeStage, FilterStage, KeyStage, SelectStage, Stage
 from penstock.streams.expressions import Checked
 from penstock.streams.graph import Columns, Filter, FlatMap, KeyBy, Select, Step
-from penstock.streams.schemas import Schemas
+from penstock.streams.schemas import Schemas, is_column
 
 
 def names_of(columns: Columns) -> frozenset[str]:
@@ -41,6 +41,29 @@ def build_stages(
     if columns != kept:
         stages.append(SelectStage(columns=tuple((name, f"`{name}`", kind) for name, kind in kept)))
     return tuple(stages)
+
+
+def arguments_of(schemas: Schemas, aggregate: str) -> list[str | None]:
+    """The column that each value of an aggregate is computed of: one that is there, or one made for it."""
+    found: list[str | None] = []
+    for place, (_, value) in enumerate(schemas.summed[aggregate]):
+        name = None if value.argument is None else value.argument.text.strip("`")
+        is_there = value.argument is None or (name is not None and is_column(value.argument, name))
+        found.append(name if is_there else f"argument_{place}")
+    return found
+
+
+def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
+    """Computes what the values of an aggregate are made of, where that is more than a column."""
+    made = {
+        name: value.argument
+        for (_, value), name in zip(schemas.summed[aggregate], arguments_of(schemas, aggregate), strict=True)
+        if name is not None and value.argument is not None
+    }
+    if all(is_column(argument, name) for name, argument in made.items()):
+        return ()
+    columns = tuple((name, argument.text, argument.type) for name, argument in made.items())
+    return (SelectStage(columns=columns),)
 
 
 def _before(schemas: Schemas, step: Step, needed: frozenset[str]) -> frozenset[str]:

@@ -87,7 +87,7 @@ class StepReport:
             behind_low=counted.get("behind_low", 0),
             timers=counted.get("timers", 0),
             published=counted.get("productions", 0),
-            bad=counted.get("bad", 0),
+            bad=counted.get("bad", 0) + counted.get("poison", 0),
         )
 
 

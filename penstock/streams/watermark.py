@@ -76,3 +76,24 @@ def cut_at_marks(
             reached = min(lows)
             cuts.append(Cut(position=position, low=reached))
     return tuple(cuts)
+
+
+def order_at_marks(
+    row_inputs: Ints, row_offsets: Ints, marks: Sequence[Sequence[Mark]], *, low: Millis
+) -> Ints | None:
+    """The order in which a step takes the rows of several inputs; None: as they are.
+
+    A row comes behind all rows that are read before a lower mark of their own input, so that what is due at a
+    mark is done before what follows it, however much a step reads. Rows of one input keep their order.
+    """
+    if len(marks) < 2:
+        return None
+    levels = np.full(len(row_inputs), low, dtype=np.int64)
+    for number, found in enumerate(marks):
+        places = np.flatnonzero(row_inputs == number)
+        passed = np.searchsorted(
+            np.array([mark.end for mark in found], dtype=np.int64), row_offsets[places], side="right"
+        )
+        levels[places] = np.array([low, *(mark.low for mark in found)], dtype=np.int64)[passed]
+    order = np.lexsort((row_offsets, row_inputs, levels))
+    return None if (np.diff(order) > 0).all() else np.asarray(order, dtype=np.int64)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import (
-    CorruptData,
-    DiskFull,
     Fenced,
-    IntervalError,
     IntervalMissing,
     VersionMoved,
 )
@@ -29,13 +20,10 @@ from penstock.streams.rows.row_store import (
     Intent,
     IntervalRef,
     IntervalRow,
-    OutboxRow,
     RowStore,
-    TimerRow,
 )
 from penstock.streams.rows.sqlite_rows import SqliteRows
-
-REF = IntervalRef(job="z.count", job_birth="j1", partition=3, birth="i1")
+from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -47,27 +35,6 @@ def rows(request: pytest.FixtureRequest, tmp_path: Path) -> RowStore:
 def owned(rows: RowStore) -> IntervalRow:
     rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
     return rows.acquire(REF, generation=1, shard_epoch=7)
-
-
-def an_outbox_row(*, first: int = 1, count: int = 2, ts_min: int = 500, partition: int = 0) -> OutboxRow:
-    return OutboxRow(
-        id=0,
-        category="out",
-        category_birth="o1",
-        partition=partition,
-        first_seq=first,
-        count=count,
-        ts_min=ts_min,
-        payload=b"\x00payload\xff",
-    )
-
-
-def a_timer(key: str = "k", tag: str = "t", at_ms: int = 1000, **others: object) -> TimerRow:
-    return replace(TimerRow(key=key, tag=tag, at_ms=at_ms, hold_ms=at_ms - 1), **others)
-
-
-def commit(rows: RowStore, row: IntervalRow, **changes: object) -> IntervalRow:
-    return rows.commit(REF, token=row.token, version=row.version, changes=Changes(**changes))
 
 
 def test_a_new_interval_has_no_owner_and_the_offsets_of_its_plan(rows: RowStore) -> None:
@@ -254,6 +221,49 @@ def test_late_timers_and_productions_hold_nothing(rows: RowStore, owned: Interva
     assert row.output_low == 1000
 
 
+def test_wall_timers_are_a_set_of_their_own(rows: RowStore, owned: IntervalRow) -> None:
+    low, wall = a_timer("a"), a_timer("b", wall=True)
+    row = commit(rows, owned, states={"a": b"1", "b": b"2"}, timers_set=(low, wall, a_timer("c", at_ms=2000)))
+
+    def due(timers_up_to: int, wall_up_to: int) -> object:
+        stored = rows.snapshot(
+            REF, token=row.token, keys=(), timers_up_to=timers_up_to, wall_up_to=wall_up_to
+        )
+        return stored.timers, dict(stored.states)
+
+    assert rows.snapshot(REF, token=row.token, keys=(), timers_up_to=1999).timers == (low,)
+    assert due(1999, 999) == ((low,), {"a": b"1"})
+    assert due(999, 1000) == ((wall,), {"b": b"2"})
+    assert due(1000, 1000) == ((low, wall), {"a": b"1", "b": b"2"})
+    assert due(LOW_MIN, LOW_MIN) == ((), {})
+
+
+def test_wall_timers_come_after_the_others_each_in_their_order(rows: RowStore, owned: IntervalRow) -> None:
+    timers = [a_timer(key, tag, at) for at in (5, 6) for key in "ab" for tag in (f"x{at}", f"y{at}")]
+    wall = [replace(timer, tag=f"w{timer.tag}", at_ms=timer.at_ms - 4, wall=True) for timer in timers]
+    row = commit(rows, owned, timers_set=(*reversed(wall), *reversed(timers)))
+    stored = rows.snapshot(REF, token=row.token, keys=(), timers_up_to=LOW_MAX, wall_up_to=LOW_MAX)
+    assert stored.timers == (*timers, *wall)
+
+
+def test_a_wall_timer_holds_nothing(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(rows, owned, input_low=1000, timers_set=(a_timer(at_ms=5, wall=True),))
+    assert row.output_low == 1000
+    row = commit(rows, row, input_low=3000, timers_set=(a_timer(at_ms=2001),))
+    assert row.output_low == 2000, "the same tag, now a low-watermark timer"
+    row = commit(rows, row, timers_set=(a_timer(at_ms=2001, wall=True),))
+    assert row.output_low == 3000
+
+
+def test_one_tag_is_one_timer_of_either_kind(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(rows, owned, timers_set=(a_timer(),))
+    row = commit(rows, row, timers_set=(a_timer(wall=True),))
+    stored = rows.snapshot(REF, token=row.token, keys=(), timers_up_to=LOW_MAX, wall_up_to=LOW_MAX)
+    assert stored.timers == (a_timer(wall=True),)
+    row = commit(rows, row, timers_deleted=(("k", "t"),))
+    assert rows.snapshot(REF, token=row.token, keys=(), timers_up_to=LOW_MAX, wall_up_to=LOW_MAX).timers == ()
+
+
 def test_lows_never_go_back(rows: RowStore, owned: IntervalRow) -> None:
     row = commit(rows, owned, input_low=1000)
     row = commit(rows, row, input_low=400, timers_set=(a_timer(at_ms=101),))
@@ -291,139 +301,3 @@ def test_ten_thousand_keys_in_one_step(rows: RowStore, owned: IntervalRow) -> No
     )
     stored = rows.snapshot(REF, token=row.token, keys=keys, timers_up_to=1000)
     assert (len(stored.states), len(stored.timers)) == (10_000, 10_000)
-
-
-# What only files can get wrong.
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "rows"
-
-
-@pytest.fixture
-def files(folder: Path) -> SqliteRows:
-    rows = SqliteRows(folder)
-    rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
-    return rows
-
-
-def _file(folder: Path) -> Path:
-    return folder / "j1" / "p00003-i1.db"
-
-
-def test_opening_never_creates_a_file(folder: Path) -> None:
-    rows = SqliteRows(folder)
-    assert not rows.exists(REF)
-    with pytest.raises(IntervalMissing):
-        rows.acquire(REF, generation=1, shard_epoch=1)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("point", ["begin", "commit"])
-def test_a_creation_that_was_cut_off_counts_as_absent_and_can_be_repeated(folder: Path, point: str) -> None:
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from penstock.streams.rows.row_store import IntervalRef\n"
-        "from penstock.streams.rows.sqlite_rows import SqliteRows\n"
-        "die = lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == sys.argv[2] else None\n"
-        "ref = IntervalRef(job='z.count', job_birth='j1', partition=3, birth='i1')\n"
-        "SqliteRows(Path(sys.argv[1]), fault=die).create(ref, offsets={'in': 1}, low=0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(folder), point], check=False)
-    assert done.returncode == -9
-    rows = SqliteRows(folder)
-    assert _file(folder).exists()
-    assert not rows.exists(REF)
-    with pytest.raises(IntervalMissing):
-        rows.peek(REF)
-    rows.create(REF, offsets={"in": 5}, low=LOW_MIN)
-    assert rows.peek(REF).offsets == {"in": 5}
-
-
-def test_a_store_that_was_pickled_sees_the_same_rows(files: SqliteRows) -> None:
-    row = files.acquire(REF, generation=1, shard_epoch=1)
-    assert pickle.loads(pickle.dumps(files)).peek(REF) == row
-
-
-def _commit_in_child(rows: SqliteRows, row: IntervalRow) -> None:
-    rows.commit(REF, token=row.token, version=row.version, changes=Changes(states={"child": b"1"}))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_opens_its_own_connection(files: SqliteRows) -> None:
-    row = files.acquire(REF, generation=1, shard_epoch=1)  # the parent's connection is open now
-    child = multiprocessing.get_context("fork").Process(target=_commit_in_child, args=(files, row))
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    row = commit(files, files.peek(REF), states={"parent": b"2"})
-    assert dict(files.snapshot(REF, token=row.token, keys=["child", "parent"], timers_up_to=0).states) == {
-        "child": b"1",
-        "parent": b"2",
-    }
-
-
-def test_a_write_that_dies_before_its_commit_leaves_nothing(files: SqliteRows, folder: Path) -> None:
-    row = files.acquire(REF, generation=1, shard_epoch=1)
-
-    class Died(BaseException):
-        pass
-
-    def die(point: str) -> None:
-        if point == "commit":
-            raise Died
-
-    with pytest.raises(Died):
-        commit(SqliteRows(folder, fault=die), row, states={"k": b"1"}, outbox=(an_outbox_row(),))
-    stored = files.snapshot(REF, token=row.token, keys=["k"], timers_up_to=LOW_MAX)
-    assert (stored.row, stored.states, stored.outbox) == (row, {}, ())
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE outbox SET payload = x'00'",
-        "UPDATE outbox SET first_seq = 9",
-        "UPDATE states SET value = x'00'",
-        "UPDATE states SET key = 'other'",
-        "UPDATE timers SET at_ms = 7",
-        "UPDATE interval SET token = 1, input_low = 5",
-    ],
-)
-def test_a_damaged_row_is_found_by_its_checksum(files: SqliteRows, folder: Path, damage: str) -> None:
-    row = files.acquire(REF, generation=1, shard_epoch=1)
-    commit(files, row, states={"k": b"1"}, timers_set=(a_timer(),), outbox=(an_outbox_row(),))
-    raw = sqlite3.connect(_file(folder))
-    raw.execute(damage)
-    raw.commit()
-    raw.close()
-    with pytest.raises(CorruptData, match="damaged"):
-        files.snapshot(REF, token=row.token, keys=["k", "other"], timers_up_to=LOW_MAX)
-
-
-def test_a_full_disk_is_named_and_nothing_is_half_written(files: SqliteRows) -> None:
-    row = files.acquire(REF, generation=1, shard_epoch=1)
-    connection = files._files.open(_file(files._folder))
-    assert connection is not None
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(DiskFull):
-        commit(files, row, states={f"key {n}": os.urandom(500) for n in range(1000)})
-    assert files.peek(REF) == row
-    assert commit(files, row, states={"k": b"1"}).version == row.version + 1
-
-
-def test_a_birth_id_cannot_leave_the_folder(files: SqliteRows) -> None:
-    with pytest.raises(IntervalError, match="birth id"):
-        files.create(replace(REF, job_birth="../outside"), offsets={}, low=0)
-
-
-def test_a_file_that_was_replaced_is_opened_anew(files: SqliteRows, folder: Path) -> None:
-    """A kept connection to a removed file would write into nothing."""
-    files.acquire(REF, generation=1, shard_epoch=1)
-    (folder / "j1").rename(folder / "gone")
-    with pytest.raises(IntervalMissing):
-        files.peek(REF)
-    files.create(REF, offsets={"in": 8}, low=0)
-    assert files.peek(REF).offsets == {"in": 8}

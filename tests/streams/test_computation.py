@@ -77,7 +77,7 @@ def test_state_survives_from_step_to_step() -> None:
     stored = {key: value for key, value in first.items() if value is not None}
     second = run_once(stored, ("a", 9))
     assert set(second) == {"a"}
-    state = Everything.state_decoder.decode(second["a"] or b"")
+    state = Everything.state_codec.decode(second["a"] or b"")
     assert (state.number, state.names, state.seen, state.last) == (3, ["a", "a", "a"], {5, 7, 9}, "a")
     assert (state.model, state.raw, state.counts) == (Model(seen=3), b"xxx", {5: 1, 7: 1, 9: 1})
 

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import ConfigError, CorruptData
+from penstock.core.errors import CorruptData
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
+from penstock.streams.operators.build import operator_of
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
+from penstock.streams.step_logic import StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
+from penstock.streams.task_logic import keyed_logic
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -117,23 +120,23 @@ def _run_stateless(
 
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
-    module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    name = task.plan["computation"].get("class")
-    if name is None:
-        raise ConfigError(
-            f"job {task.job} cannot be run yet",
-            why=f"this version has no {task.plan['computation'].get('operator')} of its own",
-            fix="do it in a Computation, with state and timers",
-        )
-    computation: Computation = getattr(module, name)()
     return StatefulStep(
         ref=interval.ref,
         token=interval.token,
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
-        computation=computation,
+        computation=_logic(task, interval.ref.partition),
     )
+
+
+def _logic(task: TaskDescriptor, partition: int) -> StepLogic:
+    computation = task.plan["computation"]
+    if "operator" in computation:
+        return operator_of(computation, task.outputs[0].columns)
+    module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
+    found: Computation = getattr(module, computation["class"])()
+    return keyed_logic(task, found, partition)
 
 
 def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:

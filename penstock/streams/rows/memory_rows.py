@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import row_changes
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, OutboxRow, Snapshot, TimerRow
 
@@ -21,7 +21,7 @@ class _Interval:
     outbox_id: int = 0  # the last one given
 
     def oldest_work(self) -> Millis:
-        holds = (timer.hold_ms for timer in self.timers.values() if not timer.late)
+        holds = (timer.hold_ms for timer in self.timers.values() if not timer.late and not timer.wall)
         return min((*(out.ts_min for out in self.outbox.values()), *holds), default=LOW_MAX)
 
 
@@ -65,14 +65,24 @@ class MemoryRows:
             return found.row.token
 
     def snapshot(
-        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+        self,
+        ref: IntervalRef,
+        *,
+        token: int,
+        keys: Iterable[str],
+        timers_up_to: Millis,
+        wall_up_to: Millis = LOW_MIN,
     ) -> Snapshot:
         """One consistent read under the token."""
         with self._lock:
             found = self._of(ref)
             row_changes.check_token(ref, found.row, token)
-            due = (timer for timer in found.timers.values() if timer.at_ms <= timers_up_to)
-            timers = tuple(sorted(due, key=lambda timer: (timer.at_ms, timer.key, timer.tag)))
+            due = (
+                timer
+                for timer in found.timers.values()
+                if timer.at_ms <= (wall_up_to if timer.wall else timers_up_to)
+            )
+            timers = tuple(sorted(due, key=lambda timer: (timer.wall, timer.at_ms, timer.key, timer.tag)))
             wanted = {*keys, *(timer.key for timer in timers)}
             states = {key: found.states[key] for key in wanted if key in found.states}
             return Snapshot(row=found.row, states=states, timers=timers, outbox=tuple(found.outbox.values()))

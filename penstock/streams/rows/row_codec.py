@@ -15,7 +15,7 @@ from penstock.core.errors import CorruptData
 from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow, OutboxRow, TimerRow
 
 RowRecord = tuple[str, int, int, int, int, str, Millis, Millis, str, str, str, str, int]
-TimerRecord = tuple[str, str, Millis, Millis, int, int]
+TimerRecord = tuple[str, str, Millis, Millis, int, int, int]
 
 
 def record_of_row(row: IntervalRow) -> RowRecord:
@@ -60,15 +60,15 @@ def row_of(ref: IntervalRef, record: RowRecord) -> IntervalRow:
 
 def record_of_timer(timer: TimerRow) -> TimerRecord:
     """One timer."""
-    fields = (timer.key, timer.tag, timer.at_ms, timer.hold_ms, int(timer.late))
-    return *fields, _crc(fields)
+    fields = (timer.key, timer.tag, timer.at_ms, timer.hold_ms, int(timer.late), int(timer.wall))
+    return *fields, _timer_crc(fields)
 
 
 def timer_of(ref: IntervalRef, record: TimerRecord) -> TimerRow:
     """The timer behind a record of `record_of_timer`."""
-    key, tag, at_ms, hold_ms, late, crc = record
-    _check(ref, f"the timer {tag!r} of key {key!r}", _crc((key, tag, at_ms, hold_ms, late)), crc)
-    return TimerRow(key=key, tag=tag, at_ms=at_ms, hold_ms=hold_ms, late=bool(late))
+    key, tag, at_ms, hold_ms, late, wall, crc = record
+    _check(ref, f"the timer {tag!r} of key {key!r}", _timer_crc(record[:-1]), crc)
+    return TimerRow(key=key, tag=tag, at_ms=at_ms, hold_ms=hold_ms, late=bool(late), wall=bool(wall))
 
 
 def record_of_outbox(row: OutboxRow) -> tuple[Any, ...]:
@@ -116,6 +116,12 @@ def _check(ref: IntervalRef, what: str, expected: int, found: int) -> None:
 
 def _crc(fields: tuple[Any, ...]) -> int:
     return crc32(repr(fields).encode())
+
+
+def _timer_crc(fields: tuple[Any, ...]) -> int:
+    # A timer that is not of the wall has the checksum it had before there were others: files of the first
+    # format need no new ones.
+    return _crc(fields if fields[-1] else fields[:-1])
 
 
 def _json(value: Mapping[str, Any] | None) -> str:

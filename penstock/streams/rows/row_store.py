@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.clock import Millis
+from penstock.streams.bus.log import LOW_MIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +25,11 @@ class IntervalRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerRow:
-    """A pending low-watermark timer. (key, tag) is unique; `hold` keeps the output low down until it is gone.
+    """A pending timer. (key, tag) is unique; `hold` keeps the output low down until it is gone.
 
     A `late` timer was set by a late record with a hold behind the low: nothing can be held back for it any
-    more, so it does not count in the output low, and what it produces carries the flag.
+    more, so it does not count in the output low, and what it produces carries the flag. A `wall` timer is due
+    by the clock, not by the low watermark: it holds nothing, whatever its `hold_ms` says.
     """
 
     key: str
@@ -35,6 +37,7 @@ class TimerRow:
     at_ms: Millis
     hold_ms: Millis
     late: bool = False
+    wall: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +138,23 @@ class RowStore(Protocol):
         """
 
     def snapshot(
-        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+        self,
+        ref: IntervalRef,
+        *,
+        token: int,
+        keys: Iterable[str],
+        timers_up_to: Millis,
+        wall_up_to: Millis = LOW_MIN,
     ) -> Snapshot:
-        """Fenced if `token` is not the stored one. Timers come ordered by (at_ms, key, tag)."""
+        """Fenced if `token` is not the stored one. Low-watermark timers up to `timers_up_to`, ordered by
+        (at_ms, key, tag), then wall timers up to `wall_up_to`, in the same order.
+        """
 
     def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
         """One short transaction: lock the row, token equal else Fenced, version equal else VersionMoved,
         write all, version + 1. `next_seq` follows from the outbox rows. output_low is computed here:
-        min(input low, oldest undelivered production, oldest hold), never below the old one; late productions
-        and late timers do not count.
+        min(input low, oldest undelivered production, oldest hold), never below the old one; late productions,
+        late timers and wall timers do not count.
         """
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:

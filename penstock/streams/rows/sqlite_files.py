@@ -11,15 +11,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from penstock.core.errors import CorruptData
 from penstock.core.sqlite_errors import translate_sqlite
 
-# Rises when the tables change: a file of another format is refused, never guessed at.
-FORMAT = 1
+# Rises when the tables change. Older files are brought up to it when they are opened; newer ones are refused.
+FORMAT = 2
 BUSY_MS = 10_000
 _OPEN_MAX = 32  # per thread; status pages look at many intervals, each once
 
 # Connections inherited through a fork must neither be used nor closed in the child: they are kept for ever.
 _INHERITED: list[object] = []
+
+_TIMER_INDEXES = (
+    "CREATE INDEX timers_due ON timers (at_ms, key, tag) WHERE wall = 0",
+    "CREATE INDEX timers_wall ON timers (at_ms, key, tag) WHERE wall = 1",
+    "CREATE INDEX timers_hold ON timers (hold_ms) WHERE late = 0 AND wall = 0",
+)
+_FROM_1_TO_2 = (
+    "ALTER TABLE timers ADD COLUMN wall INTEGER NOT NULL DEFAULT 0",
+    "DROP INDEX timers_due",
+    "DROP INDEX timers_hold",
+    *_TIMER_INDEXES,
+)
 
 TABLES = (
     """CREATE TABLE interval (
@@ -31,9 +44,9 @@ TABLES = (
         key TEXT PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) STRICT, WITHOUT ROWID""",
     """CREATE TABLE timers (
         key TEXT NOT NULL, tag TEXT NOT NULL, at_ms INTEGER NOT NULL, hold_ms INTEGER NOT NULL,
-        late INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (key, tag)) STRICT, WITHOUT ROWID""",
-    "CREATE INDEX timers_due ON timers (at_ms, key, tag)",
-    "CREATE INDEX timers_hold ON timers (hold_ms) WHERE late = 0",
+        late INTEGER NOT NULL, crc INTEGER NOT NULL, wall INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (key, tag)) STRICT, WITHOUT ROWID""",
+    *_TIMER_INDEXES,
     # AUTOINCREMENT: an id that came twice would let a slow twin mark the wrong row as delivered.
     """CREATE TABLE outbox (
         id INTEGER PRIMARY KEY AUTOINCREMENT, category TEXT NOT NULL, category_birth TEXT NOT NULL,
@@ -61,7 +74,16 @@ class SqliteFiles:
         if inode is None:
             return None
         connection = _connect(path, "rw")
-        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        try:
+            complete = format_of(connection) != 0
+            if complete and format_of(connection) != FORMAT:
+                connection.execute("BEGIN IMMEDIATE")
+                bring_up(connection)
+                connection.execute("COMMIT")
+        except (sqlite3.Error, CorruptData):
+            connection.close()
+            raise
+        if not complete:
             connection.close()  # its creation was cut off before the commit
             return None
         kept[path] = (inode, connection)
@@ -98,6 +120,27 @@ def creating(path: Path) -> Iterator[sqlite3.Connection]:
             connection.close()
     except sqlite3.Error as error:
         raise translate_sqlite(error, f"{path.name}: {error}") from error
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    """Which tables the file has; 0: none yet."""
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return found
+
+
+def bring_up(connection: sqlite3.Connection) -> None:
+    """Bring the tables to this format, inside the transaction that the caller has begun for writing."""
+    found = format_of(connection)
+    if not 1 <= found <= FORMAT:
+        raise CorruptData(
+            "the rows of an interval have a format that this version does not know",
+            why=f"the file says {found}, known are 1 to {FORMAT}",
+            fix="start the version of penstock that wrote it",
+        )
+    if found == 1:
+        for statement in _FROM_1_TO_2:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version={FORMAT}")
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -14,10 +14,10 @@ from pathlib import Path
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError
 from penstock.core.sqlite_errors import translate_sqlite
-from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import row_changes, row_codec
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot
-from penstock.streams.rows.sqlite_files import FORMAT, TABLES, SqliteFiles, creating
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot, TimerRow
+from penstock.streams.rows.sqlite_files import FORMAT, TABLES, SqliteFiles, bring_up, creating, format_of
 
 _KEYS_PER_READ = 500
 
@@ -36,10 +36,11 @@ _WRITE_STATE = (
 )
 # A timer set again as it was costs no write.
 _WRITE_TIMER = (
-    "INSERT INTO timers (key, tag, at_ms, hold_ms, late, crc) VALUES (?, ?, ?, ?, ?, ?) "
+    "INSERT INTO timers (key, tag, at_ms, hold_ms, late, wall, crc) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (key, tag) DO UPDATE "
-    "SET at_ms = excluded.at_ms, hold_ms = excluded.hold_ms, late = excluded.late, crc = excluded.crc "
-    "WHERE at_ms <> excluded.at_ms OR hold_ms <> excluded.hold_ms OR late <> excluded.late"
+    "SET at_ms = excluded.at_ms, hold_ms = excluded.hold_ms, late = excluded.late, wall = excluded.wall, "
+    "crc = excluded.crc WHERE at_ms <> excluded.at_ms OR hold_ms <> excluded.hold_ms "
+    "OR late <> excluded.late OR wall <> excluded.wall"
 )
 _WRITE_OUTBOX = (
     "INSERT INTO outbox (category, category_birth, partition, first_seq, count, ts_min, payload, crc) "
@@ -63,12 +64,13 @@ class SqliteRows:
         """Create the interval, or add the inputs it does not know."""
         with creating(self._path(ref)) as connection:
             self._point("begin")
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            if format_of(connection) == 0:
                 for table in TABLES:
                     connection.execute(table)
                 connection.execute(f"PRAGMA user_version={FORMAT}")
                 _write_row(connection, row_changes.new_row(ref, offsets, low))
             else:
+                bring_up(connection)
                 row = _read_row(ref, connection)
                 assert row is not None, "a file with tables has a row"
                 _write_row(connection, row_changes.after_repeated_create(ref, row, offsets), unless=row)
@@ -97,17 +99,18 @@ class SqliteRows:
         return new.token
 
     def snapshot(
-        self, ref: IntervalRef, *, token: int, keys: Iterable[str], timers_up_to: Millis
+        self,
+        ref: IntervalRef,
+        *,
+        token: int,
+        keys: Iterable[str],
+        timers_up_to: Millis,
+        wall_up_to: Millis = LOW_MIN,
     ) -> Snapshot:
         """One consistent read under the token."""
         with self._read(ref) as (connection, row):
             row_changes.check_token(ref, row, token)
-            due = connection.execute(
-                "SELECT key, tag, at_ms, hold_ms, late, crc FROM timers WHERE at_ms <= ? "
-                "ORDER BY at_ms, key, tag",
-                (timers_up_to,),
-            )
-            timers = tuple(row_codec.timer_of(ref, record) for record in due)
+            timers = _read_timers(ref, connection, timers_up_to, wall_up_to)
             states = _read_states(ref, connection, {*keys, *(timer.key for timer in timers)})
             found = connection.execute(
                 "SELECT id, category, category_birth, partition, first_seq, count, ts_min, payload, crc "
@@ -216,6 +219,21 @@ def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str
     return states
 
 
+def _read_timers(
+    ref: IntervalRef, connection: sqlite3.Connection, timers_up_to: Millis, wall_up_to: Millis
+) -> tuple[TimerRow, ...]:
+    # One statement for each kind: each has an index of its own.
+    return tuple(
+        row_codec.timer_of(ref, record)
+        for wall, up_to in ((0, timers_up_to), (1, wall_up_to))
+        for record in connection.execute(
+            "SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM timers "
+            f"WHERE wall = {wall} AND at_ms <= ? ORDER BY at_ms, key, tag",
+            (up_to,),
+        )
+    )
+
+
 def _write_changes(connection: sqlite3.Connection, changes: Changes) -> None:
     kept = sorted((key, state) for key, state in changes.states.items() if state is not None)
     connection.executemany(
@@ -229,6 +247,6 @@ def _write_changes(connection: sqlite3.Connection, changes: Changes) -> None:
 
 
 def _oldest_work(connection: sqlite3.Connection) -> Millis:
-    hold = connection.execute("SELECT min(hold_ms) FROM timers WHERE late = 0").fetchone()[0]
+    hold = connection.execute("SELECT min(hold_ms) FROM timers WHERE late = 0 AND wall = 0").fetchone()[0]
     production = connection.execute("SELECT min(ts_min) FROM outbox").fetchone()[0]
     return min(LOW_MAX if hold is None else hold, LOW_MAX if production is None else production)

@@ -1,0 +1,77 @@
+"""What a job that keeps state runs per key, as its plan says it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.streams.compiled import Output
+from penstock.streams.graph import Columns, Edge, Join, Process, Stateful, Step, Window
+from penstock.streams.schemas import Schemas, key_columns
+from penstock.streams.stages import arguments_of
+from penstock.streams.step import dead_stream
+
+DEAD_COLUMNS: Columns = (
+    ("reason", "string"),
+    ("value", "binary"),
+    ("source_partition", "int"),
+    ("source_offset", "bigint"),
+)
+
+
+def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
+    """Where the records go at which user code raises, if they are to be put aside."""
+    if isinstance(step, Process) and step.poison == "skip":
+        yield Output(
+            stream=dead_stream(0),
+            category=f"{job}.dead",
+            partitions=partitions,
+            columns=DEAD_COLUMNS,
+            internal=False,
+        )
+
+
+def computation_json(
+    step: Stateful, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
+) -> dict[str, Any]:
+    """The plan's word on what runs per key; `kept`: which columns of a stream it gets."""
+    graph = schemas.graph
+    if isinstance(step, Process):
+        found: dict[str, Any] = {"class": step.computation}
+        if len(step.inputs) > 1:
+            edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)
+            found["inputs"] = [[name, [c for c, _ in kept(step, edge)]] for name, edge in edges]
+        return found
+    if isinstance(step, Join):
+        left, right = graph.inputs_of(step.name)
+        near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
+        return {
+            "operator": "join",
+            "how": step.how,
+            "keys": [list(key_columns(schemas, edge)) for edge in (left, right)],
+            "columns": [[list(column) for column in schemas.at(edge)] for edge in (left, right)],
+            **({"window": step.spans.to_json()} if step.spans else {"within": near}),
+        }
+    edge = graph.input_of(step.name)
+    window = graph.step(edge.source)
+    assert isinstance(window, Window), "checked before: an aggregate reads a window"
+    values = [
+        {
+            "name": name,
+            "function": value.function,
+            "argument": None if value.argument is None else value.argument.text,
+            "column": column,
+            "parameter": value.parameter,
+            "type": value.type,
+        }
+        for (name, value), column in zip(
+            schemas.summed[step.name], arguments_of(schemas, step.name), strict=True
+        )
+    ]
+    return {
+        "operator": "aggregate",
+        "keys": list(key_columns(schemas, edge)),
+        "window": window.spans.to_json(),
+        "firing": window.firing.to_json(),
+        "columns": values,
+    }

@@ -1,0 +1,278 @@
+"""Values of groups of records, as partial results that can be merged in any order: lift, merge, finish.
+
+Pure: a record is lifted to the partial result of itself alone, partial results of a group are merged, and the
+value is made at the end. So it matters neither how records were cut into batches, nor in which order they
+came, nor where they were added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.operators import exact_sums, sketches
+from penstock.streams.watermark import Ints
+
+CELL, KEY = "_cell", "_key"
+_BUCKET, _NUMBER = "bucket", "number"
+_ALL_BUT_SIGN = np.int64(2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One value of a group. `column`: of the records, None for count(*)."""
+
+    name: str
+    function: str
+    column: str | None
+    parameter: float | None
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partials:
+    """Partial results of groups (cell, key), a row each; `long`: by value, several rows (bucket, number)."""
+
+    main: pa.Table
+    long: Mapping[str, pa.Table]
+
+    @property
+    def cells(self) -> Ints:
+        """The cell of each row."""
+        return np.asarray(self.main.column(CELL).to_numpy(), dtype=np.int64)
+
+    def where(self, cells: Iterable[int]) -> Partials:
+        """Those of some cells alone."""
+        wanted = pa.array(list(cells), pa.int64())
+        return self._filtered(lambda table: pc.is_in(table.column(CELL), value_set=wanted))
+
+    def of_keys(self, keys: pa.Array) -> Partials:
+        """Those of some keys alone."""
+        return self._filtered(lambda table: pc.is_in(table.column(KEY), value_set=keys))
+
+    def in_cell(self, cell: int) -> Partials:
+        """The same, all in one cell."""
+        return Partials(
+            main=_with_cell(self.main, cell),
+            long={name: _with_cell(table, cell) for name, table in self.long.items()},
+        )
+
+    def rows(self, chosen: Ints) -> Partials:
+        """Some rows. Requires: nothing is long, or rows were not merged yet (`lift`)."""
+        mine = pa.array(chosen)
+        return Partials(
+            main=self.main.take(mine), long={name: table.take(mine) for name, table in self.long.items()}
+        )
+
+    def _filtered(self, mask: Any) -> Partials:
+        return Partials(
+            main=self.main.filter(mask(self.main)),
+            long={name: table.filter(mask(table)) for name, table in self.long.items()},
+        )
+
+
+class Aggregates:
+    """The values of an aggregate, in order."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values = tuple(values)
+
+    def lift(self, table: pa.Table, cells: Ints) -> Partials:
+        """Each record as the partial result of itself, in its cell. `table` has `_key` and the columns."""
+        main = {CELL: pa.array(cells), KEY: table.column(KEY)}
+        long: dict[str, pa.Table] = {}
+        for place, value in enumerate(self._values):
+            column = None if value.column is None else _whole(table.column(value.column))
+            for suffix, array in _lifted(value, column, table.num_rows).items():
+                main[f"{place}.{suffix}"] = array
+            if value.function in ("approx_count_distinct", "approx_percentile"):
+                assert column is not None
+                long[str(place)] = _lifted_long(value, column, main)
+        return Partials(main=pa.table(main), long=long)
+
+    def merge(self, parts: Sequence[Partials]) -> Partials:
+        """One row for each group."""
+        main = _grouped([part.main for part in parts], (CELL, KEY))
+        names = {name for part in parts for name in part.long}
+        long = {
+            name: _grouped(
+                [part.long[name] for part in parts if name in part.long],
+                (CELL, KEY, _BUCKET),
+                how="max" if self._values[int(name)].function == "approx_count_distinct" else "sum",
+            )
+            for name in sorted(names)
+        }
+        return Partials(main=main, long=long)
+
+    def finish(self, merged: Partials) -> dict[str, pa.Array]:
+        """The value of each group, by name. Requires: merged."""
+        columns = {name: _whole(merged.main.column(name)) for name in merged.main.column_names}
+        count = merged.main.num_rows
+        found = {}
+        for place, value in enumerate(self._values):
+            mine = {
+                name.split(".", 1)[1]: column
+                for name, column in columns.items()
+                if name.startswith(f"{place}.")
+            }
+            if str(place) in merged.long:
+                made = _finished_long(value, mine, _group_numbers(merged, str(place)), count)
+            else:
+                made = _finished(value, mine, count)
+            found[value.name] = made.cast(ARROW_TYPES[value.type], safe=False)
+        return found
+
+
+def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.Array]:
+    if column is None:
+        return {"sum": pa.array(np.ones(count, dtype=np.int64))}
+    known = pc.is_valid(column).cast(pa.int64())
+    if value.function == "count":
+        return {"sum": known}
+    if value.function in ("sum", "avg"):
+        if pa.types.is_integer(column.type):
+            return {"sum": column.cast(pa.int64()), "sum.n": known}
+        limbs = exact_sums.limbs_of(_doubles(column))
+        return {"sum.n": known, **{f"sum.{name}": pa.array(limb) for name, limb in limbs.items()}}
+    if value.function in ("min", "max"):
+        return {value.function: _ordered(column)}
+    if value.function == "approx_percentile":
+        ordered = _ordered(column.cast(pa.float64()))
+        return {"min": ordered, "max": ordered}
+    return {}
+
+
+def _lifted_long(value: Value, column: pa.Array, main: Mapping[str, pa.Array]) -> pa.Table:
+    """A row for each record, its number null if the value is: nulls count for nothing."""
+    if value.function == "approx_count_distinct":
+        there = np.flatnonzero(np.asarray(column.is_valid()))
+        buckets, numbers = np.zeros((2, len(column)), dtype=np.int64)
+        buckets[there], numbers[there] = sketches.registers_of(
+            sketches.hashes_of(column.take(pa.array(there)))
+        )
+    else:
+        buckets = sketches.buckets_of(_doubles(column))
+        numbers = np.ones(len(column), dtype=np.int64)
+    mask = np.asarray(column.is_null())
+    return pa.table(
+        {
+            CELL: main[CELL],
+            KEY: main[KEY],
+            _BUCKET: pa.array(buckets),
+            _NUMBER: pa.array(numbers, mask=mask),
+        }
+    )
+
+
+def _finished(value: Value, mine: Mapping[str, pa.Array], count: int) -> pa.Array:
+    if value.function == "count":
+        return mine["sum"]
+    if value.function in ("min", "max"):
+        return _unordered(mine[value.function], value.type)
+    known = _ints(mine["sum.n"])
+    if "sum" in mine:
+        sums = _ints(mine["sum"])
+        if value.function == "sum":
+            return pa.array(sums, mask=known == 0)
+        whole = sums.astype(np.float64)
+    else:
+        limbs = {name.removeprefix("sum."): _ints(column) for name, column in mine.items() if name != "sum.n"}
+        whole = exact_sums.total(limbs, count)
+    return pa.array(whole / np.maximum(known, 1) if value.function == "avg" else whole, mask=known == 0)
+
+
+def _finished_long(
+    value: Value, mine: Mapping[str, pa.Array], rows: tuple[Ints, Ints, Ints], count: int
+) -> pa.Array:
+    groups, buckets, numbers = rows
+    there = numbers > 0
+    groups, buckets, numbers = groups[there], buckets[there], numbers[there]
+    if value.function == "approx_count_distinct":
+        return pa.array(sketches.distinct(groups, numbers, count))
+    assert value.parameter is not None
+    used, dense = np.unique(groups, return_inverse=True)
+    found = np.zeros(count, dtype=np.float64)
+    middle = sketches.values_of(sketches.quantile(dense, buckets, numbers, value.parameter, len(used)))
+    least, most = (_doubles(_unordered(mine[name].take(pa.array(used)), "double")) for name in ("min", "max"))
+    found[used] = np.where(np.isnan(middle), middle, np.fmin(np.fmax(middle, least), most))
+    if value.type in ("int", "bigint"):
+        found = np.rint(found)
+    return pa.array(found, mask=~np.isin(np.arange(count), used))
+
+
+def _group_numbers(merged: Partials, name: str) -> tuple[Ints, Ints, Ints]:
+    """Which row of `main` each long row belongs to, its bucket and its number."""
+    numbered = merged.main.select([CELL, KEY]).append_column(
+        "_place", pa.array(np.arange(merged.main.num_rows, dtype=np.int64))
+    )
+    joined = merged.long[name].join(numbered, keys=[CELL, KEY], join_type="inner")
+    place, bucket = (_ints(_whole(joined.column(one))) for one in ("_place", _BUCKET))
+    return place, bucket, _ints(_whole(joined.column(_NUMBER)))
+
+
+def _grouped(tables: Sequence[pa.Table], by: Sequence[str], how: str = "") -> pa.Table:
+    """Rows with the same `by` as one; what to do with a column its name says, or `how`."""
+    table = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
+    if not table.num_rows:
+        return table
+    # One number per group is grouped much faster than texts.
+    keys = _whole(table.column(KEY)).dictionary_encode()
+    cells, cell = np.unique(table.column(CELL).to_numpy(), return_inverse=True)
+    codes = keys.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    size = len(keys.dictionary)
+    group = cell.astype(np.int64) * size + codes
+    names = [name for name in table.column_names if name not in by]
+    rest = [name for name in by if name not in (CELL, KEY)]
+    plain = table.select([*rest, *names]).append_column("_group", pa.array(group))
+    asked: list[tuple[str, str]] = [
+        (name, how or ("sum" if ".sum" in name else name.rsplit(".", 1)[1])) for name in names
+    ]
+    made = plain.group_by(["_group", *rest], use_threads=False).aggregate(asked)
+    groups = made.column("_group").to_numpy()
+    columns = {CELL: pa.array(cells[groups // size]), KEY: keys.dictionary.take(pa.array(groups % size))}
+    columns |= {name: made.column(name) for name in rest}
+    columns |= {name: made.column(f"{name}_{function}") for name, function in asked}
+    return pa.table(columns)
+
+
+def _ordered(column: pa.Array) -> pa.Array:
+    """Values for `min` and `max`: doubles as whole numbers in Spark's order, NaN above all."""
+    if not pa.types.is_floating(column.type):
+        return column
+    numbers = _doubles(column)
+    numbers = np.where(np.isnan(numbers), np.nan, numbers + 0.0)
+    bits = numbers.view(np.int64)
+    return pa.array(bits ^ ((bits >> 63) & _ALL_BUT_SIGN), mask=np.asarray(column.is_null()))
+
+
+def _unordered(column: pa.Array, kind: str) -> pa.Array:
+    if kind not in ("double", "float") or not pa.types.is_integer(column.type):
+        return column
+    bits = _ints(column)
+    bits = bits ^ ((bits >> 63) & _ALL_BUT_SIGN)
+    return pa.array(bits.view(np.float64), mask=np.asarray(column.is_null()))
+
+
+def _doubles(column: pa.Array) -> exact_sums.Doubles:
+    filled = pc.fill_null(column.cast(pa.float64()), 0.0)
+    return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _ints(column: pa.Array) -> Ints:
+    filled = pc.fill_null(column.cast(pa.int64()), 0)
+    return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _with_cell(table: pa.Table, cell: int) -> pa.Table:
+    cells = pa.array(np.full(table.num_rows, cell, dtype=np.int64))
+    return table.set_column(table.column_names.index(CELL), CELL, cells)

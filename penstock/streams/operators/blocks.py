@@ -1,0 +1,177 @@
+"""Partial results as state rows: a block per cell of time and step, merged as they become many.
+
+Pure. A step adds to a window without reading what the window has: it writes what it has itself, for all keys
+in one row, and the blocks of a window are merged when its result is due. A row of the store called `#index`
+says which blocks there are. Blocks of one size are merged when there are eight, so that a window that is open
+for a day has a handful of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import StateMismatch
+from penstock.streams.operators.aggregates import CELL, Aggregates, Partials
+
+INDEX = "#index"
+FAN = 8
+Read = Callable[[Iterable[str]], Mapping[str, bytes]]
+
+
+class Block(NamedTuple):
+    """One row. `fired`: 1 if results of it were given already, 0 if not."""
+
+    cell: int
+    fired: int
+    level: int
+    version: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell}:{self.fired}:{self.level}:{self.version}"
+
+
+class Blocks:
+    """The blocks of an interval: those of the snapshot, and what this step makes of them."""
+
+    def __init__(
+        self, aggregates: Aggregates, *, states: Mapping[str, bytes], read: Read, version: int, job: str
+    ) -> None:
+        self._aggregates, self._read, self._version, self._job = aggregates, read, version, job
+        self._before = states.get(INDEX)
+        self._stored = set(self._decoded_index(self._before))
+        self._gone: list[Block] = []
+        self._fresh: dict[int, list[Partials]] = {0: [], 1: []}
+
+    def cells(self, fired: int) -> set[int]:
+        """Cells that have something."""
+        known = {block.cell for block in self._stored if block.fired == fired}
+        return known.union(*(np.unique(part.cells).tolist() for part in self._fresh[fired]))
+
+    def add(self, partials: Partials, fired: int = 0) -> None:
+        """Something new; merged when it is needed."""
+        if partials.main.num_rows:
+            self._fresh[fired].append(partials)
+
+    def take(self, cells: Iterable[int], *fired: int) -> list[Partials]:
+        """All that some cells have, which is then no longer there."""
+        wanted, kinds = set(cells), fired or (0, 1)
+        blocks = sorted(block for block in self._stored if block.cell in wanted and block.fired in kinds)
+        found = self._load(blocks)
+        self._stored -= set(blocks)
+        self._gone += blocks
+        for kind in kinds:
+            for number, part in enumerate(self._fresh[kind]):
+                there = set(np.unique(part.cells).tolist())
+                if there & wanted:
+                    found.append(part if there <= wanted else part.where(wanted))
+                    self._fresh[kind][number] = part.where(there - wanted)
+            self._fresh[kind] = [part for part in self._fresh[kind] if part.main.num_rows]
+        return found
+
+    def look(self, cells: Iterable[int]) -> list[Partials]:
+        """As `take`, and it stays. Requires: nothing of these cells is new in this step, or it was taken."""
+        wanted = set(cells)
+        return self._load(sorted(block for block in self._stored if block.cell in wanted))
+
+    def is_one_block(self, cell: int) -> bool:
+        """True if what a cell has is one stored row: there is nothing to merge."""
+        fresh = any((part.cells == cell).any() for parts in self._fresh.values() for part in parts)
+        return not fresh and sum(block.cell == cell for block in self._stored) == 1
+
+    def changes(self) -> dict[str, bytes | None]:
+        """What to write."""
+        written: dict[str, bytes | None] = {}
+        for fired, parts in self._fresh.items():
+            if parts:
+                written |= self._written(fired, self._aggregates.merge(parts))
+        written = {**{block.name: None for block in self._gone}, **written}
+        index = msgspec.msgpack.encode(sorted(self._stored)) if self._stored else None
+        if index != self._before:
+            written[INDEX] = index
+        return written
+
+    def _written(self, fired: int, merged: Partials) -> dict[str, bytes]:
+        """A block for each cell, together with the older ones that it makes too many."""
+        cells = np.unique(merged.cells).tolist()
+        absorbed = {cell: self._absorbed(cell, fired) for cell in cells}
+        older = [block for _, blocks in absorbed.values() for block in blocks]
+        if older:
+            merged = self._aggregates.merge([*self._load(older), merged])
+            self._stored -= set(older)
+            self._gone += older
+        made = {}
+        for cell in cells:
+            block = Block(cell, fired, absorbed[cell][0], self._version)
+            self._stored.add(block)
+            made[block.name] = _encoded(merged if len(cells) == 1 else merged.where([cell]))
+        return made
+
+    def _absorbed(self, cell: int, fired: int) -> tuple[int, list[Block]]:
+        mine = [block for block in self._stored if (block.cell, block.fired) == (cell, fired)]
+        level, found = 0, []
+        while len(same := [block for block in mine if block.level == level]) >= FAN - 1:
+            found += same
+            level += 1
+        return level, sorted(found)
+
+    def _load(self, blocks: Sequence[Block]) -> list[Partials]:
+        if not blocks:
+            return []
+        rows = self._read([block.name for block in blocks])
+        missing = [block.name for block in blocks if block.name not in rows]
+        if missing:
+            raise self._damaged(f"its index names blocks that are not there: {missing[:3]}")
+        return [_decoded(rows[block.name], block.cell) for block in blocks]
+
+    def _decoded_index(self, row: bytes | None) -> list[Block]:
+        if row is None:
+            return []
+        try:
+            return [
+                Block(*item) for item in msgspec.msgpack.decode(row, type=list[tuple[int, int, int, int]])
+            ]
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, why: str) -> StateMismatch:
+        return StateMismatch(
+            f"the state of job {self._job!r} is not that of a window",
+            why=why,
+            fix="reset the job's state: another kind of step wrote it",
+        )
+
+
+def _encoded(partials: Partials) -> bytes:
+    tables = {"": partials.main, **partials.long}
+    return msgspec.msgpack.encode(
+        {name: ipc_of(table.drop_columns([CELL])) for name, table in tables.items()}
+    )
+
+
+def _decoded(row: bytes, cell: int) -> Partials:
+    tables = {}
+    for name, data in msgspec.msgpack.decode(row, type=dict[str, bytes]).items():
+        table = table_of(data)
+        cells = pa.array(np.full(table.num_rows, cell, dtype=np.int64))
+        tables[name] = table.add_column(0, CELL, cells)
+    return Partials(main=tables.pop(""), long=tables)
+
+
+def ipc_of(table: pa.Table) -> bytes:
+    """A table as bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def table_of(data: bytes) -> pa.Table:
+    """The table behind `ipc_of`."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()

@@ -1,0 +1,245 @@
+"""Aggregates per key and window of event time, tumbling and sliding: state, results, when they are given.
+
+Pure. A window's result is given when the low watermark passes its end, stamped one millisecond before it.
+Records flagged late are dropped and counted; results depend on the log and its marks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, Partials, Value
+from penstock.streams.operators.blocks import INDEX, Blocks
+from penstock.streams.operators.keys_back import key_columns_of
+from penstock.streams.step_logic import StepInput, StepResult
+from penstock.streams.watermark import Ints
+from penstock.streams.windows import WINDOW_END, WINDOW_START, Firing, Spans
+
+STREAM = "out"
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSpec:
+    """An aggregate's plan as values. `columns`: of the results, in order."""
+
+    keys: tuple[str, ...]
+    spans: Spans
+    firing: Firing
+    values: tuple[Value, ...]
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def key_columns(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of the key's columns."""
+        kinds = dict(self.columns)
+        return tuple((name, kinds[name]) for name in self.keys)
+
+    @staticmethod
+    def of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> WindowSpec:
+        """From a job's plan and the columns of its output."""
+        window = plan["window"]
+        return WindowSpec(
+            keys=tuple(plan["keys"]),
+            spans=Spans(
+                kind=window["kind"],
+                size_ms=window.get("size_ms") or window["gap_ms"],
+                slide_ms=window.get("slide_ms", 0),
+            ),
+            firing=Firing(**plan["firing"]),
+            values=tuple(
+                Value(
+                    name=value["name"],
+                    function=value["function"],
+                    column=value["column"],
+                    parameter=value["parameter"],
+                    type=value["type"],
+                )
+                for value in plan["columns"]
+            ),
+            columns=tuple((name, kind) for name, kind in columns),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Records between two cuts: the low while they are read, and the low after them."""
+
+    rows: pa.Table
+    late: Flags  # or on time by the flag and yet behind the low
+    low: Millis
+    low_after: Millis
+
+
+class WindowedAggregate:
+    """The step logic of tumbling and sliding windows with one result each.
+
+    A cell is as long as the step between windows, so that a record is added once however many windows it is
+    in.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self._spec, self._aggregates = spec, Aggregates(spec.values)
+        self._size = spec.spans.size_ms
+        self._slide = spec.spans.slide_ms or spec.spans.size_ms
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        return {STREAM: dict(self._spec.columns)}
+
+    def wanted(self, table: pa.Table) -> Iterable[str]:
+        return (INDEX,)
+
+    def run(self, given: StepInput) -> StepResult:
+        blocks = Blocks(
+            self._aggregates,
+            states=given.states,
+            read=given.read,
+            version=given.version,
+            job=given.job,
+        )
+        flags = Lateness.of(given)
+        made: list[pa.Table] = []
+        fired = 0
+        # A record that is on time is in no window that an earlier cut of this step closes: the whole range
+        # at once gives the same results. One behind the low by somebody's mistake is not so.
+        for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
+            self._add(blocks, stretch)
+            result, windows = self._fire(blocks, stretch.low, stretch.low_after)
+            fired += windows
+            if result is not None:
+                made.append(result)
+        return step_result(blocks.changes(), made, flags.counters(fired))
+
+    def _add(self, blocks: Blocks, stretch: Stretch) -> None:
+        stamps = times_of(stretch.rows)
+        cells = stamps - stamps % self._slide
+        is_open = ~stretch.late | (cells + self._size > stretch.low)
+        flagged = np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
+        chosen = is_open & ~flagged
+        rows = stretch.rows if chosen.all() else stretch.rows.filter(pa.array(chosen))
+        if rows.num_rows:
+            blocks.add(self._aggregates.merge([self._aggregates.lift(rows, cells[chosen])]))
+
+    def _fire(self, blocks: Blocks, low: Millis, low_after: Millis) -> tuple[pa.Table | None, int]:
+        due: dict[int, list[int]] = {}  # end of a window -> its cells
+        for cell in blocks.cells(0):
+            for end in range(cell + self._slide, cell + self._size + 1, self._slide):
+                if low < end <= low_after:
+                    due.setdefault(end, []).append(cell)
+        if not due:
+            return None, 0
+        cells = {cell for group in due.values() for cell in group}
+        closed = {cell for cell in cells if cell + self._size <= low_after}
+        found = blocks.take(closed)
+        single = {cell for cell in cells - closed if blocks.is_one_block(cell)}
+        found += blocks.look(single)
+        kept = blocks.take(cells - closed - single)
+        if kept:
+            merged = self._aggregates.merge(kept)
+            blocks.add(merged)
+            found.append(merged)
+        if self._slide != self._size:
+            held = self._aggregates.merge(found)
+            found = [held.where(group).in_cell(end - self._size) for end, group in sorted(due.items())]
+        return (
+            window_rows(self._spec, self._aggregates.merge(found), self._aggregates, size_ms=self._size),
+            len(due),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """For each record of a step: the low when it is read, and what follows from it."""
+
+    lows: Ints
+    late: Flags
+    behind: Flags  # on time by their flag, and yet behind the low
+
+    @staticmethod
+    def of(given: StepInput) -> Lateness:
+        positions = np.array([cut.position for cut in given.cuts], dtype=np.int64)
+        lows = np.array([given.low, *(cut.low for cut in given.cuts)], dtype=np.int64)
+        at = lows[np.searchsorted(positions, np.arange(given.table.num_rows), side="right")]
+        late = np.asarray(given.table.column("_late").to_numpy(), dtype=np.bool_)
+        return Lateness(lows=at, late=late, behind=~late & (times_of(given.table) < at))
+
+    def stretches(self, given: StepInput, *, apart: bool) -> Iterator[Stretch]:
+        """The step's records, all at once or from cut to cut."""
+        late = self.late | self.behind
+        if not apart:
+            yield Stretch(rows=given.table, late=late, low=given.low, low_after=given.low_after)
+            return
+        done, low = 0, given.low
+        for cut in given.cuts:
+            rows = given.table.slice(done, cut.position - done)
+            yield Stretch(rows=rows, late=late[done : cut.position], low=low, low_after=cut.low)
+            done, low = cut.position, cut.low
+        yield Stretch(rows=given.table.slice(done), late=late[done:], low=low, low_after=low)
+
+    def counters(self, fired: int) -> dict[str, int]:
+        """As every step counts."""
+        return {
+            "records": len(self.late),
+            "late": int(np.count_nonzero(self.late)),
+            "behind_low": int(np.count_nonzero(self.behind)),
+            "timers": fired,
+        }
+
+
+def window_rows(
+    spec: WindowSpec,
+    merged: Partials,
+    aggregates: Aggregates,
+    *,
+    size_ms: int,
+    stamps: Mapping[int, Millis] | None = None,
+    late: bool = False,
+) -> pa.Table:
+    """Results of windows, a row per key: by window, then by key. Cells of `merged` are their starts.
+
+    `stamps`: by cell; otherwise one millisecond before the end.
+    """
+    columns = aggregates.finish(merged)
+    starts = merged.cells
+    ends = starts + size_ms
+    times = (
+        ends - 1 if stamps is None else np.array([stamps[cell] for cell in starts.tolist()], dtype=np.int64)
+    )
+    keys = merged.main.column(KEY).combine_chunks()
+    rows = pa.table(
+        {
+            "_ts": pa.array(times, pa.int64()),
+            "_key": keys,
+            "_late": pa.array(np.full(len(starts), late)),
+            **key_columns_of(keys, spec.key_columns),
+            WINDOW_START: pa.array(starts),
+            WINDOW_END: pa.array(ends),
+            **columns,
+            CELL: pa.array(starts),
+        }
+    )
+    return rows.sort_by([("_ts", "ascending"), (CELL, "ascending"), ("_key", "ascending")]).drop_columns(
+        [CELL]
+    )
+
+
+def step_result(
+    states: Mapping[str, bytes | None], made: Sequence[pa.Table], counters: Mapping[str, int]
+) -> StepResult:
+    """What a step over tables gives back."""
+    produced = {STREAM: pa.concat_tables(made)} if made else {}
+    count = sum(table.num_rows for table in made)
+    return StepResult(states=states, produced=produced, counters={**counters, "productions": count})
+
+
+def times_of(table: pa.Table) -> Ints:
+    """Event times."""
+    return np.asarray(table.column("_ts").to_numpy(), dtype=np.int64)

@@ -1,0 +1,301 @@
+"""Jobs in memory, step by step: the real steps on the memory log and rows, a clock moved by hand, crashes on
+order. What `penstock.testing` is made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ComputationFailed
+from penstock.jobs.births import interval_birth, producer_of
+from penstock.streams.bus.log import Log
+from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.computation import Computation
+from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.interval import StatefulStep
+from penstock.streams.reading import read_ranges
+from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
+from penstock.streams.stateless import StatelessStep
+from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
+from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.task_logic import keyed_logic
+
+ROUNDS_MAX = 10_000
+_MARK_MS = 1000  # between two reports of a low: far enough apart for a mark each
+_EFFECTS = {
+    "rows": frozenset({"acquire", "commit", "delivered"}),
+    "bus": frozenset({"fence", "publish", "report_low"}),
+}
+
+Stages = Callable[[pa.RecordBatch], list[pa.RecordBatch]]
+
+
+class Crash(BaseException):
+    """A process that is gone: nothing in the code may catch it."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """Counts the points at which a process may die, and crashes once, at the point `at`."""
+
+    at: int = -1
+    passed: int = 0
+    where: str = ""  # it crashed
+
+    def point(self, where: str) -> None:
+        """One more point."""
+        number, self.passed = self.passed, self.passed + 1
+        if number == self.at:
+            self.where = f"{where} (point {number + 1})"
+            raise Crash
+
+
+class _Watched:
+    """Passes every call on, and tells of each effect."""
+
+    def __init__(self, inner: Any, name: str, trial: Trial) -> None:
+        self._inner, self._name, self._trial = inner, name, trial
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+        if name not in _EFFECTS[self._name]:
+            return call
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            effect = f"{self._name}.{name}"
+            if name in ("acquire", "commit"):  # else nothing but reads lies behind the effect before
+                self._trial.faults.point(f"before {effect}")
+            if name == "report_low":
+                kwargs["now_ms"] = self._trial.next_report_ms()
+            result = call(*args, **kwargs)
+            self._trial.faults.point(f"after {effect}")
+            return result
+
+        return watched
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialJob:
+    """One job: its config, what its stages do without Spark, how its computation is made for each step."""
+
+    name: str
+    config: Mapping[str, Any]
+    stages: Stages
+    computation: Callable[[], Computation] | None = None
+    task: TaskDescriptor | None = None
+    owned: dict[int, OwnedInterval] = field(default_factory=dict)  # those with a living owner
+    seen: dict[int, object] = field(default_factory=dict)  # what each interval's last step went by
+
+    @property
+    def birth(self) -> str:
+        return f"birth-{self.name}"
+
+    def ref(self, partition: int) -> IntervalRef:
+        """The interval of a partition."""
+        birth = interval_birth(self.birth, self.config["kind"], self.config["lineage"], partition)
+        return IntervalRef(job=self.name, job_birth=self.birth, partition=partition, birth=birth)
+
+
+class Trial:
+    """A bus, rows and jobs in memory. `settle` lets every job do all that can be done now."""
+
+    def __init__(self) -> None:
+        births = itertools.count(1)
+        self.log = MemoryLog(new_birth=lambda: f"c{next(births)}")
+        self.rows = MemoryRows()
+        self.faults, self.now_ms, self.rows_max, self.crashes = Faults(), 0, 1_000_000, 0
+        self._bus: Log = _Watched(self.log, "bus", self)
+        self._store: RowStore = _Watched(self.rows, "rows", self)
+        self._data = StreamDataPlane(self.log, self.rows)
+        self._report_ms: Millis = 0
+        self.jobs: dict[str, TrialJob] = {}
+
+    def add(self, job: TrialJob) -> None:
+        """Create what a job needs. Writers come before readers."""
+        self._data.prepare(job.name, job.birth, job.config)
+        sources = [self.log.describe(item["category"]) for item in job.config["inputs"]]
+        reads = job.config["plan"].get("reads") or [None] * len(sources)
+        job.task = TaskDescriptor(
+            task_id=f"{job.name}/0",
+            job=job.name,
+            kind=job.config["kind"],
+            bus="memory",
+            rows="memory",
+            intervals=(),
+            inputs=tuple(input_of(source, columns) for source, columns in zip(sources, reads, strict=True)),
+            outputs=tuple(self._output(item) for item in job.config["outputs"]),
+            plan=job.config["plan"],
+            package_hash="",
+            package_folder="",
+            package_entry="",
+            poison=job.config.get("poison", "dead_letter"),
+        )
+        self.jobs[job.name] = job
+
+    def next_report_ms(self) -> Millis:
+        """The time of a report to the bus; apart from the clock, which the user moves."""
+        self._report_ms += _MARK_MS
+        return self._report_ms
+
+    def settle(self) -> None:
+        """Steps of all jobs until nothing changes any more. Who crashes is started again and goes on."""
+        for _ in range(ROUNDS_MAX):
+            busy = [
+                (job, partition)
+                for job in self.jobs.values()
+                for partition in range(job.config["partitions"])
+                if job.seen.get(partition) != self._seen_by(job, partition)
+            ]
+            if not busy:
+                return
+            for job, partition in busy:
+                self._turn(job, partition)
+        raise ComputationFailed(
+            "the jobs do not come to rest",
+            why=f"each of {ROUNDS_MAX} rounds changed something, without new records",
+            fix="look for timers that set themselves again at a time that has come",
+        )
+
+    def _seen_by(self, job: TrialJob, partition: int) -> object:
+        """All that a step of this interval depends on. Seen again as it was, another step does nothing."""
+        assert job.task is not None, "add comes first"
+        inputs = [source.category for _, source in job.task.inputs_of(partition)]
+        there = [(self.log.end_offsets(name)[partition], self.log.watermark(name)) for name in inputs]
+        return there, self.now_ms, self.rows.peek(job.ref(partition)).version
+
+    def _turn(self, job: TrialJob, partition: int) -> None:
+        while True:
+            try:
+                if partition not in job.owned:
+                    job.owned[partition] = self._open(job, partition)
+                before = self._seen_by(job, partition)
+                self._step(job, job.owned[partition])
+                # As it was before the step: what the step itself changed is looked at once more.
+                job.seen[partition] = before
+                return
+            except Crash:
+                self.crashes += 1
+                job.owned.pop(partition, None)
+
+    def _open(self, job: TrialJob, partition: int) -> OwnedInterval:
+        assert job.task is not None, "add comes first"
+        producer_for = partial(self._producer, job, partition)
+        row = open_interval(
+            ref=job.ref(partition),
+            generation=1,
+            shard_epoch=1,
+            producer_for=producer_for,
+            rows=self._store,
+            log=self._bus,
+            outputs=job.task.outputs,
+        )
+        producers = {birth: producer_for(birth) for birth in row.offsets}
+        return OwnedInterval(ref=job.ref(partition), token=row.token, producers=producers)
+
+    def _step(self, job: TrialJob, interval: OwnedInterval) -> None:
+        task = job.task
+        assert task is not None, "add comes first"
+        row = self.rows.peek(interval.ref)
+        spans = self._spans(task, interval, row)
+        ranges = tuple(
+            InputRange(category=source.category, birth=source.birth, start=start, end=end, number=number)
+            for number, source in task.inputs_of(interval.ref.partition)
+            for start, end in [spans[source.birth]]
+        )
+        found = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
+        made = [new for batch in found for new in _worked(batch, job.stages)]
+        if job.config["kind"] == "stateful":
+            assert job.computation is not None, "a stateful job has a computation"
+            step = StatefulStep(
+                ref=interval.ref,
+                token=interval.token,
+                rows=self._store,
+                log=self._bus,
+                outputs=task.outputs,
+                computation=keyed_logic(task, job.computation(), interval.ref.partition),
+            )
+            step.run(ranges, made, now_ms=self.now_ms)
+            return
+        self._stateless(task, interval, ranges, made, _end_of(found))
+
+    def _stateless(
+        self,
+        task: TaskDescriptor,
+        interval: OwnedInterval,
+        ranges: Sequence[InputRange],
+        made: list[pa.RecordBatch],
+        event_time_max: Mapping[str, Millis],
+    ) -> None:
+        step = StatelessStep(
+            ref=interval.ref,
+            token=interval.token,
+            producers=interval.producers,
+            rows=self._store,
+            log=self._bus,
+            outputs=task.outputs,
+            plan=task.logic(),
+            plan_hash=task.logic_hash(),
+            package="",
+            lateness={s.birth: s.lateness_ms for s in task.inputs if s.watermark == "event_time"},
+            stops_at_poison=task.poison == "fail",
+        )
+        if step.begin(ranges):
+            step.finish(made, event_time_max=event_time_max, now_ms=self.now_ms)
+        else:
+            step.already_done(now_ms=self.now_ms)
+
+    def _spans(
+        self, task: TaskDescriptor, interval: OwnedInterval, row: IntervalRow
+    ) -> dict[str, tuple[int, int]]:
+        """What the next step reads: what a predecessor promised, else as much as there is and may be."""
+        partition, spans = interval.ref.partition, {}
+        promised = row.intent.ranges if row.intent is not None else {}
+        for _, source in task.inputs_of(partition):
+            start = row.offsets[source.birth]
+            end = self.log.end_offsets(source.category)[partition]
+            spans[source.birth] = (start, min(end, start + self.rows_max))
+            if row.intent is not None:
+                spans[source.birth] = promised.get(source.birth, (start, start))
+        return spans
+
+    def _output(self, item: Mapping[str, Any]) -> OutputSpec:
+        return OutputSpec(
+            stream=item["stream"],
+            category=item["category"],
+            birth=self.log.describe(item["category"]).birth,
+            partitions=item["partitions"],
+            columns=tuple((name, kind) for name, kind in item["columns"]),
+            watermarked=not is_dead(item["stream"]),
+        )
+
+    def _producer(self, job: TrialJob, partition: int, input_birth: str) -> str:
+        return producer_of(
+            job_birth=job.birth,
+            kind=job.config["kind"],
+            lineage=job.config["lineage"],
+            input_birth=input_birth,
+            partition=partition,
+        )
+
+
+def _worked(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
+    kinds = batch.column("_kind").to_pylist()
+    wanted = [kind in (DATA, BAD) for kind in kinds]
+    if any(wanted):
+        yield from stages(batch if all(wanted) else batch.filter(pa.array(wanted)))
+
+
+def _end_of(batches: Sequence[pa.RecordBatch]) -> dict[str, Millis]:
+    last = batches[-1]
+    assert last.column("_kind")[last.num_rows - 1].as_py() == END, "a range ends with its end"
+    seen: dict[str, Millis] = json.loads(last.column("_meta")[last.num_rows - 1].as_py())["event_time_max"]
+    return seen

@@ -1,0 +1,121 @@
+"""Windows over Arrow tables give what plain Python gives, however the log is cut and whoever dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.keys import partition_of
+from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
+from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.windows import Firing, Spans, sliding, tumbling
+from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
+from tests.streams.window_reference import on_time_results
+
+FUNCTIONS = ("count(*)", "count", "sum", "min", "max", "avg")
+KINDS = {"count(*)": "bigint", "count": "bigint", "avg": "double"}
+ON_TIME = Firing()
+numbers = st.one_of(st.none(), st.integers(-(2**40), 2**40))
+doubles = st.one_of(
+    st.none(), st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
+)
+
+
+def window_plan(spans: Spans, firing: Firing = ON_TIME, kind: str = "bigint") -> dict[str, Any]:
+    values = [
+        {
+            "name": f"v{place}",
+            "function": function.split("(")[0],
+            "column": None if function == "count(*)" else "x",
+            "parameter": None,
+            "type": KINDS.get(function, kind),
+        }
+        for place, function in enumerate(FUNCTIONS)
+    ]
+    return {
+        "operator": "aggregate",
+        "keys": ["k"],
+        "window": spans.to_json(),
+        "firing": firing.to_json(),
+        "columns": values,
+    }
+
+
+def window_columns(kind: str = "bigint") -> tuple[tuple[str, str], ...]:
+    made = [(f"v{place}", KINDS.get(function, kind)) for place, function in enumerate(FUNCTIONS)]
+    return (("k", "string"), ("window_start", "bigint"), ("window_end", "bigint"), *made)
+
+
+def a_world(events: list[Event], spans: Spans, kind: str = "bigint") -> OperatorWorld:
+    spec = WindowSpec.of(window_plan(spans, kind=kind), window_columns(kind))
+    return OperatorWorld(
+        logic=lambda: WindowedAggregate(spec), inputs=((("x", kind),),), out=window_columns(kind)
+    ).build(events)
+
+
+@st.composite
+def logs(draw: st.DrawFn, values: st.SearchStrategy[Any] = numbers) -> list[Event]:
+    """Records around a low that rises; some are behind it. At the end everything has come."""
+    low, events = 0, []
+    for _ in range(draw(st.integers(1, 40))):
+        if draw(st.integers(0, 3)) == 0:
+            low += draw(st.integers(1, 40))
+            events.append(Low(low=low))
+        else:
+            ts = max(0, low + draw(st.integers(-30, 60)))
+            events.append(Rec(key=draw(st.sampled_from(["a", "b", ""])), ts=ts, values=(draw(values),)))
+    return [*events, Low(low=LOW_MAX)]
+
+
+def by_partition(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=lambda row: partition_of(row[2], 2))  # stable: the order in each stays
+
+
+def rows_of(world: OperatorWorld) -> list[tuple[Any, ...]]:
+    found = []
+    for row in world.out_rows():
+        assert row["_ts"] == row["window_end"] - 1 and row["_key"] == row["k"] and not row["_late"]
+        values = [row[f"v{place}"] for place in range(len(FUNCTIONS))]
+        found.append((row["window_start"], row["window_end"], row["k"], *values))
+    return found
+
+
+SPANS = [(tumbling(20), 20, 20), (sliding(30, every=10), 30, 10)]
+
+
+@pytest.mark.parametrize(("spans", "size", "slide"), SPANS, ids=["tumbling", "sliding"])
+@settings(max_examples=150, deadline=None)
+@given(
+    events=logs(),
+    cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    deaths=st.lists(st.integers(0, 30)),
+)
+def test_windows_are_those_of_plain_python_however_the_log_is_cut_and_whoever_dies(
+    spans: Spans, size: int, slide: int, events: list[Event], cuts: list[int], deaths: list[int]
+):
+    expected = on_time_results(events, size=size, slide=slide, functions=FUNCTIONS)
+    world = a_world(events, spans)
+    for at in deaths:
+        world.live_and_die(cuts, at)
+    world.live(cuts)
+    assert rows_of(world) == by_partition(expected)
+    world.check_marks()
+    whole = a_world(events, spans)
+    whole.live([1000])
+    assert world.result() == whole.result()
+    assert isinstance(world.rows, MemoryRows)
+    (interval,) = world.rows._intervals.values()
+    assert not interval.states and not interval.timers  # nothing is left behind
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=logs(doubles), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: list[Event], cuts: list[int]):
+    expected = on_time_results(events, size=20, slide=20, functions=FUNCTIONS)
+    world = a_world(events, tumbling(20), "double")
+    world.live(cuts)
+    assert rows_of(world) == by_partition(expected)
