@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.streams.computation import Computation, Context, Record, Timer, Value
     from penstock.streams.pipeline import Pipeline
+    from penstock.streams.vectorised import VectorComputation
     from penstock.streams.windows import session, sliding, tumbling
 
 __version__ = "0.1.0"
-__all__ = ["Computation", "Context", "Pipeline", "Record", "Timer", "Value", "session", "sliding", "tumbling"]
+__all__ = [
+    "Computation",
+    "Context",
+    "Pipeline",
+    "Record",
+    "Timer",
+    "Value",
+    "VectorComputation",
+    "session",
+    "sliding",
+    "tumbling",
+]
 
 _HOMES = {
     "Computation": "penstock.streams.computation",
@@ -20,6 +32,7 @@ _HOMES = {
     "Record": "penstock.streams.computation",
     "Timer": "penstock.streams.computation",
     "Value": "penstock.streams.computation",
+    "VectorComputation": "penstock.streams.vectorised",
     "session": "penstock.streams.windows",
     "sliding": "penstock.streams.windows",
     "tumbling": "penstock.streams.windows",

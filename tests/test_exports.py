@@ -16,7 +16,7 @@ from tests.tidy_rules import PACKAGE, ROOT
 
 PUBLIC: dict[str, set[str]] = {
     "penstock": {
-        *("Computation", "Context", "Pipeline", "Record", "Timer", "Value"),
+        *("Computation", "Context", "Pipeline", "Record", "Timer", "Value", "VectorComputation"),
         *("session", "sliding", "tumbling"),
     },
     "penstock.core": set(),

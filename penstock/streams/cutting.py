@@ -30,7 +30,14 @@ from penstock.streams.graph import (
 )
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
-from penstock.streams.stages import argument_stage, arguments_of, build_stages, names_of, needed_before
+from penstock.streams.stages import (
+    argument_stage,
+    arguments_of,
+    build_stages,
+    names_of,
+    needed_before,
+    side_stage,
+)
 from penstock.streams.step import dead_stream
 
 DEAD_COLUMNS: Columns = (
@@ -158,7 +165,11 @@ class Cutter:
         branches: tuple[Branch, ...] = ()
         stages: tuple[Stage, ...] = ()
         if isinstance(step, Join):
-            branches = tuple(self._branch(road.paths[0], inputs, road.kept, road.common) for road in roads)
+            branches = tuple(
+                replace(branch, stages=(*branch.stages, side_stage(side, [road.kept for road in roads])))
+                for side, road in enumerate(roads)
+                for branch in [self._branch(road.paths[0], inputs, road.kept, road.common)]
+            )
         else:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)
@@ -186,7 +197,7 @@ class Cutter:
 
     def _computation(self, step: Stateful) -> dict[str, Any]:
         if isinstance(step, Process):
-            return {"class": step.computation}
+            return {"class": step.computation, **({"vectorised": True} if step.vectorised else {})}
         if isinstance(step, Join):
             left, right = self._graph.inputs_of(step.name)
             near = {"before_ms": step.before_ms, "after_ms": step.after_ms}

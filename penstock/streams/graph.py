@@ -81,6 +81,7 @@ class Process:
     computation: str
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
+    vectorised: bool = False  # called once per batch, with tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,7 +245,14 @@ class Stream:
                 why="a record behind the low watermark is dropped and counted, or processed as any other",
                 fix='set late = "drop" or late = "process"',
             )
-        step = Process(name=step_name, place=place, computation=class_name, outputs=outputs, late=late)
+        step = Process(
+            name=step_name,
+            place=place,
+            computation=class_name,
+            outputs=outputs,
+            late=late,
+            vectorised=hasattr(computation, "process_batch"),
+        )
         stream = self._then(step)
         known[class_name] = computation
         return Processed(pipeline=stream.pipeline, step=stream.step)
@@ -338,7 +345,9 @@ def _check_window(spans: object, late: object, mode: object, place: Place) -> No
 
 
 def _outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
-    hooks: Callable[..., object] | None = getattr(computation, "process_record", None)
+    hooks: Callable[..., object] | None = getattr(
+        computation, "process_record", getattr(computation, "process_batch", None)
+    )
     if not isinstance(computation, type) or hooks is None:
         raise PipelineError(
             f"{place}: process() needs a class, and {computation!r} is not one that can process records",

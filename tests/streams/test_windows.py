@@ -55,7 +55,9 @@ def a_world(
 ) -> OperatorWorld:
     plan = window_plan(spans, firing, kind)
     return OperatorWorld(
-        logic=lambda: operator_of(plan, window_columns(kind)), inputs=((("x", kind),),), out=window_columns(kind)
+        logic=lambda: operator_of(plan, window_columns(kind)),
+        inputs=((("x", kind),),),
+        out=window_columns(kind),
     ).build(events)
 
 
@@ -90,7 +92,7 @@ SPANS = [(tumbling(20), 20, 20), (sliding(30, every=10), 30, 10)]
 
 
 @pytest.mark.parametrize(("spans", "size", "slide"), SPANS, ids=["tumbling", "sliding"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -114,7 +116,7 @@ def test_windows_are_those_of_plain_python_however_the_log_is_cut_and_whoever_di
     assert not interval.states and not interval.timers  # nothing is left behind
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=logs(doubles), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: list[Event], cuts: list[int]):
     expected = on_time_results(events, size=20, slide=20, functions=FUNCTIONS)
@@ -123,7 +125,7 @@ def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: lis
     assert rows_of(world) == by_partition(expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -173,7 +175,7 @@ def test_early_results_and_late_updates_are_those_of_plain_python(
     assert not interval.states
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),

@@ -104,9 +104,7 @@ def results_with_firing(
     return found
 
 
-def session_results(
-    events: Iterable[Event], *, gap: int, functions: Sequence[str]
-) -> list[tuple[Any, ...]]:
+def session_results(events: Iterable[Event], *, gap: int, functions: Sequence[str]) -> list[tuple[Any, ...]]:
     """(window_start, window_end, key, values…) in the order of giving; late records are dropped."""
     low, sessions, found = LOW_MIN, [], []
     for event in events:

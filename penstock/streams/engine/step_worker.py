@@ -22,6 +22,7 @@ from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
 from penstock.streams.step_logic import StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
+from penstock.streams.vectorised import VectorComputation, VectorLogic
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -134,8 +135,8 @@ def _logic(task: TaskDescriptor) -> Computation | StepLogic:
     if "operator" in computation:
         return operator_of(computation, task.outputs[0].columns)
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    found: Computation = getattr(module, computation["class"])()
-    return found
+    found: Computation | VectorComputation = getattr(module, computation["class"])()
+    return VectorLogic(found) if isinstance(found, VectorComputation) else found
 
 
 def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:

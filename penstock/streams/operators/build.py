@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.streams.operators.firings import FiringAggregate
+from penstock.streams.operators.joins import JoinSpec, StreamJoin
 from penstock.streams.operators.sessions import SessionAggregate
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
 from penstock.streams.step_logic import StepLogic
@@ -21,6 +22,8 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
         if spec.firing.early_ms is not None or spec.firing.late == "update":
             return FiringAggregate(spec)
         return WindowedAggregate(spec)
+    if plan["operator"] == "join":
+        return StreamJoin(JoinSpec.of(plan))
     raise ConfigError(
         f"{plan['operator']!r} cannot be run",
         why="this version has no such operator",

@@ -1,8 +1,8 @@
 """Windows that give more than one result: early ones, updates by late records, accumulating or discarding.
 
 Pure. A cell is a window; what is new in it and what was given already are kept apart. Early results come when
-the low watermark passes a multiple of `early_ms` after the window's start. A late record whose window is still
-open counts in it; later it gives an update, until the low is `lateness_ms` beyond the end.
+the low watermark passes a multiple of `early_ms` after the window's start. A late record whose window is open
+counts in it; later it gives an update, until the low is `lateness_ms` beyond the end.
 """
 
 from __future__ import annotations
@@ -182,6 +182,10 @@ def _rounds(lifted: Partials) -> Sequence[Ints]:
 def _placed(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
     """Results with the place of the record that made each."""
     made_by = pa.table(
-        {"window_start": lifted.main.column(CELL), "_key": lifted.main.column(KEY), "_place": pa.array(places)}
+        {
+            "window_start": lifted.main.column(CELL),
+            "_key": lifted.main.column(KEY),
+            "_place": pa.array(places),
+        }
     )
     return rows.join(made_by, keys=["window_start", "_key"], join_type="inner")
