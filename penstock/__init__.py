@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from penstock.streams.computation import Computation, Context, Record, Timer
     from penstock.streams.pipeline import Pipeline
     from penstock.streams.state import ListState, MapState, Opaque, Value
+    from penstock.streams.vectorised import VectorComputation
     from penstock.streams.windows import session, sliding, tumbling
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __all__ = [
     "Record",
     "Timer",
     "Value",
+    "VectorComputation",
     "session",
     "sliding",
     "tumbling",
@@ -37,6 +39,7 @@ _HOMES = {
     "Record": "penstock.streams.computation",
     "Timer": "penstock.streams.computation",
     "Value": "penstock.streams.state",
+    "VectorComputation": "penstock.streams.vectorised",
     "session": "penstock.streams.windows",
     "sliding": "penstock.streams.windows",
     "tumbling": "penstock.streams.windows",

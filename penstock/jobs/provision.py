@@ -101,14 +101,20 @@ def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
     """Why a job that can be planned cannot be run by this version; None if it can."""
     plan = body.get("plan")
     computation = plan.get("computation") if isinstance(plan, Mapping) else None
-    operator = computation.get("operator") if isinstance(computation, Mapping) else None
-    if operator is None:
+    if not isinstance(computation, Mapping) or computation.get("operator") is None:
         return None
-    return Refused(
-        f"the job {job!r} cannot be run yet",
-        why=f"it is a {shown(operator)[1:-1]}; this version plans windows and joins, and does not run them",
-        fix="do it in a Computation, with state and timers: .key_by(...).process(...)",
-    )
+    window, firing = computation.get("window"), computation.get("firing")
+    if not isinstance(window, Mapping) or window.get("kind") != "session":
+        return None
+    if computation["operator"] == "join":
+        why = "it joins two streams by session, and only tumbling and sliding windows can be joined by"
+        fix = "use within=(before, after), or a tumbling or sliding window"
+    elif isinstance(firing, Mapping) and (firing.get("early_ms") or firing.get("late") == "update"):
+        why = "a session gives one result, when it has ended: no early ones, and no updates"
+        fix = "leave early= and late= out, or use a tumbling or sliding window"
+    else:
+        return None
+    return Refused(f"the job {job!r} cannot be run yet", why=why, fix=fix)
 
 
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:

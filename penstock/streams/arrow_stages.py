@@ -61,7 +61,7 @@ def plan_in_arrow(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -
 @lru_cache(maxsize=64)
 def _planned(text: str, columns: tuple[tuple[str, str], ...]) -> ArrowPlan | None:
     plan = json.loads(text)
-    if plan.get("branches") or plan.get("computation"):
+    if plan.get("branches") or _is_per_record(plan.get("computation")):
         return None
     stages = list(plan["stages"])
     if plan.get("key"):
@@ -75,6 +75,10 @@ def _planned(text: str, columns: tuple[tuple[str, str], ...]) -> ArrowPlan | Non
         if stage["op"] == "select":
             columns = tuple((name, kind) for name, _, kind in stage["columns"])
     return ArrowPlan(stages=tuple(made), columns=columns)
+
+
+def _is_per_record(computation: Mapping[str, Any] | None) -> bool:
+    return computation is not None and "class" in computation and not computation.get("vectorised")
 
 
 def _stage(stage: Mapping[str, Any], columns: Mapping[str, str]) -> _Stage | None:

@@ -1,4 +1,4 @@
-"""A stateless step where its rows are read: rows that Arrow can work on need not go through the JVM and back.
+"""A step where its rows are read: rows that Arrow can work on need not go through the JVM and back.
 
 It decides for the whole range of an interval: published in pieces, by two workers, its records would lose
 their order. Knows nothing of Spark.
@@ -19,9 +19,15 @@ Step = Callable[[Iterator[pa.RecordBatch]], pa.RecordBatch]
 
 def shortcut(task: TaskDescriptor) -> ArrowPlan | None:
     """The task's plan for Arrow, if it can be done at the source."""
-    if task.kind != "stateless" or len(task.inputs) != 1:
+    if len(task.inputs) != 1 or not (task.kind == "stateless" or _is_operator(task)):
         return None
     return plan_in_arrow(task.plan, task.inputs[0].columns)
+
+
+def _is_operator(task: TaskDescriptor) -> bool:
+    """Windows and what is called with tables are Arrow's work too."""
+    computation = task.plan.get("computation") or {}
+    return "operator" in computation or bool(computation.get("vectorised"))
 
 
 def step_at_source(

@@ -38,7 +38,7 @@ from penstock.streams.graph import (
 from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.schemas import Schemas, key_columns
-from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before
+from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before, side_stage
 from penstock.streams.step import dead_stream
 
 
@@ -161,7 +161,11 @@ class Cutter:
         if isinstance(step, Process) and len(roads) > 1:
             branches = self._side_by_side(step, roads, inputs)
         elif isinstance(step, Join):
-            branches = tuple(self._branch(road.paths[0], inputs, road.kept, road.common) for road in roads)
+            branches = tuple(
+                replace(branch, stages=(*branch.stages, side_stage(side, [road.kept for road in roads])))
+                for side, road in enumerate(roads)
+                for branch in [self._branch(road.paths[0], inputs, road.kept, road.common)]
+            )
         else:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.jobs.provision import cannot_run
 from penstock.streams.compiled import (
     CompiledJob,
     CompiledPipeline,
@@ -126,7 +127,7 @@ def _draw_rewrites(rewrites: Sequence[Rewrite]) -> Iterator[str]:
 
 
 def _draw_refusals(compiled: CompiledPipeline) -> Iterator[str]:
-    jobs = [job for job in compiled.jobs if job.operator]
+    jobs = [job for job in compiled.jobs if cannot_run(job.name, job.to_json()) is not None]
     if jobs:
         yield from ("", "what this version cannot run yet, so that `penstock submit` refuses the pipeline:")
     for job in jobs:

@@ -84,6 +84,7 @@ class Process:
     inputs: tuple[str, ...] = ("in",)  # what the computation calls the streams it reads, in their order
     poison: str = "fail"  # or "skip": a record at which user code raises becomes a dead letter
     wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
+    vectorised: bool = False  # called once per batch, with tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

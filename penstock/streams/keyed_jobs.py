@@ -37,7 +37,10 @@ def computation_json(
     """The plan's word on what runs per key; `kept`: which columns of a stream it gets."""
     graph = schemas.graph
     if isinstance(step, Process):
-        found: dict[str, Any] = {"class": step.computation}
+        found: dict[str, Any] = {
+            "class": step.computation,
+            **({"vectorised": True} if step.vectorised else {}),
+        }
         if len(step.inputs) > 1:
             edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)
             found["inputs"] = [[name, [c for c, _ in kept(step, edge)]] for name, edge in edges]

@@ -264,6 +264,7 @@ class Stream:
             computation=class_name,
             outputs=outputs,
             late=late,
+            vectorised=hasattr(computation, "process_batch"),
             poison=getattr(computation, "poison", "fail"),
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),

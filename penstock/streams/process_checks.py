@@ -49,7 +49,9 @@ def wants_of(computation: Any, names: tuple[str, ...], place: Place) -> tuple[tu
 
 def outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
     """The streams that a computation declares, and their columns."""
-    hooks: Callable[..., object] | None = getattr(computation, "process_record", None)
+    hooks: Callable[..., object] | None = getattr(
+        computation, "process_record", getattr(computation, "process_batch", None)
+    )
     if not isinstance(computation, type) or hooks is None:
         raise PipelineError(
             f"{place}: process() needs a class, and {computation!r} is not one that can process records",

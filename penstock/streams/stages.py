@@ -66,6 +66,16 @@ def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
     return (SelectStage(columns=columns),)
 
 
+def side_stage(side: int, sides: Sequence[Columns]) -> Stage:
+    """Gives the rows of one side of a join the columns of both, null where they are the other's."""
+    columns = [("side", str(side), "int")]
+    for number, kept in enumerate(sides):
+        for place, (name, kind) in enumerate(kept):
+            value = f"`{name}`" if number == side else f"CAST(NULL AS {kind})"
+            columns.append((f"{'lr'[number]}{place}", value, kind))
+    return SelectStage(columns=tuple(columns))
+
+
 def _before(schemas: Schemas, step: Step, needed: frozenset[str]) -> frozenset[str]:
     match step:
         case Filter():

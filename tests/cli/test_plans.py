@@ -15,6 +15,11 @@ p = Pipeline("words", partitions=3)
 stream = p.source("queries").flat_map("explode(split(lower(query), ' ')) AS word").filter("lang <> 'robot'")
 stream.select("word", "lang").key_by("word").sink("words")
 """
+UPDATED_SESSIONS = """from penstock import Pipeline, session
+p = Pipeline("windows", partitions=3)
+sessions = p.source("queries").key_by("query").window(session(gap="1m"), late="update", lateness="1m")
+sessions.aggregate("count(*) AS n").sink("per_query")
+"""
 WINDOWS_SQL = """INSERT INTO per_query SELECT query, window.start, count(*) AS n FROM queries
 GROUP BY query, window(event_time, '10 seconds');
 """
@@ -69,12 +74,12 @@ def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Ru
 def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: Run, tmp_path: Path):
     folder = ("--folder", empty.folder)
     assert run(*QUERIES_SIX, *folder).code == 0
-    path, before = a_file(tmp_path, "windows.sql", WINDOWS_SQL), empty.everything()
+    path, before = a_file(tmp_path, "windows.py", UPDATED_SESSIONS), empty.everything()
     drawn = run("plan", path, *folder)
     assert drawn.code == 0 and "cannot run yet" in drawn.text and "windows.aggregate: aggregate" in drawn.text
     compiled = run("plan", path, "-o", "json", *folder).json["compiled"]
     said = run("submit", path, *folder).is_refused()
-    assert "'windows.aggregate' cannot be run yet" in said and "Computation" in said
+    assert "'windows.aggregate' cannot be run yet" in said and "one result" in said
     assert empty.everything() == before
     # A client that does not check is refused all the same.
     from penstock.cli.connection import connect
@@ -91,6 +96,15 @@ def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: 
             assert "cannot be run yet" in str(error)
         else:
             raise AssertionError("it was taken")
+
+
+def test_windows_are_planned_and_submitted(empty: World, run: Run, tmp_path: Path):
+    folder = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *folder).code == 0
+    path = a_file(tmp_path, "windows.sql", WINDOWS_SQL)
+    drawn = run("plan", path, *folder)
+    assert drawn.code == 0 and "cannot run yet" not in drawn.text
+    assert run("submit", path, *folder).code == 0
 
 
 def test_bad_files_of_sql_are_refused(empty: World, run: Run, tmp_path: Path):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.keys import partition_of
-from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
+from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.windows import Firing, Spans, sliding, tumbling
+from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
-from tests.streams.window_reference import on_time_results
+from tests.streams.window_reference import on_time_results, results_with_firing, session_results
 
 FUNCTIONS = ("count(*)", "count", "sum", "min", "max", "avg")
 KINDS = {"count(*)": "bigint", "count": "bigint", "avg": "double"}
@@ -50,10 +50,14 @@ def window_columns(kind: str = "bigint") -> tuple[tuple[str, str], ...]:
     return (("k", "string"), ("window_start", "bigint"), ("window_end", "bigint"), *made)
 
 
-def a_world(events: list[Event], spans: Spans, kind: str = "bigint") -> OperatorWorld:
-    spec = WindowSpec.of(window_plan(spans, kind=kind), window_columns(kind))
+def a_world(
+    events: list[Event], spans: Spans, kind: str = "bigint", firing: Firing = ON_TIME
+) -> OperatorWorld:
+    plan = window_plan(spans, firing, kind)
     return OperatorWorld(
-        logic=lambda: WindowedAggregate(spec), inputs=((("x", kind),),), out=window_columns(kind)
+        logic=lambda: operator_of(plan, window_columns(kind)),
+        inputs=((("x", kind),),),
+        out=window_columns(kind),
     ).build(events)
 
 
@@ -88,7 +92,7 @@ SPANS = [(tumbling(20), 20, 20), (sliding(30, every=10), 30, 10)]
 
 
 @pytest.mark.parametrize(("spans", "size", "slide"), SPANS, ids=["tumbling", "sliding"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -112,10 +116,79 @@ def test_windows_are_those_of_plain_python_however_the_log_is_cut_and_whoever_di
     assert not interval.states and not interval.timers  # nothing is left behind
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=logs(doubles), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: list[Event], cuts: list[int]):
     expected = on_time_results(events, size=20, slide=20, functions=FUNCTIONS)
     world = a_world(events, tumbling(20), "double")
     world.live(cuts)
     assert rows_of(world) == by_partition(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    events=logs(),
+    cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    deaths=st.lists(st.integers(0, 30), max_size=3),
+    early=st.sampled_from([None, 5, 7]),
+    lateness=st.sampled_from([None, 0, 15, 1000]),
+    accumulating=st.booleans(),
+    slide=st.sampled_from([20, 10]),
+)
+def test_early_results_and_late_updates_are_those_of_plain_python(
+    events: list[Event],
+    cuts: list[int],
+    deaths: list[int],
+    early: int | None,
+    lateness: int | None,
+    accumulating: bool,
+    slide: int,
+):
+    firing = Firing(
+        early_ms=early,
+        late="drop" if lateness is None else "update",
+        lateness_ms=lateness or 0,
+        mode="accumulating" if accumulating else "discarding",
+    )
+    expected = results_with_firing(
+        events,
+        size=20,
+        slide=slide,
+        early=early,
+        lateness=lateness,
+        accumulating=accumulating,
+        functions=FUNCTIONS,
+    )
+    spans = tumbling(20) if slide == 20 else sliding(20, every=slide)
+    world = a_world(events, spans, firing=firing)
+    for at in deaths:
+        world.live_and_die(cuts, at)
+    world.live(cuts)
+    found = [
+        (row["_ts"], row["_late"], row["window_start"], row["k"], *(row[f"v{n}"] for n in range(6)))
+        for row in world.out_rows()
+    ]
+    assert found == sorted(expected, key=lambda row: partition_of(row[3], 2))
+    world.check_marks()
+    assert isinstance(world.rows, MemoryRows)
+    (interval,) = world.rows._intervals.values()
+    assert not interval.states
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    events=logs(),
+    cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    deaths=st.lists(st.integers(0, 30), max_size=3),
+)
+def test_sessions_are_those_of_plain_python(events: list[Event], cuts: list[int], deaths: list[int]):
+    expected = session_results(events, gap=12, functions=FUNCTIONS)
+    world = a_world(events, session(gap=12))
+    for at in deaths:
+        world.live_and_die(cuts, at)
+    world.live(cuts)
+    assert rows_of(world) == by_partition(expected)
+    world.check_marks()
+    assert isinstance(world.rows, MemoryRows)
+    (interval,) = world.rows._intervals.values()
+    assert not interval.states and not interval.timers

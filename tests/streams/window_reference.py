@@ -46,3 +46,85 @@ def on_time_results(
             results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
             found.append((start, start + size, key, *results))
     return found
+
+
+def results_with_firing(
+    events: Iterable[Event],
+    *,
+    size: int,
+    slide: int,
+    early: int | None,
+    lateness: int | None,
+    accumulating: bool,
+    functions: Sequence[str],
+) -> list[tuple[Any, ...]]:
+    """(_ts, late, window_start, key, values…) in the order of giving. `lateness` None: late ones are dropped."""
+    low, new, given, found = LOW_MIN, {}, {}, []
+
+    def give(stamp: int, is_late: bool, start: int, key: str, values: Sequence[Any]) -> None:
+        results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
+        found.append((stamp, is_late, start, key, *results))
+
+    for event in events:
+        if isinstance(event, Rec):
+            if event.ts < low and lateness is None:
+                continue
+            for start in windows_of(event.ts, size, slide):
+                name, end = (start, event.key), start + size
+                if end > low:
+                    new.setdefault(name, []).append(event.values[0])
+                elif lateness is not None and end + lateness > low:
+                    before = given.setdefault(name, []) if accumulating else []
+                    before.append(event.values[0])
+                    give(end - 1, True, start, event.key, before)
+            continue
+        assert isinstance(event, Low)
+        before_low, low = low, max(low, event.low)
+        due = []
+        for start, key in {*new, *given}:
+            end = start + size
+            if before_low < end <= low:
+                due.append((end, start, key, True))
+            elif end > low and early and low < 2**62 and (start, key) in new:
+                at = start + (low - start) // early * early
+                if at > max(before_low, start):
+                    due.append((at, start, key, False))
+        for at, start, key, on_time in sorted(due):
+            fresh = new.pop((start, key), [])
+            if not accumulating:
+                if fresh:
+                    give(at - 1, False, start, key, fresh)
+                continue
+            given.setdefault((start, key), []).extend(fresh)
+            if on_time or fresh:
+                give(at - 1, False, start, key, given[start, key])
+        for start, key in [*given]:
+            if start + size + (lateness or 0) <= low:
+                del given[start, key]
+    return found
+
+
+def session_results(events: Iterable[Event], *, gap: int, functions: Sequence[str]) -> list[tuple[Any, ...]]:
+    """(window_start, window_end, key, values…) in the order of giving; late records are dropped."""
+    low, sessions, found = LOW_MIN, [], []
+    for event in events:
+        if isinstance(event, Rec):
+            if event.ts >= low:
+                start, end, values = event.ts, event.ts + gap, [event.values[0]]
+                apart = []
+                for key, first, last, held in sessions:
+                    if key == event.key and first < end and start < last:
+                        start, end, values = min(start, first), max(end, last), [*held, *values]
+                    else:
+                        apart.append((key, first, last, held))
+                sessions = [*apart, (event.key, start, end, values)]
+            continue
+        assert isinstance(event, Low)
+        low = max(low, event.low)
+        for key, start, end, values in sorted(
+            (s for s in sessions if s[2] <= low), key=lambda s: (s[2], s[1], s[0])
+        ):
+            results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
+            found.append((start, end, key, *results))
+        sessions = [s for s in sessions if s[2] > low]
+    return found

@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.jobs.config import INPUTS_MAX
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Category
 from penstock.streams.computation import Computation, Record, record_type
+from penstock.streams.engine.batch_operators import Code, operated, vectorised
 from penstock.streams.engine.query import apply_stages
 from penstock.streams.keyed_work import KeyedWork
 from penstock.streams.outbox import Production
@@ -35,19 +36,12 @@ from penstock.streams.step import dead_stream, is_dead
 from penstock.streams.task import BAD, DATA, SYSTEM_COLUMNS, Input, input_of, schema_ddl
 from penstock.streams.watermark import Cut
 
+__all__ = ["Code", "Span", "read_category", "read_files", "run_jobs"]
+
 # Records that one Spark task reads of a partition.
 PIECE_ROWS = 250_000
 BATCH_ROWS = 10_000
 _BATCHES = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """The unpacked package that computations come from."""
-
-    folder: Path
-    entry: str
-    hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +110,13 @@ def run_jobs(
             if is_dead(output["stream"]):
                 made = _dead_letters(rows, output["stream"])
             elif job["kind"] == "stateful":
-                made = _computed(rows, job, output, code)
+                computation = job["plan"]["computation"]
+                if "operator" in computation:
+                    made = operated(rows, job, output)
+                elif computation.get("vectorised"):
+                    made = vectorised(rows, job, output, code)
+                else:
+                    made = _computed(rows, job, output, code)
             else:
                 made = rows.where(f"_kind = {DATA}")
             names = [name for name, _ in output["columns"]]

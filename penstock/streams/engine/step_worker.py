@@ -23,6 +23,7 @@ from penstock.streams.step import InputRange, StepReport
 from penstock.streams.step_logic import StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
 from penstock.streams.task_logic import keyed_logic
+from penstock.streams.vectorised import VectorComputation, VectorLogic
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -135,7 +136,9 @@ def _logic(task: TaskDescriptor, partition: int) -> StepLogic:
     if "operator" in computation:
         return operator_of(computation, task.outputs[0].columns)
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    found: Computation = getattr(module, computation["class"])()
+    found: Computation | VectorComputation = getattr(module, computation["class"])()
+    if isinstance(found, VectorComputation):
+        return VectorLogic(found)
     return keyed_logic(task, found, partition)
 
 

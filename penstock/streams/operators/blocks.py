@@ -74,6 +74,16 @@ class Blocks:
             self._fresh[kind] = [part for part in self._fresh[kind] if part.main.num_rows]
         return found
 
+    def drop(self, cells: Iterable[int]) -> None:
+        """Forget all that some cells have, without reading it."""
+        wanted = set(cells)
+        blocks = {block for block in self._stored if block.cell in wanted}
+        self._stored -= blocks
+        self._gone += sorted(blocks)
+        for kind, parts in self._fresh.items() if wanted else ():
+            left = [part.where(set(np.unique(part.cells).tolist()) - wanted) for part in parts]
+            self._fresh[kind] = [part for part in left if part.main.num_rows]
+
     def look(self, cells: Iterable[int]) -> list[Partials]:
         """As `take`, and it stays. Requires: nothing of these cells is new in this step, or it was taken."""
         wanted = set(cells)

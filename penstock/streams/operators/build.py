@@ -6,14 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.streams.operators.firings import FiringAggregate
+from penstock.streams.operators.joins import JoinSpec, StreamJoin
+from penstock.streams.operators.sessions import SessionAggregate
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
 from penstock.streams.step_logic import StepLogic
 
 
 def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> StepLogic:
     """The logic of `computation` in a job's plan; `columns`: of what it produces."""
-    if plan["operator"] == "aggregate" and plan["window"]["kind"] in ("tumbling", "sliding"):
-        return WindowedAggregate(WindowSpec.of(plan, columns))
+    if plan["operator"] == "aggregate":
+        spec = WindowSpec.of(plan, columns)
+        if spec.spans.kind == "session":
+            return SessionAggregate(spec)
+        if spec.firing.early_ms is not None or spec.firing.late == "update":
+            return FiringAggregate(spec)
+        return WindowedAggregate(spec)
+    if plan["operator"] == "join":
+        return StreamJoin(JoinSpec.of(plan))
     raise ConfigError(
         f"{plan['operator']!r} cannot be run",
         why="this version has no such operator",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, Partials, Value
+from penstock.streams.operators.aggregates import KEY, Aggregates, Partials, Value
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.operators.keys_back import key_columns_of
 from penstock.streams.step_logic import StepInput, StepResult
@@ -149,10 +149,9 @@ class WindowedAggregate:
         if self._slide != self._size:
             held = self._aggregates.merge(found)
             found = [held.where(group).in_cell(end - self._size) for end, group in sorted(due.items())]
-        return (
-            window_rows(self._spec, self._aggregates.merge(found), self._aggregates, size_ms=self._size),
-            len(due),
-        )
+        merged = self._aggregates.merge(found)
+        rows = window_rows(self._spec, merged, self._aggregates, ends=merged.cells + self._size)
+        return rows, len(due)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,20 +198,19 @@ def window_rows(
     merged: Partials,
     aggregates: Aggregates,
     *,
-    size_ms: int,
+    ends: Ints,
     stamps: Mapping[int, Millis] | None = None,
     late: bool = False,
 ) -> pa.Table:
-    """Results of windows, a row per key: by window, then by key. Cells of `merged` are their starts.
+    """Results of windows, a row per key: by end, then by key. Cells of `merged` are the windows' starts.
 
     `stamps`: by cell; otherwise one millisecond before the end.
     """
     columns = aggregates.finish(merged)
     starts = merged.cells
-    ends = starts + size_ms
-    times = (
-        ends - 1 if stamps is None else np.array([stamps[cell] for cell in starts.tolist()], dtype=np.int64)
-    )
+    times = ends - 1
+    if stamps is not None:
+        times = np.array([stamps[cell] for cell in starts.tolist()], dtype=np.int64)
     keys = merged.main.column(KEY).combine_chunks()
     rows = pa.table(
         {
@@ -223,12 +221,9 @@ def window_rows(
             WINDOW_START: pa.array(starts),
             WINDOW_END: pa.array(ends),
             **columns,
-            CELL: pa.array(starts),
         }
     )
-    return rows.sort_by([("_ts", "ascending"), (CELL, "ascending"), ("_key", "ascending")]).drop_columns(
-        [CELL]
-    )
+    return rows.sort_by([("_ts", "ascending"), (WINDOW_START, "ascending"), ("_key", "ascending")])
 
 
 def step_result(

@@ -1,0 +1,164 @@
+"""Windows and joins over all that there is, as one Spark batch: the stream's logic, and one cut at the end.
+
+Nothing is late in a batch, and a window gives one result: early ones and updates are about waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.operators.build import operator_of
+from penstock.streams.operators.windowed import STREAM
+from penstock.streams.packages import load_entry
+from penstock.streams.reading import schema_of
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.step_logic import StepInput, StepLogic, StepResult
+from penstock.streams.task import DATA, schema_ddl
+from penstock.streams.vectorised import VectorLogic
+from penstock.streams.watermark import Cut
+from penstock.streams.windows import Firing
+
+# Records that are worked on together.
+PIECE_ROWS = 200_000
+_BATCHES = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The unpacked package that computations come from."""
+
+    folder: Path
+    entry: str
+    hash: str
+
+
+def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any]) -> DataFrame:
+    """What the operator of a job makes of all its rows."""
+    partitions = rows.sparkSession.sparkContext.defaultParallelism
+    columns = [(name, kind) for name, kind in output["columns"]]
+    plan = dict(job["plan"]["computation"])
+    if "firing" in plan:
+        plan["firing"] = Firing().to_json()
+    keyed = _keyed(rows).repartition(partitions, "_key")
+    logic = partial(operator_of, plan, columns)
+    return keyed.mapInArrow(_runner(logic, STREAM, columns, job["name"]), schema_ddl(columns))
+
+
+def vectorised(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any], code: Code) -> DataFrame:
+    """The productions of a VectorComputation on one stream; records come in the order of their times."""
+    partitions = rows.sparkSession.sparkContext.defaultParallelism
+    columns = [(name, kind) for name, kind in output["columns"]]
+    ordered = _keyed(rows).repartition(partitions, "_key").sortWithinPartitions("_ts", "_offset")
+    logic = partial(_vector_logic, code, job["plan"]["computation"]["class"])
+    return ordered.mapInArrow(_runner(logic, output["stream"], columns, job["name"]), schema_ddl(columns))
+
+
+def _vector_logic(code: Code, name: str) -> StepLogic:
+    return VectorLogic(getattr(load_entry(code.folder, code.entry, code.hash), name)())
+
+
+def _keyed(rows: DataFrame) -> DataFrame:
+    return rows.where(f"_kind = {DATA}").withColumn("_key", F.coalesce("_key", F.lit("")))
+
+
+def _runner(
+    logic: Callable[[], StepLogic], stream: str, columns: Sequence[tuple[str, str]], job: str
+) -> _BATCHES:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = _Whole(logic(), stream, job)
+        for table in _pieces(batches):
+            for made in work.add(table, last=False):
+                yield _row_batch(made, columns)
+        for made in work.add(None, last=True):
+            yield _row_batch(made, columns)
+
+    return run
+
+
+class _Whole:
+    """An interval in memory, for as long as a batch lasts."""
+
+    def __init__(self, logic: StepLogic, stream: str, job: str) -> None:
+        self._logic, self._stream, self._job = logic, stream, job
+        self._states: dict[str, bytes] = {}
+        self._timers: dict[tuple[str, str], TimerRow] = {}
+        self._version = 0
+
+    def add(self, table: pa.Table | None, *, last: bool) -> Iterable[pa.Table]:
+        rows = _nothing() if table is None else table
+        timers = tuple(self._timers.values()) if last else ()
+        asked = {*self._logic.wanted(rows), *(timer.key for timer in timers)}
+        result = self._logic.run(
+            StepInput(
+                job=self._job,
+                version=self._version,
+                low=LOW_MIN,
+                table=rows,
+                cuts=[Cut(position=rows.num_rows, low=LOW_MAX)] if last else [],
+                states=self._read(asked),
+                timers=timers,
+                read=self._read,
+                now_ms=0,
+            )
+        )
+        self._keep(result)
+        made = result.produced.get(self._stream)
+        return [made] if isinstance(made, pa.Table) and made.num_rows else []
+
+    def _read(self, names: Iterable[str]) -> dict[str, bytes]:
+        return {name: self._states[name] for name in names if name in self._states}
+
+    def _keep(self, result: StepResult) -> None:
+        self._version += 1
+        for name, state in result.states.items():
+            if state is None:
+                self._states.pop(name, None)
+            else:
+                self._states[name] = state
+        for gone in result.timers_deleted:
+            self._timers.pop(gone, None)
+        self._timers.update({(timer.key, timer.tag): timer for timer in result.timers_set})
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    found: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        found.append(batch)
+        count += batch.num_rows
+        if count >= PIECE_ROWS:
+            yield _on_time(pa.Table.from_batches(found))
+            found, count = [], 0
+    if count:
+        yield _on_time(pa.Table.from_batches(found))
+
+
+def _on_time(table: pa.Table) -> pa.Table:
+    flags = pa.repeat(pa.scalar(False), table.num_rows)
+    return table.set_column(table.column_names.index("_late"), "_late", flags)
+
+
+def _nothing() -> pa.Table:
+    return schema_of(()).empty_table()
+
+
+def _row_batch(made: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    schema, count = schema_of(columns), made.num_rows
+    given = {name: made.column(name) for name in ("_ts", "_key", "_late", *(name for name, _ in columns))}
+    given["_kind"] = pa.repeat(pa.scalar(DATA, pa.int8()), count)
+    given["_offset"] = pa.array(range(count), pa.int64())
+    arrays = [
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    (batch,) = pa.Table.from_arrays(arrays, schema=schema).combine_chunks().to_batches()
+    return batch

@@ -1,0 +1,288 @@
+"""Pairs of records of two streams with equal keys, near each other in time or in one window.
+
+Pure. A record waits in its key's state row until the low watermark says that nothing on time can match it any
+more. A pair is given when the second of the two comes, stamped like the later one; what found no partner, if
+it is wanted, when its wait is over. Which pairs there are depends on the log and its marks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.clock import Millis
+from penstock.core.errors import StateMismatch
+from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, step_result, times_of
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.step_logic import StepInput, StepResult
+from penstock.streams.watermark import Ints
+
+LEFT, RIGHT = 0, 1
+SIDE = "side"  # the column that tells which side a row is of
+_MATCHED, _TAG = "_matched", "join"
+
+
+def side_column(side: int, place: int) -> str:
+    """What a column of a side is called between the stages and the join."""
+    return f"{'lr'[side]}{place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSpec:
+    """A join's plan as values. `size_ms` 0: by distance; otherwise by window, a new one every `slide_ms`."""
+
+    how: str
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    columns: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+    before_ms: int = 0
+    after_ms: int = 0
+    size_ms: int = 0
+    slide_ms: int = 0
+
+    @staticmethod
+    def of(plan: Mapping[str, Any]) -> JoinSpec:
+        """From a job's plan."""
+        left, right = (tuple((name, kind) for name, kind in side) for side in plan["columns"])
+        near, window = plan.get("within") or {}, plan.get("window") or {}
+        size = window.get("size_ms", 0)
+        return JoinSpec(
+            how=plan["how"],
+            keys=(tuple(plan["keys"][LEFT]), tuple(plan["keys"][RIGHT])),
+            columns=(left, right),
+            before_ms=near.get("before_ms", 0),
+            after_ms=near.get("after_ms", 0),
+            size_ms=size,
+            slide_ms=window.get("slide_ms", size),
+        )
+
+    def out_columns(self) -> list[tuple[str, str, str, str | None]]:
+        """Of each result column: name, type, where it comes from, and where if there is no left record."""
+        once = dict(zip(self.keys[RIGHT], self.keys[LEFT], strict=True))
+        places = {name: side_column(RIGHT, place) for place, (name, _) in enumerate(self.columns[RIGHT])}
+        found: list[tuple[str, str, str, str | None]] = []
+        for place, (name, kind) in enumerate(self.columns[LEFT]):
+            other = places.get(name) if once.get(name) == name else None
+            found.append((name, kind, side_column(LEFT, place), other))
+        for name, kind in self.columns[RIGHT]:
+            if once.get(name) != name:
+                found.append((name, kind, places[name], None))
+        return found
+
+    def bounds(self, stamps: Ints) -> tuple[Ints, Ints]:
+        """Between which times a right record must lie, for each left one."""
+        if not self.size_ms:
+            return stamps - self.before_ms, stamps + self.after_ms
+        cells = stamps - stamps % self.slide_ms
+        return cells - self.size_ms + self.slide_ms, cells + self.size_ms - 1
+
+    def waits_until(self, stamps: Ints, sides: Ints) -> Ints:
+        """The low from which on nothing on time can match: also when a lack of a partner is told."""
+        if self.size_ms:
+            return stamps - stamps % self.slide_ms + self.size_ms
+        return stamps + np.where(sides == LEFT, self.after_ms, self.before_ms) + 1
+
+    def times(self, left: Ints, right: Ints) -> Ints:
+        """How often each pair is given: once for each window that has both."""
+        if not self.size_ms:
+            return np.ones(len(left), dtype=np.int64)
+        apart = np.abs((left - left % self.slide_ms) - (right - right % self.slide_ms))
+        return (self.size_ms - apart) // self.slide_ms
+
+
+class StreamJoin:
+    """The step logic of joins. Rows have `side` and the columns of both sides, null where they are not its
+    own.
+    """
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self._spec, self._out = spec, spec.out_columns()
+        own = [
+            (side_column(side, place), ARROW_TYPES[kind])
+            for side in (LEFT, RIGHT)
+            for place, (_, kind) in enumerate(spec.columns[side])
+        ]
+        self._schema = pa.schema(
+            [
+                ("_key", pa.string()),
+                ("_ts", pa.int64()),
+                (SIDE, pa.int64()),
+                (_MATCHED, pa.bool_()),
+                *own,
+            ]
+        )
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        return {STREAM: {name: kind for name, kind, _, _ in self._out}}
+
+    def wanted(self, table: pa.Table) -> Iterable[str]:
+        found: list[str] = table.column("_key").unique().to_pylist()
+        return found
+
+    def run(self, given: StepInput) -> StepResult:
+        flags = Lateness.of(given)
+        held = self._decoded(given.states, given.job)
+        made: list[pa.Table] = []
+        for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
+            held, pairs = self._paired(held, self._fresh(stretch))
+            held, alone = self._expired(held, stretch.low_after)
+            made += [table for table in (pairs, alone) if table.num_rows]
+        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        states, timers = self._encoded(held, keys)
+        done = step_result(
+            {key: row for key, row in states.items() if given.states.get(key) != row},
+            made,
+            flags.counters(len(given.timers)),
+        )
+        return StepResult(
+            states=done.states,
+            timers_set=timers,
+            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
+            produced=done.produced,
+            counters=done.counters,
+        )
+
+    def _fresh(self, stretch: Stretch) -> pa.Table:
+        rows = stretch.rows
+        if SIDE not in rows.column_names:
+            return self._schema.empty_table()
+        sides = np.asarray(rows.column(SIDE).to_numpy(), dtype=np.int64)
+        flagged = np.asarray(rows.column("_late").to_numpy(), dtype=np.bool_)
+        waits = self._spec.waits_until(times_of(rows), sides) > stretch.low
+        chosen = rows.filter(pa.array(~flagged & (~stretch.late | waits)))
+        blank = pa.array(np.zeros(chosen.num_rows, dtype=np.bool_))
+        return chosen.append_column(_MATCHED, blank).select(self._schema.names).cast(self._schema)
+
+    def _paired(self, held: pa.Table, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """All rows that wait now, and the pairs in which one is fresh."""
+        rows = pa.concat_tables([held, fresh]).combine_chunks()
+        sides, stamps = _ints(rows, SIDE), times_of(rows)
+        is_fresh = np.arange(rows.num_rows) >= held.num_rows
+        codes = rows.column("_key").combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+        left, right = np.flatnonzero(sides == LEFT), np.flatnonzero(sides == RIGHT)
+        lows, highs = self._spec.bounds(stamps[left])
+        one, other = _matches(codes[left], lows, highs, codes[right], stamps[right])
+        one, other = left[one], right[other]
+        new = is_fresh[one] | is_fresh[other]
+        one, other = one[new], other[new]
+        matched = np.asarray(rows.column(_MATCHED).to_numpy(), dtype=np.bool_).copy()
+        matched[one] = matched[other] = True
+        rows = rows.set_column(rows.column_names.index(_MATCHED), _MATCHED, pa.array(matched))
+        often = self._spec.times(stamps[one], stamps[other])
+        one, other = np.repeat(one, often), np.repeat(other, often)
+        later = np.maximum(stamps[one], stamps[other])
+        return rows, self._results(rows, one, other, later)
+
+    def _expired(self, rows: pa.Table, low: Millis) -> tuple[pa.Table, pa.Table]:
+        """Rows that still wait, and what is told of those that found nobody."""
+        sides = _ints(rows, SIDE)
+        until = self._spec.waits_until(times_of(rows), sides)
+        over = until <= low
+        if not over.any():
+            return rows, self._results(rows, _NONE, _NONE, _NONE)
+        matched = np.asarray(rows.column(_MATCHED).to_numpy(), dtype=np.bool_)
+        told = {"inner": (), "left": (LEFT,), "outer": (LEFT, RIGHT)}[self._spec.how]
+        alone = np.flatnonzero(over & ~matched & np.isin(sides, told))
+        keys = rows.column("_key").take(pa.array(alone)).to_pylist()
+        offsets = np.arange(len(alone))
+        order = sorted(range(len(alone)), key=lambda n: (until[alone[n]], keys[n], offsets[n]))
+        alone = alone[np.array(order, dtype=np.int64)]
+        is_left = sides[alone] == LEFT
+        results = self._results(
+            rows, np.where(is_left, alone, -1), np.where(is_left, -1, alone), until[alone] - 1
+        )
+        return rows.filter(pa.array(~over)), results
+
+    def _results(self, rows: pa.Table, left: Ints, right: Ints, stamps: Ints) -> pa.Table:
+        """Result rows; -1 stands for no record on that side."""
+        ours, theirs = (pa.array(np.maximum(side, 0), mask=side < 0) for side in (left, right))
+        has_left = pa.array(left >= 0)
+        either = pa.array(np.where(left >= 0, left, right))
+        columns: dict[str, Any] = {
+            "_ts": pa.array(stamps),
+            "_key": rows.column("_key").take(either),
+            "_late": pa.array(np.zeros(len(left), dtype=np.bool_)),
+        }
+        for name, kind, source, otherwise in self._out:
+            found = rows.column(source).take(ours if source[0] == "l" else theirs)
+            if otherwise is not None:
+                found = pc.if_else(has_left, found, rows.column(otherwise).take(theirs))
+            columns[name] = found.cast(ARROW_TYPES[kind])
+        return pa.table(columns)
+
+    def _decoded(self, states: Mapping[str, bytes], job: str) -> pa.Table:
+        names = self._schema.names
+        rows: list[tuple[Any, ...]] = []
+        for key, data in sorted(states.items()):
+            try:
+                found = msgspec.msgpack.decode(data, type=list[list[Any]])
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise _mismatch(key, job, str(error)) from error
+            if any(len(row) != len(names) - 1 for row in found):
+                raise _mismatch(key, job, "it has other columns")
+            rows += [(key, *row) for row in found]
+        columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
+        arrays = [pa.array(column, self._schema.field(n).type) for n, column in enumerate(columns)]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+    def _encoded(
+        self, rows: pa.Table, keys: Iterable[str]
+    ) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
+        """State and timer of each key; None for one of which nothing waits."""
+        waiting: dict[str, list[Any]] = {}
+        ends: dict[str, int] = {}
+        until = self._spec.waits_until(times_of(rows), _ints(rows, SIDE)).tolist()
+        columns = [rows.column(name).to_pylist() for name in self._schema.names]
+        for end, key, *values in zip(until, *columns, strict=True):
+            waiting.setdefault(key, []).append(values)
+            ends[key] = min(end, ends.get(key, end))
+        states: dict[str, bytes | None] = dict.fromkeys(keys)
+        encode = msgspec.msgpack.Encoder().encode
+        states |= {key: encode(values) for key, values in waiting.items()}
+        timers = tuple(TimerRow(key=key, tag=_TAG, at_ms=at, hold_ms=at - 1) for key, at in ends.items())
+        return states, timers
+
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def _matches(
+    left: Ints, lows: Ints, highs: Ints, right: Ints, stamps: Ints
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Places of all pairs with the same code and the right one's time within the left one's bounds.
+
+    In the order of the left rows, then of the right ones' times.
+    """
+    if not len(left) or not len(right):
+        return _NONE, _NONE
+    times = np.unique(stamps)
+    size = len(times) + 1
+    names = right * size + np.searchsorted(times, stamps)
+    order = np.argsort(names, kind="stable")
+    ordered = names[order]
+    first = np.searchsorted(ordered, left * size + np.searchsorted(times, lows, side="left"), side="left")
+    last = np.searchsorted(ordered, left * size + np.searchsorted(times, highs, side="right"), side="left")
+    counts = np.maximum(last - first, 0)
+    one = np.repeat(np.arange(len(left), dtype=np.int64), counts)
+    within = np.arange(len(one), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    return one, order[np.repeat(first, counts) + within].astype(np.int64)
+
+
+def _ints(rows: pa.Table, name: str) -> Ints:
+    return np.asarray(rows.column(name).to_numpy(), dtype=np.int64)
+
+
+def _mismatch(key: str, job: str, why: str) -> StateMismatch:
+    return StateMismatch(
+        f"the state of key {key!r} of job {job!r} does not fit its join",
+        why=why,
+        fix="reset the job's state: another plan wrote it",
+    )
