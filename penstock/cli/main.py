@@ -29,6 +29,7 @@ from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import BUS_VARIABLE
+from penstock.streams.bus.log import AHEAD_MAX_MS
 
 app = typer.Typer(
     name="penstock",
@@ -230,6 +231,19 @@ def category(
     headers: Annotated[
         bool, typer.Option("--headers", help="For --create: records may have headers.")
     ] = False,
+    idle_after_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: a partition without records for so long follows the others; 0: it holds.",
+            min=0,
+        ),
+    ] = 0,
+    ahead_max_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: records further in the future are dead letters; 0: none are.", min=0
+        ),
+    ] = AHEAD_MAX_MS,
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
@@ -243,6 +257,8 @@ def category(
             "lateness_ms": lateness_ms,
             "retention_ms": retention_ms,
             "headers": headers,
+            "idle_after_ms": idle_after_ms,
+            "ahead_max_ms": ahead_max_ms,
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]
