@@ -22,6 +22,7 @@ from penstock.cli import (
     packaging,
     run_local,
     tables,
+    watermarks,
 )
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
@@ -48,6 +49,7 @@ app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
+app.command(epilog=EXIT_CODES)(watermarks.watermark)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
