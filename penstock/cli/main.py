@@ -16,6 +16,7 @@ from penstock.cli import (
     bus,
     change_tables,
     fleet,
+    inject,
     jobs,
     joining,
     overrides,
@@ -50,6 +51,7 @@ app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=EXIT_CODES)(watermarks.watermark)
+app.command(epilog=EXIT_CODES)(inject.inject)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
