@@ -310,9 +310,9 @@ class Client:
         """One category's spec, birth, end offsets and watermark."""
         return self._ask(f"/categories/{_part(name)}")
 
-    def watermarks(self, subject: str | None = None) -> Json:
+    def watermarks(self, subject: str | None = None, *, percent: int | None = None) -> Json:
         """Watermarks of a category, a job's or a pipeline's outputs, or all; and who holds each back."""
-        return self._ask("/watermarks", subject=subject)
+        return self._ask("/watermarks", subject=subject, percent=percent)
 
     def create_category(self, spec: Mapping[str, Any]) -> Json:
         """Create it, or nothing if it is there with the same spec."""

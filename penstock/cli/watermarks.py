@@ -19,11 +19,14 @@ def watermark(
         str, typer.Argument(help="A category, job or pipeline; none: all that nobody reads.")
     ] = "",
     folder: Folder = FOLDER,
+    percent: Annotated[
+        int | None, typer.Option(help="Also the low that so many per cent have reached.", min=1, max=100)
+    ] = None,
     output: Output = Form.TABLE,
 ) -> None:
     """Low watermarks of what runs, from its sources on, and who holds them back."""
     with connect(folder, role="reader") as client:
-        found = client.watermarks(subject or None)
+        found = client.watermarks(subject or None, percent=percent)
     show(found, output, lambda: watermark_tables(found))
 
 
@@ -44,6 +47,8 @@ def _categories(found: Mapping[str, Any]) -> Table:
         table.add_column(name, overflow="fold" if name in ("category", "of") else "ellipsis")
     for item in found["categories"]:
         table.add_row(text(item["category"]), text(item["watermark"]), low(item["low"]), _age(item))
+        if "percent" in item:
+            table.add_row("", f"{item['percent']} % of them", low(item["percentile_low"]), "")
         for producer in item["producers"]:
             table.add_row("", text(producer["who"]), low(producer["low"]), _age(producer))
         for partition, at in enumerate(item["partitions"]):

@@ -182,6 +182,17 @@ def _interval(
     return _category(topology, slowest.category, path)
 
 
+def percentile_low(found: CategoryLow, percent: int) -> Millis:
+    """The low that so many per cent of those who count have reached: of producers, or of partitions read.
+
+    It leaves the slowest out, so records behind it may still come on time.
+    """
+    lows = sorted(found.partitions or [producer.low for producer in found.producers])
+    if not lows or found.low >= LOW_MAX:
+        return found.low
+    return max(found.low, lows[len(lows) * (100 - percent) // 100])
+
+
 def moment(low: Millis) -> str:
     """A low as people read it."""
     if low <= LOW_MIN:

@@ -19,6 +19,7 @@ from penstock.streams.held_back import (
     ProducerLow,
     Topology,
     find_holder,
+    percentile_low,
     upstream,
 )
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
@@ -43,9 +44,12 @@ class WatermarkView:
     def __init__(self, log: Log, rows: RowStore) -> None:
         self._log, self._rows = log, rows
 
-    def explain(self, jobs: Sequence[RunningJob], subject: str, now_ms: Millis) -> dict[str, Any]:
+    def explain(
+        self, jobs: Sequence[RunningJob], subject: str, now_ms: Millis, percent: int | None = None
+    ) -> dict[str, Any]:
         """The watermarks of a category, or of what a job or a pipeline writes; without a subject of all that
-        nobody reads. With everything upstream, and who holds each back.
+        nobody reads. With everything upstream, and who holds each back. `percent`: also the low that so many
+        per cent have reached, which is kept and only rises.
         """
         streaming = [job for job in jobs if job.config["kind"] in ("stateless", "stateful")]
         asked = self._asked(streaming, subject)
@@ -56,13 +60,23 @@ class WatermarkView:
         return {
             "subject": subject,
             "held_back": [_answer(topology, name, now_ms) for name in asked],
-            "categories": [_category_json(found, topology, now_ms) for found in shown],
+            "categories": [
+                {**_category_json(found, topology, now_ms), **self._percentile(found, percent)}
+                for found in shown
+            ],
             "intervals": [
                 {**asdict(found), "name": found.name}
                 for place, found in sorted(topology.intervals.items())
                 if place in places
             ],
         }
+
+    def _percentile(self, found: CategoryLow, percent: int | None) -> dict[str, Any]:
+        if percent is None:
+            return {}
+        low = percentile_low(found, percent)
+        kept = self._log.raise_percentile(found.name, percent=percent, low=low)
+        return {"percent": percent, "percentile_low": kept}
 
     def _asked(self, jobs: Sequence[RunningJob], subject: str) -> list[str]:
         there = [category.spec.name for category in self._log.categories()]

@@ -15,12 +15,11 @@ from penstock.streams.package_shelf import PACKAGE_BYTES_MAX
 from penstock.web import bodies, replies
 from penstock.web.answers import answer
 from penstock.web.asking import actor_of
-from penstock.web.bodies import Key, Name, Subject
+from penstock.web.bodies import Key, Name
 from penstock.web.guard import Guard
 from penstock.web.limits import limited
 from penstock.web.pools import LONG
 from penstock.web.replies import WRITING, problems
-from penstock.web.watermarks import watermarks_of
 
 ZIP = "application/zip"
 ANY_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -68,12 +67,6 @@ def add_stream_routes(router: APIRouter, plane: ControlPlane, guard: Guard, pref
     def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> Response:
         """One category: spec, birth, how much is in it, how far its watermark is."""
         return answer(plane.category_view(name))
-
-    @router.get("/watermarks", response_model=replies.Watermarks, responses=problems(404))
-    @LONG
-    def get_watermarks(subject: Subject = None, caller: Caller = guard.allow("category.read")) -> Response:
-        """Watermarks of a category, or of what a job or a pipeline writes, and who holds each back."""
-        return answer(watermarks_of(plane, subject or ""))
 
     @router.post(
         "/categories", response_model=replies.Category, responses=category_created | problems(*WRITING)

@@ -5,15 +5,40 @@ on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
 
 from penstock.app import ControlPlane
+from penstock.core.token_store import Caller
 from penstock.jobs.running_store import RunningRow
 from penstock.streams.watermark_view import RunningJob
 from penstock.tasks.messages import TaskReport
+from penstock.web import replies
+from penstock.web.answers import answer
+from penstock.web.bodies import Subject
+from penstock.web.guard import Guard
+from penstock.web.pools import LONG
+from penstock.web.replies import problems
 
 
-def watermarks_of(plane: ControlPlane, subject: str) -> dict[str, Any]:
+def add_watermark_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
+    """How far the streams are."""
+
+    @router.get("/watermarks", response_model=replies.Watermarks, responses=problems(404))
+    @LONG
+    def get_watermarks(
+        subject: Subject = None,
+        percent: Annotated[int | None, Query(ge=1, le=100)] = None,
+        caller: Caller = guard.allow("category.read"),
+    ) -> Response:
+        """Watermarks of a category, or of what a job or a pipeline writes, and who holds each back; with
+        `percent` also the low that so many per cent of its producers have reached.
+        """
+        return answer(watermarks_of(plane, subject or "", percent))
+
+
+def watermarks_of(plane: ControlPlane, subject: str, percent: int | None) -> dict[str, Any]:
     """How far a category is, or what a job or a pipeline writes; and who holds it back."""
     reports = {task.task_id: task for _, task in plane.fleet.task_reports()}
     jobs = [
@@ -27,7 +52,7 @@ def watermarks_of(plane: ControlPlane, subject: str) -> dict[str, Any]:
         for view in plane.jobs.every_view()
         if view.running is not None and view.running.state != "removed"
     ]
-    return plane.watermarks.explain(jobs, subject, plane.clock.now_ms())
+    return plane.watermarks.explain(jobs, subject, plane.clock.now_ms(), percent)
 
 
 def find_trouble(running: RunningRow, reports: Mapping[str, TaskReport]) -> dict[int, str]:

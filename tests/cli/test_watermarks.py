@@ -49,3 +49,16 @@ def test_a_name_that_nothing_has_is_refused(shared: World, run: Run):
 def test_without_jobs_there_is_nothing_to_hold(shared: World, run: Run):
     said = run("watermark", "--folder", shared.folder)
     assert said.code == 0 and "no job writes anything" in said.text
+
+
+def test_a_percentile_leaves_a_silent_injector_out_and_never_goes_back(shared: World, run: Run):
+    log = shared.plane.log
+    for number in range(10):
+        Injector(log, "queries", f"i{number}", epoch=1).report_low(1000 * number + 1, now_ms=1)
+    asked = ("watermark", "queries", "--percent", "80", "--folder", shared.folder)
+    (found,) = run(*asked, "-o", "json").json["categories"]
+    assert (found["low"], found["percent"], found["percentile_low"]) == (1, 80, 2001)
+    for number in range(10, 30):
+        log.register_producer("queries", f"i{number}")
+    (found,) = run(*asked, "-o", "json").json["categories"]
+    assert found["percentile_low"] == 2001 and "80 % of them" in run(*asked).text

@@ -13,6 +13,7 @@ from penstock.streams.held_back import (
     ProducerLow,
     Topology,
     find_holder,
+    percentile_low,
     upstream,
 )
 
@@ -142,3 +143,15 @@ def test_upstream_is_the_category_and_all_it_depends_on_once():
     topology = two_stages(an_interval(0, 50), an_interval(1, 50), source=injected(50, ("a", 50)))
     assert upstream(topology, "out") == ("out", "in") and upstream(topology, "in") == ("in",)
     assert upstream(topology, "gone") == ()
+
+
+@pytest.mark.parametrize(("percent", "low"), [(100, 0), (99, 1), (90, 10), (50, 50), (1, 99)])
+def test_a_percentile_leaves_the_slowest_out(percent: int, low: int):
+    lows = tuple(ProducerLow(name=f"p{n}", low=n) for n in range(100))
+    assert percentile_low(a_category("x", 0, producers=lows), percent) == low
+
+
+def test_a_percentile_is_never_below_the_exact_low():
+    assert percentile_low(a_category("x", 7), 99) == 7
+    assert percentile_low(a_category("x", LOW_MAX, producers=(ProducerLow(name="a", low=3),)), 99) == LOW_MAX
+    assert percentile_low(a_category("x", 5, "event_time", partitions=(5, 9)), 50) == 9

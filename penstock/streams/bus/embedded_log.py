@@ -273,6 +273,18 @@ class EmbeddedLog:
         with self._of(category)[0].reading() as connection:
             return log_index.load_watermark(connection)[0]
 
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            kept = log_marks.load_percentile(connection, percent)
+        if low <= kept:
+            return kept
+        with index.writing("raise_percentile") as connection:
+            kept = max(low, log_marks.load_percentile(connection, percent))
+            log_marks.keep_percentile(connection, percent, kept)
+        return kept
+
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Remove what dead publishers and creators left, and what is past its retention; move small publishes
         from the index into files. Returns how many files and folders went.

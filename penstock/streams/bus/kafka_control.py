@@ -2,7 +2,7 @@
 
 Pure: records are applied in the order of the topic, the last one of a key counts. Keys: `category`,
 `open`, `p:<producer>` (written under that producer's transactional id alone), `r:<producer>`, `m:<number>`,
-`s:<partition>` and `i:<partition>:<number>` (written under the category's).
+`s:<partition>`, `q:<percent>` and `i:<partition>:<number>` (written under the category's).
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class ControlState:
     open: OpenMark | None = None
     seen: dict[int, Seen] = field(default_factory=dict)  # by partition, of event-time categories
     idle_marks: dict[tuple[int, int], Mark] = field(default_factory=dict)  # by partition and number
+    percentiles: dict[int, Millis] = field(default_factory=dict)
 
     def copy(self) -> ControlState:
         """As it is now; the original may go on."""
@@ -86,6 +87,7 @@ class ControlState:
             self.open,
             dict(self.seen),
             dict(self.idle_marks),
+            dict(self.percentiles),
         )
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -106,6 +108,8 @@ class ControlState:
                 self.marks.pop(int(name), None)
             elif kind == b"s" and value is not None:
                 self.seen[int(name)] = msgspec.json.decode(value, type=Seen)
+            elif kind == b"q" and value is not None:
+                self.percentiles[int(name)] = msgspec.json.decode(value, type=int)
             elif kind == b"i":
                 partition, _, number = name.partition(b":")
                 self._set_idle((int(partition), int(number)), value)
@@ -122,7 +126,7 @@ class ControlState:
         if self.category is not None and self.category.birth != record.birth:
             # Made anew under its name: nothing of its predecessor counts.
             self.producers, self.registered, self.marks, self.open = {}, {}, {}, None
-            self.seen, self.idle_marks = {}, {}
+            self.seen, self.idle_marks, self.percentiles = {}, {}, {}
         self.category = Category(spec=record.spec, birth=record.birth)
 
     def _set_idle(self, place: tuple[int, int], value: bytes | None) -> None:
@@ -228,6 +232,11 @@ def mark_update(number: int, mark: MarkRecord | None) -> Update:
 def seen_update(partition: int, seen: Seen) -> Update:
     """What is known of a partition from now on."""
     return b"s:%d" % partition, msgspec.json.encode(seen)
+
+
+def percentile_update(percent: int, low: Millis) -> Update:
+    """The low that so many per cent have reached."""
+    return b"q:%d" % percent, msgspec.json.encode(low)
 
 
 def idle_update(partition: int, number: int, mark: Mark | None) -> Update:

@@ -398,6 +398,17 @@ class KafkaLog:
         """W of the last mark, LOW_MIN if none."""
         return self._all.glance(category).state.watermark()[0]
 
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+
+        def decide(state: ControlState, _: ProducerState) -> Change | None:
+            if low <= state.percentiles.get(percent, LOW_MIN):
+                return None
+            return Change(updates=(kafka_control.percentile_update(percent, low),))
+
+        self._change_category("raise_percentile", category, decide)
+        return max(low, self._all.glance(category).state.percentiles.get(percent, LOW_MIN))
+
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Kafka itself ends what dead publishers left open."""
         return 0

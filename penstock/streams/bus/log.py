@@ -273,5 +273,11 @@ class Log(Protocol):
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
 
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached, never below what was kept; returns what is kept.
+
+        For people who look: it is no mark, and nothing waits for it.
+        """
+
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Remove what dead publishers left and what is past its retention; returns how much there was."""

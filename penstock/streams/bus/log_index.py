@@ -42,8 +42,8 @@ CREATE TABLE sequences (producer TEXT, partition INTEGER, last INTEGER NOT NULL,
 CREATE TABLE marks (partition INTEGER, low INTEGER, next INTEGER NOT NULL, marked_ms INTEGER NOT NULL,
     PRIMARY KEY (partition, low)) WITHOUT ROWID;
 """
-# Of event-time categories: what is known of each partition, marks of idle ones, and when records were
-# appended.
+# Of event-time categories: what is known of each partition, marks of idle ones, when records were
+# appended; and of all categories the percentiles that somebody asked for.
 _EVENT_TIME_TABLES = (
     "CREATE TABLE IF NOT EXISTS seen (partition INTEGER PRIMARY KEY, low INTEGER NOT NULL,"
     " next INTEGER NOT NULL, since_ms INTEGER NOT NULL, noted_ms INTEGER, follows INTEGER NOT NULL)",
@@ -51,6 +51,7 @@ _EVENT_TIME_TABLES = (
     " PRIMARY KEY (partition, low)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS appends (partition INTEGER, first INTEGER, at_ms INTEGER NOT NULL,"
     " PRIMARY KEY (partition, first)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS percentiles (percent INTEGER PRIMARY KEY, low INTEGER NOT NULL)",
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import CategorySpec, Mark, Seen
+from penstock.streams.bus.log import LOW_MIN, CategorySpec, Mark, Seen
 
 
 def load_marks(
@@ -91,3 +91,14 @@ def forget_passed(connection: sqlite3.Connection, partition: int, before: int) -
         " (SELECT max(first) FROM appends WHERE partition = :partition AND first <= :before)",
         where,
     )
+
+
+def load_percentile(connection: sqlite3.Connection, percent: int) -> Millis:
+    """What is kept of a percentile."""
+    row = connection.execute("SELECT low FROM percentiles WHERE percent = ?", (percent,)).fetchone()
+    return LOW_MIN if row is None else int(row[0])
+
+
+def keep_percentile(connection: sqlite3.Connection, percent: int, low: Millis) -> None:
+    """Keep it from now on."""
+    connection.execute("INSERT OR REPLACE INTO percentiles VALUES (?, ?)", (percent, low))

@@ -81,6 +81,7 @@ class _Stored:
     lows: dict[str, Millis] = field(default_factory=dict)  # registered producers
     marks: list[tuple[Millis, tuple[int, ...]]] = field(default_factory=list)  # (W, end offsets)
     marked_ms: Millis | None = None
+    percentiles: dict[int, Millis] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)  # of event-time categories whose idle partitions follow
     idle_marks: list[tuple[int, Mark]] = field(default_factory=list)  # with their partitions
 
@@ -341,6 +342,13 @@ class MemoryLog:
             stored = self._of(category)
             admission.check_partition(stored.category.spec, partition)
             return stored.cut_marks(partition, above, up_to)
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+        with self._effect("raise_percentile"):
+            kept = self._of(category).percentiles
+            kept[percent] = max(low, kept.get(percent, LOW_MIN))
+            return kept[percent]
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Let go what is past its retention; nothing else is ever left in memory."""
