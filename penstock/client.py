@@ -53,7 +53,6 @@ class Client:
         self.close()
 
     # What runs.
-
     def status(self) -> Json:
         """Everything the live table shows."""
         return self._ask("/status")
@@ -155,7 +154,6 @@ class Client:
         return self._tell("POST", "/pipelines", {"compiled": compiled, "why": why}, _headers(key))
 
     # Layers.
-
     def layers(self, job: str, *, version: int | None = None) -> Json:
         """A job's layers, now or at a version: {version, layers}."""
         return self._ask(f"/jobs/{_part(job)}/layers", version=version)
@@ -238,7 +236,6 @@ class Client:
         return _rows(self._tell("POST", "/layers", body, _headers(key)), "layers")
 
     # Who decided and who may.
-
     def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[Json]:
         """What was decided and why, oldest first."""
         return _rows(self._ask("/journal", subject=subject or None, since=since, limit=limit), "entries")
@@ -268,7 +265,6 @@ class Client:
         return self._tell("DELETE", f"/tokens/{_part(token_id)}", None, _headers(key), why=why)
 
     # News.
-
     def events(
         self,
         *,
@@ -306,7 +302,6 @@ class Client:
             pause_ms = min(2 * pause_ms, RETRY_AFTER_MS_MAX)
 
     # Streams and packages.
-
     def categories(self) -> list[Json]:
         """All categories of the bus."""
         return _rows(self._ask("/categories"), "categories")
@@ -314,6 +309,10 @@ class Client:
     def category(self, name: str) -> Json:
         """One category's spec, birth, end offsets and watermark."""
         return self._ask(f"/categories/{_part(name)}")
+
+    def watermarks(self, subject: str | None = None, *, percent: int | None = None) -> Json:
+        """Watermarks of a category, a job's or a pipeline's outputs, or all; and who holds each back."""
+        return self._ask("/watermarks", subject=subject, percent=percent)
 
     def create_category(self, spec: Mapping[str, Any]) -> Json:
         """Create it, or nothing if it is there with the same spec."""
@@ -360,7 +359,6 @@ class Client:
         return str(self._ask(f"/containers/{_part(container)}/log", lines=lines)["text"])
 
     # Where things run.
-
     def containers(self) -> list[Json]:
         """Every container ever heard of."""
         return _rows(self._ask("/containers"), "containers")
@@ -406,7 +404,6 @@ class Client:
         return self._ask(f"/jobs/{_part(job)}/tasks/{index}/log", lines=lines, after=after)
 
     # How it is asked.
-
     def _ask(self, path: str, **params: Any) -> Json:
         return self._link.json("GET", path, params=_given(params), repeat=True)
 

@@ -16,12 +16,14 @@ from penstock.cli import (
     bus,
     change_tables,
     fleet,
+    inject,
     jobs,
     joining,
     overrides,
     packaging,
     run_local,
     tables,
+    watermarks,
 )
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
@@ -29,6 +31,7 @@ from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import BUS_VARIABLE
+from penstock.streams.bus.log import AHEAD_MAX_MS
 
 app = typer.Typer(
     name="penstock",
@@ -47,6 +50,8 @@ app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
+app.command(epilog=EXIT_CODES)(watermarks.watermark)
+app.command(epilog=EXIT_CODES)(inject.inject)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 
 Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
@@ -238,6 +243,19 @@ def category(
     headers: Annotated[
         bool, typer.Option("--headers", help="For --create: records may have headers.")
     ] = False,
+    idle_after_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: a partition without records for so long follows the others; 0: it holds.",
+            min=0,
+        ),
+    ] = 0,
+    ahead_max_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: records further in the future are dead letters; 0: none are.", min=0
+        ),
+    ] = AHEAD_MAX_MS,
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
@@ -251,6 +269,8 @@ def category(
             "lateness_ms": lateness_ms,
             "retention_ms": retention_ms,
             "headers": headers,
+            "idle_after_ms": idle_after_ms,
+            "ahead_max_ms": ahead_max_ms,
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]

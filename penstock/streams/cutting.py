@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.errors import PipelineError
+from penstock.streams.bus.log import has_dead_letters
 from penstock.streams.compiled import (
     Branch,
     CompiledJob,
@@ -390,13 +391,13 @@ class Cutter:
         )
 
     def _dead_letters(self, road: _Road, inputs: Sequence[JobInput]) -> Iterator[Output]:
-        formats = {
-            path.origin.category: self._schemas.sources[path.origin.name].format
+        specs = {
+            path.origin.category: self._schemas.sources[path.origin.name]
             for path in road.paths
             if isinstance(path.origin, Source)
         }
         for number, source in enumerate(inputs):
-            if formats.get(source.category) in ("json", "avro"):
+            if source.category in specs and has_dead_letters(specs[source.category]):
                 # As many partitions as the source: what a category is must not depend on who reads it.
                 yield Output(
                     stream=dead_stream(number),

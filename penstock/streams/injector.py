@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
-from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, Log
+from penstock.core.system_clock import sleep_ms
+from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Log
 from penstock.streams.keys import partitions_of
+from penstock.streams.skew import Skew, SkewLimit
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -20,9 +22,29 @@ class Injector:
     does nothing.
 
     `epoch` must grow with every life of the same name: the older life is then refused.
+
+    With `skew_max_ms` it waits before it publishes while its own low is further than that ahead of the
+    slowest category in `paced_by`, which its consumers write. `waits` says so, and `on_wait` is told.
     """
 
-    def __init__(self, log: Log, category: str, name: str, *, epoch: int) -> None:
+    def __init__(
+        self,
+        log: Log,
+        category: str,
+        name: str,
+        *,
+        epoch: int,
+        skew_max_ms: Millis = 0,
+        paced_by: Sequence[str] = (),
+        on_wait: Callable[[Skew], None] = lambda skew: None,
+        pause: Callable[[Millis], None] = sleep_ms,
+    ) -> None:
+        self._limit = (
+            SkewLimit(log, skew_max_ms=skew_max_ms, paced_by=paced_by, on_wait=on_wait, pause=pause)
+            if skew_max_ms or paced_by
+            else None
+        )
+        self._low = LOW_MIN
         self._log, self._category, self._name, self._epoch = log, category, name, epoch
         self._spec = log.describe(category).spec
         log.register_producer(category, name)
@@ -37,6 +59,8 @@ class Injector:
         headers: Sequence[Headers | None] = (),
     ) -> None:
         """Append records; they are durable when this returns. `headers`: one for each, or none at all."""
+        if self._limit is not None:
+            self._limit.wait(self._low)
         columns = {
             "_ts": pa.array(stamps, pa.int64()),
             "_key": pa.array(keys, pa.string()),
@@ -72,8 +96,47 @@ class Injector:
 
     def report_low(self, low: Millis, *, now_ms: Millis) -> None:
         """Promise: every record that I still send has a later time than `low`, or is late."""
+        self._low = max(low, self._low)
         self._log.report_low(self._category, producer=self._name, epoch=self._epoch, low=low, now_ms=now_ms)
+
+    @property
+    def waits(self) -> Skew | None:
+        """While `publish` waits for consumers: how far it is ahead, and of which category."""
+        return None if self._limit is None else self._limit.waits
 
     def close(self, *, now_ms: Millis) -> None:
         """Everything has been sent."""
         self.report_low(LOW_MAX, now_ms=now_ms)
+
+
+def expect_injectors(log: Log, category: str, names: Sequence[str]) -> None:
+    """Name the processes that together are the injector of a category: its watermark is the minimum over all.
+
+    One that has not reported yet holds it: from the beginning in a new category, from its watermark else.
+    Repeated it only adds. To be called before the first of them begins.
+    """
+    spec = log.describe(category).spec
+    if spec.watermark != "injector":
+        raise ConfigError(
+            f"category {category!r} does not wait for injectors",
+            why=f"its watermark follows {spec.watermark}",
+            fix="create it with the watermark `injector`",
+        )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(
+            "the injectors of a category have names of their own",
+            why=f"given were {list(names)}",
+            fix="name each process once",
+        )
+    for name in names:
+        log.register_producer(category, name)
+
+
+def dismiss_injector(log: Log, category: str, name: str, *, now_ms: Millis) -> None:
+    """This process comes no more, and the watermark waits for it no longer; its records stay.
+
+    One that has only stopped is not dismissed: it holds the watermark until it comes back. Should a
+    dismissed one live on, its next report fails, and what it still sends is late by the others' watermark.
+    """
+    log.unregister_producer(category, name)
+    log.advance(category, now_ms=now_ms)

@@ -19,7 +19,7 @@ from penstock.streams.bus.decode import decode_values
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
-from penstock.streams.watermark import event_time_lows
+from penstock.streams.watermark import event_time_lows, late_by_marks, marks_of_event_time
 
 _SYSTEM_TYPES = {
     "_kind": pa.int8(),
@@ -76,14 +76,26 @@ def read_ranges(
         lateness = _Lateness(source, log, partition, row.input_low, before, end)
         names = {name: task.column(number, name) for name, _ in source.columns}
         poison = {int(offset): why for offset, why in poisoned.get(source.birth, {}).items()}
-        for offsets, batch in log.scan(source.category, partition, start, end):
+        for offsets, appended, batch in _scan(log, source, partition, start, end):
             if batch.num_rows:
-                found = _rows(batch, offsets, schema, source, lateness, number, names)
+                found = _rows(batch, offsets, appended, schema, source, lateness, number, names)
                 yield _set_aside(found, batch, offsets, schema, poison, number) if poison else found
             read += batch.num_rows
         if source.watermark == "event_time":
             seen[source.birth] = lateness.event_time_max
     yield control_row(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
+
+
+def _scan(
+    log: Log, source: Input, partition: int, start: int, end: int
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, pa.RecordBatch]]:
+    """Runs of records; with the times at which they were appended where that matters."""
+    if source.watermark == "event_time" and source.ahead_max_ms:
+        yield from log.scan_timed(source.category, partition, start, end)
+    else:
+        yield from (
+            (offsets, None, batch) for offsets, batch in log.scan(source.category, partition, start, end)
+        )
 
 
 class _Lateness:
@@ -96,28 +108,28 @@ class _Lateness:
     ) -> None:
         self._source, self._low = source, input_low
         self.event_time_max = event_time_max
-        self._marks = (
+        marks = (
             log.marks(source.category, partition, above=input_low, up_to=end)
-            if source.watermark == "injector"
+            if source.watermark in ("event_time", "injector")
             else ()
         )
+        self._marks = marks_of_event_time(marks) if source.watermark == "event_time" else marks
 
     def flags(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], carried: pa.Array) -> pa.Array:
         if self._source.watermark == "event_time":
             late, self.event_time_max = event_time_lows(ts, self.event_time_max, self._source.lateness_ms)
+            # What the interval followed while its partition was idle is in its own low by now.
+            late |= late_by_marks(ts, offset, self._marks, low=self._low)
             return pa.array(late, pa.bool_())
         if self._source.watermark == "injector":
-            ends = np.array([mark.end for mark in self._marks], dtype=np.int64)
-            lows = np.array([self._low, *(mark.low for mark in self._marks)], dtype=np.int64)
-            # A record at `offset` comes after every mark whose end is <= offset.
-            low_at = lows[np.searchsorted(ends, offset, side="right")]
-            return pa.array(ts < low_at, pa.bool_())
+            return pa.array(late_by_marks(ts, offset, self._marks, low=self._low), pa.bool_())
         return carried
 
 
 def _rows(
     batch: pa.RecordBatch,
     offsets: npt.NDArray[np.int64],
+    appended: npt.NDArray[np.int64] | None,
     schema: pa.Schema,
     source: Input,
     lateness: _Lateness | _OnTime,
@@ -141,6 +153,9 @@ def _rows(
             ts = ts.take(pa.array(good))
     else:
         columns, good = {name: batch.column(name) for name, _ in source.columns}, None
+    if appended is not None:
+        ts, good, columns, ahead = _without_ahead(ts, good, columns, appended, source.ahead_max_ms)
+        bad.update(ahead)
     picked = offsets if good is None else offsets[good]
     kept = batch if good is None else batch.take(pa.array(good))
     stamps_np = ts.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -193,6 +208,35 @@ def _event_times(
     mask = has.to_numpy(zero_copy_only=False)
     kept = {name: column.filter(has) for name, column in columns.items()}
     return stamps.filter(has), positions[mask], kept, tuple(int(position) for position in positions[~mask])
+
+
+def _without_ahead(
+    ts: pa.Array,
+    good: npt.NDArray[np.int64] | None,
+    columns: dict[str, pa.Array],
+    appended: npt.NDArray[np.int64],
+    ahead_max_ms: Millis,
+) -> tuple[pa.Array, npt.NDArray[np.int64] | None, dict[str, pa.Array], dict[int, str]]:
+    """The rows without those whose event time lies too far beyond their append time, and why each of these.
+
+    They must not move the watermark: one of them would make everything else late.
+    """
+    positions = np.arange(len(ts), dtype=np.int64) if good is None else good
+    at = appended[positions]
+    ahead = ts.to_numpy(zero_copy_only=False).astype(np.int64) - at
+    is_ahead = (ahead > ahead_max_ms) & (at > 0)
+    if not is_ahead.any():
+        return ts, good, columns, {}
+    kept = pa.array(~is_ahead)
+    why = {
+        int(
+            position
+        ): f"from the future: its event time is {over} ms beyond the time at which it was appended, "
+        f"at most {ahead_max_ms} are allowed"
+        for position, over in zip(positions[is_ahead], ahead[is_ahead], strict=True)
+    }
+    left = {name: column.filter(kept) for name, column in columns.items()}
+    return ts.filter(kept), positions[~is_ahead], left, why
 
 
 def _bad_rows(
@@ -248,4 +292,4 @@ class _OnTime:
 def rows_alone(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], source: Input) -> pa.RecordBatch:
     """A batch of the bus as rows, without an interval: no begin, no end, lateness as the records carry it."""
     names = {name: name for name, _ in source.columns}
-    return _rows(batch, offsets, schema_of(source.columns), source, _OnTime(), 0, names)
+    return _rows(batch, offsets, None, schema_of(source.columns), source, _OnTime(), 0, names)

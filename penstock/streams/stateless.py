@@ -6,7 +6,7 @@ durable first, and a successor replays exactly that before anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class StatelessStep:
     the birth of the input.
 
     `lateness` maps the births of event-time inputs to their lateness; all other inputs follow their marks.
+    `followed`: births of those whose idle partitions follow this one: they are told how far it is.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class StatelessStep:
         plan_hash: str,
         package: str,
         lateness: Mapping[str, Millis] | None = None,
+        followed: Collection[str] = (),
         stops_at_poison: bool = False,
     ) -> None:
         self._ref, self._token, self._producers, self._rows, self._log = ref, token, producers, rows, log
         self._outputs, self._plan, self._plan_hash, self._package = tuple(outputs), plan, plan_hash, package
         self._lateness, self._stops_at_poison = lateness or {}, stops_at_poison
+        self._followed = frozenset(followed)
         self._ranges: tuple[InputRange, ...] = ()
         # By birth, committed when the step began: rows below it were published before.
         self._starts: Mapping[str, int] = {}
@@ -126,6 +129,16 @@ class StatelessStep:
         for producer in self._producers.values() if now_ms is not None else ():
             assert now_ms is not None
             report_low(row, producer=producer, log=self._log, outputs=self._outputs, now_ms=now_ms)
+        for asked in self._ranges if now_ms is not None else ():
+            if asked.birth in self._followed:
+                assert now_ms is not None
+                seen = row.event_time_max.get(asked.birth, LOW_MIN)
+                self._log.observe(
+                    asked.category,
+                    partition=self._ref.partition,
+                    low=event_time_low(seen, self._lateness[asked.birth]),
+                    now_ms=now_ms,
+                )
 
     def _is_done(self, row: IntervalRow, before: Mapping[str, int]) -> bool:
         """True if somebody committed these ranges since offsets were `before`: all inputs, or none."""

@@ -45,6 +45,8 @@ class Input:
     lateness_ms: Millis
     ts_column: str
     partitions: int
+    idle_after_ms: Millis = 0
+    ahead_max_ms: Millis = 0  # of event_time alone; 0: records may come from any future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class TaskDescriptor:
         repeat it.
         """
         return {
-            "inputs": [asdict(source) for source in self.inputs],
+            "inputs": [_told(source) for source in self.inputs],
             "outputs": [asdict(output) for output in self.outputs],
             "plan": dict(self.plan),
         }
@@ -131,6 +133,12 @@ class TaskDescriptor:
         return TaskDescriptor(**data)
 
 
+def _told(source: Input) -> dict[str, Any]:
+    """Fields that were added later are told if they say something: promises made before stay the same."""
+    later = ("idle_after_ms", "ahead_max_ms")
+    return {name: value for name, value in asdict(source).items() if value or name not in later}
+
+
 def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """The system columns and these, as Spark SQL."""
     own = [f"`{name}` {kind}" for name, kind in columns]
@@ -153,6 +161,8 @@ def input_of(category: Category, reads: Collection[str] | None = None) -> Input:
         lateness_ms=spec.lateness_ms,
         ts_column=spec.ts_column,
         partitions=spec.partitions,
+        idle_after_ms=spec.idle_after_ms if spec.watermark == "event_time" else 0,
+        ahead_max_ms=spec.ahead_max_ms if spec.watermark == "event_time" else 0,
     )
 
 

@@ -42,15 +42,31 @@ def event_time_low(max_seen: Millis, lateness_ms: Millis) -> Millis:
     return LOW_MIN if max_seen <= LOW_MIN else max_seen - lateness_ms
 
 
+def marks_of_event_time(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    """The marks that speak for an event-time input, which counts no producers: those of an idle partition,
+    and the end of a bounded source.
+    """
+    return tuple(mark for mark in marks if mark.idle or mark.low >= LOW_MAX)
+
+
+def late_by_marks(ts: Ints, offsets: Ints, marks: Sequence[Mark], *, low: Millis) -> npt.NDArray[np.bool_]:
+    """For each record whether it lies behind the low of the marks before it; `low`: before the first mark.
+
+    A record at an offset comes after every mark whose end is not beyond it. Marks ascend by low.
+    """
+    ends = np.maximum.accumulate(np.array([mark.end for mark in marks], dtype=np.int64))
+    lows = np.array([low, *(mark.low for mark in marks)], dtype=np.int64)
+    return ts < lows[np.searchsorted(ends, offsets, side="right")]
+
+
 def low_at_end(marks: Sequence[Mark], *, before: Millis, event_time: Millis | None) -> Millis:
     """An input's low once all of a range is read. `event_time`: its running maximum minus lateness, if any.
 
-    An event-time input counts no producers: the only mark that speaks for it is the end of a bounded source.
+    Of an event-time input only some marks speak, see `marks_of_event_time`.
     """
-    marked = max((mark.low for mark in marks), default=before)
-    if event_time is None:
-        return max(before, marked)
-    return LOW_MAX if marked >= LOW_MAX else max(before, event_time)
+    counted = marks if event_time is None else marks_of_event_time(marks)
+    marked = max((mark.low for mark in counted), default=before)
+    return max(before, marked, before if event_time is None else event_time)
 
 
 def cut_at_marks(

@@ -29,6 +29,7 @@ from penstock.web.patch_lane import PatchLane
 from penstock.web.server import PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
+from penstock.web.watermarks import add_watermark_routes
 
 OPEN_ROUTES = frozenset({f"{PREFIX}/health"})
 
@@ -67,6 +68,7 @@ def build_api(
     add_layer_returns(router, plane, guard)
     add_pipeline_routes(router, plane, guard)
     add_stream_routes(router, plane, guard, PREFIX)
+    add_watermark_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)

@@ -15,6 +15,7 @@ from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_view import STATES
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import LINE_PATTERN
+from penstock.streams.bus.log import AHEAD_MAX_MS
 from penstock.tasks.messages import Heartbeat
 
 # What a database column holds.
@@ -197,6 +198,8 @@ class NewCategory(_Body):
     retention_ms: Annotated[Count, Field(strict=True)] = 0
     ts_column: Word = ""
     headers: Annotated[bool, Field(strict=True)] = False
+    idle_after_ms: Annotated[Count, Field(strict=True)] = 0
+    ahead_max_ms: Annotated[Count, Field(strict=True)] = AHEAD_MAX_MS
 
 
 class Register(_Body):

@@ -305,6 +305,15 @@ class Categories(_Reply):
     categories: list[Category]
 
 
+class Watermarks(_Reply):
+    """How far what runs is, and who holds it back."""
+
+    subject: str
+    held_back: list[dict[str, Any]]
+    categories: list[dict[str, Any]]
+    intervals: list[dict[str, Any]]
+
+
 class PackageHash(_Reply):
     """A package that is here."""
 

@@ -202,6 +202,17 @@ def test_unregistering_keeps_epoch_and_sequences(log: Log):
     assert publish(log, 0, 2, 3, epoch=2).trimmed == {0: 1}
 
 
+def test_a_percentile_is_kept_only_rises_and_is_no_mark(log: Log, new_log: NewLog):
+    log.register_producer("clicks", "a")
+    assert log.raise_percentile("clicks", percent=99, low=50) == 50
+    assert new_log().raise_percentile("clicks", percent=99, low=20) == 50
+    assert log.raise_percentile("clicks", percent=90, low=20) == 20
+    assert log.raise_percentile("clicks", percent=99, low=LOW_MAX) == LOW_MAX
+    log.advance("clicks", now_ms=10_000)
+    assert all_marks(log) == [] and log.watermark("clicks") == LOW_MIN
+    assert log.producers("clicks") == {"a": LOW_MIN}
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

@@ -7,12 +7,12 @@ import json
 import pyarrow as pa
 import pytest
 
-from penstock.streams.bus.log import LOW_MIN, CategorySpec
+from penstock.streams.bus.log import LOW_MIN, CategorySpec, Mark
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.injector import Injector
 from penstock.streams.reading import read_ranges, row_schema
 from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.rows.row_store import Changes, IntervalRef
 from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
 
 REF = IntervalRef(job="j", job_birth="b", partition=0, birth="i")
@@ -21,8 +21,11 @@ REF = IntervalRef(job="j", job_birth="b", partition=0, birth="i")
 class World:
     """One JSON category of one partition, and the interval that reads it."""
 
-    def __init__(self, watermark: str, lateness_ms: int = 0) -> None:
-        self.log, self.rows = MemoryLog(), MemoryRows()
+    def __init__(
+        self, watermark: str, lateness_ms: int = 0, *, now_ms: int = 0, ahead_max_ms: int = 0
+    ) -> None:
+        self.now_ms = now_ms
+        self.log, self.rows = MemoryLog(now_ms=lambda: self.now_ms), MemoryRows()
         spec = CategorySpec(
             name="in",
             partitions=1,
@@ -31,6 +34,7 @@ class World:
             watermark=watermark,
             lateness_ms=lateness_ms,
             ts_column="ts",
+            idle_after_ms=1000 if watermark == "event_time" else 0,
         )
         birth = self.log.create(spec).birth
         self.source = Input(
@@ -42,6 +46,8 @@ class World:
             lateness_ms=lateness_ms,
             ts_column="ts",
             partitions=1,
+            idle_after_ms=spec.idle_after_ms,
+            ahead_max_ms=ahead_max_ms,
         )
         self.rows.create(REF, offsets={birth: 0}, low=LOW_MIN)
         self.injector = Injector(self.log, "in", "me", epoch=1)
@@ -111,10 +117,63 @@ def test_event_time_lateness_does_not_depend_on_where_batches_end(cut: int):
     first, seen = world.read(0, cut), {}
     seen = json.loads(str(first[-1]["_meta"]))["event_time_max"]
     row = world.rows.acquire(REF, generation=1, shard_epoch=1)
-    from penstock.streams.rows.row_store import Changes
-
     changes = Changes(offsets={world.source.birth: cut}, event_time_max=seen)
     world.rows.commit(REF, token=row.token, version=row.version, changes=changes)
     rows = first + world.read(cut, 5)
     late = {row["_offset"]: row["_late"] for row in rows if row["_kind"] == DATA}
     assert late == {0: False, 1: True, 2: False, 3: False, 4: True}
+
+
+def test_a_record_from_the_future_is_set_aside_and_moves_no_watermark():
+    world = World("event_time", lateness_ms=2, now_ms=1_000_000, ahead_max_ms=3_600_000)
+    world.publish(1_000_000, 4_600_000, 4_600_001, None, 4_599_999)
+    found = world.read(0, 5)
+    assert [row["_kind"] for row in found[1:-1]] == [DATA, DATA, BAD, BAD, DATA]
+    assert "from the future" in str(found[3]["_bad"]) and b"4600001" in found[3]["_raw"]
+    assert json.loads(str(found[-1]["_meta"]))["event_time_max"] == {world.source.birth: 4_600_000}
+    assert [row["_late"] for row in found if row["_kind"] == DATA] == [False, False, False]
+
+
+def test_whether_a_record_is_from_the_future_does_not_depend_on_when_it_is_read():
+    world = World("event_time", now_ms=1_000, ahead_max_ms=10_000)
+    world.publish(11_001)
+    world.now_ms = 20_000
+    world.publish(11_001)
+    for _ in range(2):
+        assert [row["_kind"] for row in world.read(0, 2)[1:-1]] == [BAD, DATA]
+        world.now_ms = 10**9
+
+
+def test_of_records_whose_append_time_is_unknown_none_is_from_the_future():
+    world = World("event_time", now_ms=0, ahead_max_ms=10_000)
+    world.publish(10**12)
+    assert [row["_kind"] for row in world.read(0, 1)[1:-1]] == [DATA]
+
+
+def commit(world: World, cut: int, rows: list[dict[str, object]]) -> None:
+    seen = json.loads(str(rows[-1]["_meta"]))["event_time_max"]
+    row = world.rows.acquire(REF, generation=1, shard_epoch=1)
+    changes = Changes(offsets={world.source.birth: cut}, event_time_max=seen)
+    world.rows.commit(REF, token=row.token, version=row.version, changes=changes)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4, 5])
+def test_behind_an_idle_mark_is_late_wherever_batches_end(cut: int):
+    """The partition falls idle at offset 2 and follows another to 100; then it speaks again."""
+    world = World("event_time", lateness_ms=2)
+    world.publish(10, 20)
+    stored = world.log._of("in")
+    stored.idle_marks.append((0, Mark(low=100, end=2, idle=True)))
+    world.publish(99, 100, 150)
+    first = world.read(0, cut)
+    commit(world, cut, first)
+    late = {row["_offset"]: row["_late"] for row in first + world.read(cut, 5) if row["_kind"] == DATA}
+    assert late == {0: False, 1: False, 2: True, 3: False, 4: False}
+
+
+def test_what_comes_after_the_end_of_a_bounded_source_is_late():
+    world = World("event_time", lateness_ms=2)
+    world.publish(10)
+    world.injector.close(now_ms=0)
+    world.publish(50)
+    assert [row["_late"] for row in world.read(0, 2) if row["_kind"] == DATA] == [False, True]

@@ -52,6 +52,7 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("POST", "/pipelines", "pipeline.submit", {"compiled": {}, "why": "x"}),
     ("GET", "/categories", "category.read", None),
     ("GET", "/categories/{name}", "category.read", None),
+    ("GET", "/watermarks", "category.read", None),
     ("POST", "/categories", "category.create", CATEGORY),
     ("PUT", "/packages/{hash_}", "package.write", None),
     ("GET", "/packages/{hash_}", "package.read", None),

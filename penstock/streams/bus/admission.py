@@ -81,6 +81,13 @@ def check_spec(spec: CategorySpec) -> None:
         ),
         (spec.retention_ms < 0, f"its retention is {spec.retention_ms} ms", "use 0 or more"),
         (spec.lateness_ms < 0, f"its lateness is {spec.lateness_ms} ms", "use 0 or more"),
+        (spec.ahead_max_ms < 0, f"its ahead_max is {spec.ahead_max_ms} ms", "use 0 (no limit) or more"),
+        (spec.idle_after_ms < 0, f"its idle_after is {spec.idle_after_ms} ms", "use 0 (off) or more"),
+        (
+            spec.idle_after_ms > 0 and spec.watermark != "event_time",
+            f"its watermark follows {spec.watermark}, which speak for all partitions: none is ever idle",
+            "leave idle_after_ms out; a producer that is gone is unregistered",
+        ),
     ]
     for is_wrong, why, fix in complaints:
         if is_wrong:

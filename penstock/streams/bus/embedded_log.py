@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
 from penstock.core.system_clock import SystemClock
-from penstock.streams.bus import admission, log_index, log_retention
+from penstock.streams.bus import admission, idle, log_index, log_marks, log_retention
 from penstock.streams.bus.embedded_clean import (
     UNFINISHED,
     clean_category,
@@ -26,7 +27,7 @@ from penstock.streams.bus.embedded_clean import (
 )
 from penstock.streams.bus.embedded_compact import compact_category
 from penstock.streams.bus.embedded_publish import Publish, SegmentCleaned, publish_once
-from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run
+from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
 from penstock.streams.bus.log_index import Entry, LogIndex
 from penstock.streams.bus.segments import read_batch, segment_path, sync_folder, translated
 
@@ -143,6 +144,15 @@ class EmbeddedLog:
         """As `read`, each batch with the offsets of its rows."""
         return admission.count_offsets(start, self.read(category, partition, start, end))
 
+    def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
+        """As `scan`, with the time at which each row was appended."""
+        runs = self.scan(category, partition, start, end)
+        with self._of(category)[0].reading() as connection:
+            firsts, times = log_marks.load_appends(connection, partition, start, end)
+        for offsets, batch in runs:
+            places = np.searchsorted(firsts, offsets, side="right") - 1
+            yield offsets, times[np.maximum(places, 0)], batch
+
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` in [start, end): from the index, but at the edges."""
         self.read(category, partition, start, end)  # refuses what cannot be asked
@@ -215,27 +225,65 @@ class EmbeddedLog:
                 log_index.append_mark(connection, change.mark, now_ms)
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
-        """Append the mark that is due, if any."""
-        index, _ = self._of(category)
+        """Append the marks that are due, if any."""
+        index, described = self._of(category)
         with index.reading() as connection:
-            if _decide_advance(connection, now_ms) is None:
+            is_due = _decide_advance(connection, now_ms) is not None
+        if is_due:
+            with index.writing("advance") as connection:
+                due = _decide_advance(connection, now_ms)
+                if due is not None:
+                    log_index.append_mark(connection, due, now_ms)
+        self._note(index, described.spec, {}, now_ms)
+
+    def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
+        """A reader has reached this low; idle partitions follow."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        self._note(index, described.spec, {partition: low}, now_ms)
+
+    def observed(self, category: str) -> tuple[Seen, ...]:
+        """What was noted of each partition."""
+        index, described = self._of(category)
+        if not described.spec.idle_after_ms:
+            return ()
+        with index.reading() as connection:
+            return log_marks.load_seen(connection, described.spec)
+
+    def _note(
+        self, index: LogIndex, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
+    ) -> None:
+        if not spec.idle_after_ms:
+            return
+        with index.reading() as connection:
+            if not _decide_idle(connection, spec, observed, now_ms)[0]:
                 return
-        with index.writing("advance") as connection:
-            due = _decide_advance(connection, now_ms)
-            if due is not None:
-                log_index.append_mark(connection, due, now_ms)
+        with index.writing("observe") as connection:
+            log_marks.note_seen(connection, *_decide_idle(connection, spec, observed, now_ms))
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
         with index.reading() as connection:
-            return tuple(log_index.load_marks(connection, partition, above=above, up_to=up_to))
+            return log_marks.load_marks(connection, partition, above=above, up_to=up_to)
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
         with self._of(category)[0].reading() as connection:
             return log_index.load_watermark(connection)[0]
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            kept = log_marks.load_percentile(connection, percent)
+        if low <= kept:
+            return kept
+        with index.writing("raise_percentile") as connection:
+            kept = max(low, log_marks.load_percentile(connection, percent))
+            log_marks.keep_percentile(connection, percent, kept)
+        return kept
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Remove what dead publishers and creators left, and what is past its retention; move small publishes
@@ -320,6 +368,21 @@ def _decide_report(
 def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | None:
     last, last_ms = log_index.load_watermark(connection)
     return admission.decide_mark(log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms)
+
+
+def _decide_idle(
+    connection: sqlite3.Connection, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
+) -> tuple[dict[int, Seen], dict[int, Millis]]:
+    seen = log_marks.load_seen(connection, spec)
+    noted = idle.decide_idle(
+        seen,
+        log_index.load_ends(connection),
+        observed=observed,
+        idle_after_ms=spec.idle_after_ms,
+        now_ms=now_ms,
+        last=log_index.load_watermark(connection)[0],
+    )
+    return noted, idle.due_marks(seen, noted)
 
 
 def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:

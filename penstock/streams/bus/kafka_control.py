@@ -1,8 +1,8 @@
 """What a category's control topic says: its spec and birth, its producers, who is registered, which marks.
 
 Pure: records are applied in the order of the topic, the last one of a key counts. Keys: `category`,
-`open`, `p:<producer>` (written under that producer's transactional id alone), `r:<producer>` and `m:<number>`
-(written under the category's).
+`open`, `p:<producer>` (written under that producer's transactional id alone), `r:<producer>`, `m:<number>`,
+`s:<partition>`, `q:<percent>` and `i:<partition>:<number>` (written under the category's).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Seen
 
 CATEGORY, OPEN = b"category", b"open"
 
@@ -47,10 +47,14 @@ class MarkRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A mark that is being made: its W, and ends below which it cannot lie; readers stay below them."""
+    """A mark that is being made: its W, and ends below which it cannot lie; readers stay below them.
+
+    `idle`: marks of idle partitions that are made with it. W may be as it was.
+    """
 
     low: Millis
     floor: tuple[int, ...]
+    idle: dict[int, Millis] = {}
 
 
 class _CategoryRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,9 @@ class ControlState:
     registered: dict[str, Registration] = field(default_factory=dict)
     marks: dict[int, MarkRecord] = field(default_factory=dict)  # by number, ascending
     open: OpenMark | None = None
+    seen: dict[int, Seen] = field(default_factory=dict)  # by partition, of event-time categories
+    idle_marks: dict[tuple[int, int], Mark] = field(default_factory=dict)  # by partition and number
+    percentiles: dict[int, Millis] = field(default_factory=dict)
 
     def copy(self) -> ControlState:
         """As it is now; the original may go on."""
@@ -78,6 +85,9 @@ class ControlState:
             dict(self.registered),
             dict(self.marks),
             self.open,
+            dict(self.seen),
+            dict(self.idle_marks),
+            dict(self.percentiles),
         )
 
     def apply(self, key: bytes, value: bytes | None) -> None:
@@ -96,6 +106,13 @@ class ControlState:
                 self.marks[int(name)] = msgspec.json.decode(value, type=MarkRecord)
             elif kind == b"m":
                 self.marks.pop(int(name), None)
+            elif kind == b"s" and value is not None:
+                self.seen[int(name)] = msgspec.json.decode(value, type=Seen)
+            elif kind == b"q" and value is not None:
+                self.percentiles[int(name)] = msgspec.json.decode(value, type=int)
+            elif kind == b"i":
+                partition, _, number = name.partition(b":")
+                self._set_idle((int(partition), int(number)), value)
             else:
                 raise ValueError(f"key {key!r} is not known")
         except ValueError as error:  # msgspec's and Unicode's are such
@@ -109,7 +126,14 @@ class ControlState:
         if self.category is not None and self.category.birth != record.birth:
             # Made anew under its name: nothing of its predecessor counts.
             self.producers, self.registered, self.marks, self.open = {}, {}, {}, None
+            self.seen, self.idle_marks, self.percentiles = {}, {}, {}
         self.category = Category(spec=record.spec, birth=record.birth)
+
+    def _set_idle(self, place: tuple[int, int], value: bytes | None) -> None:
+        if value is None:
+            self.idle_marks.pop(place, None)
+        else:
+            self.idle_marks[place] = msgspec.json.decode(value, type=Mark)
 
     def lows(self) -> dict[str, Millis]:
         """Registered producers and their output lows."""
@@ -138,7 +162,13 @@ class ControlState:
         marks = list(self.marks.values())
         first = bisect_right(marks, above, key=lambda mark: mark.low)
         end = bisect_right(marks, up_to, key=lambda mark: mark.ends[partition])
-        return tuple(Mark(low=mark.low, end=mark.ends[partition]) for mark in marks[first:end])
+        found = [Mark(low=mark.low, end=mark.ends[partition]) for mark in marks[first:end]]
+        idle = [m for _, m in self.idle_of(partition) if m.low > above and m.end <= up_to]
+        return tuple(sorted([*found, *idle], key=lambda mark: mark.low) if idle else found)
+
+    def idle_of(self, partition: int) -> list[tuple[int, Mark]]:
+        """Idle marks of one partition, with their numbers, which ascend."""
+        return [(number, mark) for (place, number), mark in self.idle_marks.items() if place == partition]
 
     def mark_number(self) -> int:
         """The number of the next mark."""
@@ -152,6 +182,14 @@ class ControlState:
             if all(end <= start for end, start in zip(mark.ends, starts, strict=True))
         ]
         return passed[:-1]
+
+    def passed_idle(self, starts: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The same of idle marks, as (partition, number)."""
+        return [
+            (partition, number)
+            for partition, start in enumerate(starts)
+            for number, _ in [item for item in self.idle_of(partition) if item[1].end <= start][:-1]
+        ]
 
     def registration_number(self) -> int:
         """The number of the next registration."""
@@ -189,6 +227,21 @@ def open_update(mark: OpenMark | None) -> Update:
 def mark_update(number: int, mark: MarkRecord | None) -> Update:
     """Append a mark, or remove one that nobody needs."""
     return b"m:%d" % number, None if mark is None else msgspec.json.encode(mark)
+
+
+def seen_update(partition: int, seen: Seen) -> Update:
+    """What is known of a partition from now on."""
+    return b"s:%d" % partition, msgspec.json.encode(seen)
+
+
+def percentile_update(percent: int, low: Millis) -> Update:
+    """The low that so many per cent have reached."""
+    return b"q:%d" % percent, msgspec.json.encode(low)
+
+
+def idle_update(partition: int, number: int, mark: Mark | None) -> Update:
+    """Append a mark of an idle partition, or remove one that nobody needs."""
+    return b"i:%d:%d" % (partition, number), None if mark is None else msgspec.json.encode(mark)
 
 
 def after_publish(

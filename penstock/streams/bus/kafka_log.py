@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound
-from penstock.streams.bus import admission, kafka_control
+from penstock.streams.bus import admission, kafka_control, kafka_marks
 from penstock.streams.bus.kafka_category import GLANCE_MS, Change, Decide, Found, KafkaCategories
 from penstock.streams.bus.kafka_clients import ANSWER_S
 from penstock.streams.bus.kafka_control import (
     ControlState,
-    MarkRecord,
-    OpenMark,
     ProducerState,
     Registration,
     after_publish,
@@ -28,7 +28,8 @@ from penstock.streams.bus.kafka_place import KafkaPlace
 from penstock.streams.bus.kafka_read import Seen, first_time, read_messages
 from penstock.streams.bus.kafka_records import MESSAGE_BYTES_MAX, decode_rows, encode_rows
 from penstock.streams.bus.kafka_writer import WriterLost
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run, TimedRun
+from penstock.streams.bus.log import Seen as Noted
 
 # How often a mark is tried when others write to the category at the same time.
 MARK_TRIES_MAX = 3
@@ -168,10 +169,9 @@ class KafkaLog:
         starts = clients.starts(topic, spec.partitions)
 
         def decide(state: ControlState, _: ProducerState) -> Change | None:
-            passed = state.passed_marks(starts)
-            return (
-                Change(updates=tuple(kafka_control.mark_update(n, None) for n in passed)) if passed else None
-            )
+            passed = [kafka_control.mark_update(number, None) for number in state.passed_marks(starts)]
+            passed += [kafka_control.idle_update(*place, None) for place in state.passed_idle(starts)]
+            return Change(updates=tuple(passed)) if passed else None
 
         self._change_category("truncate", category, decide)
 
@@ -194,8 +194,21 @@ class KafkaLog:
 
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
-        assert start >= 0, "offsets count from 0"
         spec = self._all.find(category, is_recent=True).category.spec
+        return (decode_rows(spec, found) for found in self._messages(category, spec, partition, start, end))
+
+    def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
+        """As `scan`, with the time at which each row was appended: its message's own."""
+        spec = self._all.find(category, is_recent=True).category.spec
+        for found in self._messages(category, spec, partition, start, end):
+            offsets, batch = decode_rows(spec, found)
+            times = np.array([max(0, message.timestamp()[1]) for message in found], dtype=np.int64)
+            yield offsets, times, batch
+
+    def _messages(
+        self, category: str, spec: CategorySpec, partition: int, start: int, end: int
+    ) -> Iterator[list[Message]]:
+        assert start >= 0, "offsets count from 0"
         admission.check_partition(spec, partition)
         if end <= start:
             return iter(())
@@ -205,9 +218,7 @@ class KafkaLog:
                 spec, partition, end, clients.visible_ends(topic, spec.partitions)[partition]
             )
         admission.check_start(category, partition, start, clients.starts(topic, spec.partitions)[partition])
-        return (
-            decode_rows(spec, messages) for messages in read_messages(clients, topic, partition, start, end)
-        )
+        return read_messages(clients, topic, partition, start, end)
 
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` in [start, end); it is read, Kafka knows only its own times."""
@@ -317,33 +328,54 @@ class KafkaLog:
         self._fault("report_low:after")
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
-        """Append the mark that is due, if any. Of several who try at once one does, the others see it."""
+        """Append the marks that are due, if any. Of several who try at once one does, the others see it."""
         found = self._all.find(category, is_recent=True)
-        self._mark(category, found, self._all.glance(category, found).state, now_ms)
+        self._mark(category, found, self._all.glance(category, found).state, now_ms, {})
 
-    def _mark(self, category: str, found: Found, seen: ControlState, now_ms: Millis) -> None:
-        """Begin the mark that is due, then make it: whoever reads in between stays below where it may lie.
+    def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
+        """A reader has reached this low; idle partitions follow."""
+        found = self._all.find(category, is_recent=True)
+        admission.check_partition(found.category.spec, partition)
+        if found.category.spec.idle_after_ms:
+            self._mark(category, found, self._all.glance(category, found).state, now_ms, {partition: low})
+
+    def observed(self, category: str) -> tuple[Noted, ...]:
+        """What was noted of each partition."""
+        found = self._all.find(category, is_recent=True)
+        if not found.category.spec.idle_after_ms:
+            return ()
+        return kafka_marks.seen_of(self._all.glance(category, found).state)
+
+    def _mark(
+        self,
+        category: str,
+        found: Found,
+        seen: ControlState,
+        now_ms: Millis,
+        observed: Mapping[int, Millis] | None = None,
+    ) -> None:
+        """Begin the marks that are due, then make them: whoever reads in between stays below where they may
+        lie.
 
         Otherwise a reader could pass the mark before it is there, and timers would depend on who was faster.
         """
-        topic, spec = self._place.topic(category), found.category.spec
+        topic, spec, looks = self._place.topic(category), found.category.spec, observed is not None
 
         def begin(state: ControlState, _: ProducerState) -> Change | None:
             last, last_ms = state.watermark()
             due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
-            if due is None or state.open is not None:
+            if state.open is not None or (due is None and not (looks and spec.idle_after_ms)):
                 return None
             # W was read first. Above the highest ends lies nothing that was acknowledged before.
-            floor = self._all.clients.highest_ends(topic, spec.partitions)
-            return Change(updates=(kafka_control.open_update(OpenMark(low=due, floor=floor)),))
+            ends = self._all.clients.highest_ends(topic, spec.partitions)
+            updates = kafka_marks.begin_updates(state, ends, observed=observed, now_ms=now_ms)
+            return Change(updates=updates) if updates else None
 
         def finish(state: ControlState, _: ProducerState) -> Change | None:
             if state.open is None:
                 return None  # somebody else did
             ends = self._all.clients.highest_ends(topic, spec.partitions)
-            mark = MarkRecord(low=state.open.low, ends=ends, at_ms=now_ms)
-            number = state.mark_number()
-            return Change(updates=(kafka_control.mark_update(number, mark), kafka_control.open_update(None)))
+            return Change(updates=kafka_marks.finish_updates(state, ends, now_ms=now_ms))
 
         try:
             if begin(seen, ProducerState()) is not None:
@@ -365,6 +397,17 @@ class KafkaLog:
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
         return self._all.glance(category).state.watermark()[0]
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+
+        def decide(state: ControlState, _: ProducerState) -> Change | None:
+            if low <= state.percentiles.get(percent, LOW_MIN):
+                return None
+            return Change(updates=(kafka_control.percentile_update(percent, low),))
+
+        self._change_category("raise_percentile", category, decide)
+        return max(low, self._all.glance(category).state.percentiles.get(percent, LOW_MIN))
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Kafka itself ends what dead publishers left open."""

@@ -24,6 +24,8 @@ from penstock.core.clock import Millis
 # The low watermark before anything is known, and after everything has come.
 LOW_MIN: Millis = -(2**62)
 LOW_MAX: Millis = 2**62
+# How far beyond its append time a record's event time may lie, unless its category says otherwise.
+AHEAD_MAX_MS: Millis = 3_600_000
 
 SYSTEM_FIELDS = (
     pa.field("_seq", pa.int64(), nullable=False),
@@ -53,6 +55,9 @@ class CategorySpec:
     publishes lows under registered producer ids) or "event_time" (running maximum of `_ts` per partition,
     minus `lateness_ms`). A name is a letter or digit, then up to 127 letters, digits, dots, dashes and
     underscores.
+
+    Of event_time alone: a partition that did not grow for `idle_after_ms` follows the others (0: it holds),
+    and records more than `ahead_max_ms` beyond their append time are dead letters (0: none are).
     """
 
     name: str
@@ -64,6 +69,8 @@ class CategorySpec:
     retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
     ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
     headers: bool = False  # whether records have headers; readers of columns do not see them
+    idle_after_ms: Millis = 0
+    ahead_max_ms: Millis = AHEAD_MAX_MS
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of what lies on the bus."""
@@ -73,6 +80,13 @@ class CategorySpec:
             else [pa.field(name, ARROW_TYPES[kind]) for name, kind in self.columns]
         )
         return pa.schema([*SYSTEM_FIELDS, *own, *([HEADERS_FIELD] if self.headers else [])])
+
+
+def has_dead_letters(spec: CategorySpec) -> bool:
+    """Whether some of its records may be found unfit to be read: they do not parse, or come from the
+    future.
+    """
+    return spec.format in ("json", "avro") or (spec.watermark == "event_time" and spec.ahead_max_ms > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +99,34 @@ class Category:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """After offset `end` (in one partition) no record with ts < `low` follows, but late ones."""
+    """After offset `end` (in one partition) no record with ts < `low` follows, but late ones.
+
+    `idle`: this partition alone, because it had no records for long and follows the others.
+    """
 
     low: Millis
     end: int
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of one partition.
+
+    `low`: the event-time low that some reader of it has reached. `end`, `since_ms`: how long it was when it
+    last grew, as far as anybody looked. `follows`: the low of its last idle mark.
+    """
+
+    low: Millis = LOW_MIN
+    end: int = -1
+    since_ms: Millis = 0
+    noted_ms: Millis | None = None
+    follows: Millis = LOW_MIN
+
+    @property
+    def reached(self) -> Millis:
+        """Up to where its readers are, on their own or by following."""
+        return max(self.low, self.follows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +147,8 @@ class Lag:
 
 
 Run = tuple[npt.NDArray[np.int64], pa.RecordBatch]  # offsets, and the rows that lie there
+# The same, between them when each row was appended, to a second; 0: not known.
+TimedRun = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch]
 
 
 class Log(Protocol):
@@ -165,6 +205,9 @@ class Log(Protocol):
     def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
         """As `read`, each batch with the offsets of its rows."""
 
+    def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
+        """As `scan`, with the time at which each row was appended. It never changes: decisions rest on it."""
+
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` of the records in [start, end); None if there are none."""
 
@@ -209,15 +252,32 @@ class Log(Protocol):
         """
 
     def advance(self, category: str, *, now_ms: Millis) -> None:
-        """Append the mark that is due, if any: for producers that reported too soon after a mark and then
-        fell silent.
+        """Append the marks that are due, if any: for producers that reported too soon after a mark and then
+        fell silent, and for idle partitions.
         """
 
+    def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
+        """A reader of this partition of an event-time category has reached this low, durably.
+
+        With `idle_after_ms` this is what idle partitions follow: each gets marks of its own (`Mark.idle`),
+        (the least low of the partitions that grew, its end), in one transaction. Repeated, or smaller, it
+        does nothing.
+        """
+
+    def observed(self, category: str) -> tuple[Seen, ...]:
+        """What was noted of each partition; nothing of a category without `idle_after_ms`."""
+
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
-        """Marks of one partition with low > `above` and end <= `up_to`, in order."""
+        """Marks of one partition with low > `above` and end <= `up_to`, by low."""
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached, never below what was kept; returns what is kept.
+
+        For people who look: it is no mark, and nothing waits for it.
+        """
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Remove what dead publishers left and what is past its retention; returns how much there was."""

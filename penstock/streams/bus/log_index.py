@@ -17,13 +17,14 @@ from penstock.core.clock import Millis
 from penstock.core.errors import EnvironmentProblem
 from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus import admission
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec
 from penstock.streams.bus.segments import Place
 
 INDEX = "index.db"
 BUSY_MS: Millis = 10_000  # how long anybody waits for others
 _TURN_MS, _TURNS_MAX = 20, BUSY_MS // 20
-_FORMAT = 2
+_FORMAT = 3
+_OLD_FORMATS = (1, 2)
 _TABLES = """
 CREATE TABLE category (one INTEGER PRIMARY KEY CHECK (one = 1), spec TEXT NOT NULL, birth TEXT NOT NULL,
     low INTEGER NOT NULL, marked_ms INTEGER);
@@ -41,6 +42,17 @@ CREATE TABLE sequences (producer TEXT, partition INTEGER, last INTEGER NOT NULL,
 CREATE TABLE marks (partition INTEGER, low INTEGER, next INTEGER NOT NULL, marked_ms INTEGER NOT NULL,
     PRIMARY KEY (partition, low)) WITHOUT ROWID;
 """
+# Of event-time categories: what is known of each partition, marks of idle ones, when records were
+# appended; and of all categories the percentiles that somebody asked for.
+_EVENT_TIME_TABLES = (
+    "CREATE TABLE IF NOT EXISTS seen (partition INTEGER PRIMARY KEY, low INTEGER NOT NULL,"
+    " next INTEGER NOT NULL, since_ms INTEGER NOT NULL, noted_ms INTEGER, follows INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS idle_marks (partition INTEGER, low INTEGER, next INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, low)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS appends (partition INTEGER, first INTEGER, at_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, first)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS percentiles (percent INTEGER PRIMARY KEY, low INTEGER NOT NULL)",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +194,8 @@ def build(folder: Path, category: Category) -> None:
     connection = None
     try:
         connection = connect(path, create=True)
-        connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT}; COMMIT;")
+        more = "; ".join(_EVENT_TIME_TABLES)
+        connection.executescript(f"BEGIN; {_TABLES} {more}; PRAGMA user_version={_FORMAT}; COMMIT;")
         connection.execute("BEGIN IMMEDIATE")
         spec = json.dumps(asdict(category.spec))
         connection.execute("INSERT INTO category VALUES (1, ?, ?, ?, NULL)", (spec, category.birth, LOW_MIN))
@@ -197,15 +210,23 @@ def build(folder: Path, category: Category) -> None:
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring an index of format 1 to this one. What it holds was appended at an unknown time: long ago."""
-    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+    """Bring an index of an older format to this one. What format 1 holds was appended at an unknown time:
+    long ago.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 1:
         connection.execute("ALTER TABLE batches ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0")
+    if version in _OLD_FORMATS:
+        for table in _EVENT_TIME_TABLES:
+            connection.execute(table)
+        connection.execute("INSERT OR IGNORE INTO appends SELECT partition, first, at_ms FROM batches")
         connection.execute(f"PRAGMA user_version={_FORMAT}")
 
 
 def is_old(connection: sqlite3.Connection) -> bool:
     """Whether the index has a format that can be brought to this one."""
-    return bool(connection.execute("PRAGMA user_version").fetchone() == (1,))
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version in _OLD_FORMATS
 
 
 def load_category(connection: sqlite3.Connection) -> Category:
@@ -298,6 +319,13 @@ def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, produc
     )
     following = entry.first + entry.rows
     connection.execute("UPDATE partitions SET next = ? WHERE partition = ?", (following, entry.partition))
+    # To a second, and never changed, also when runs are put together: decisions rest on it.
+    connection.execute(
+        "INSERT INTO appends SELECT :p, :first, :at_ms WHERE NOT EXISTS (SELECT 1 FROM"
+        " (SELECT at_ms FROM appends WHERE partition = :p ORDER BY first DESC LIMIT 1)"
+        " WHERE :at_ms BETWEEN at_ms AND at_ms + 999)",
+        {"p": entry.partition, "first": entry.first, "at_ms": times.at_ms},
+    )
     connection.execute(
         "INSERT OR REPLACE INTO sequences VALUES (?, ?, ?, ?)", (producer, entry.partition, last, following)
     )
@@ -362,19 +390,6 @@ def append_mark(connection: sqlite3.Connection, low: Millis, now_ms: Millis) -> 
     """(W, end offsets), as they are in this transaction."""
     connection.execute("UPDATE category SET low = ?, marked_ms = ?", (low, now_ms))
     connection.execute("INSERT INTO marks SELECT partition, ?, next, ? FROM partitions", (low, now_ms))
-
-
-def load_marks(
-    connection: sqlite3.Connection, partition: int, *, above: Millis, up_to: int
-) -> Iterator[Mark]:
-    """Marks of one partition, in order. Ends ascend with lows, so the first beyond `up_to` ends the look."""
-    rows = connection.execute(
-        "SELECT low, next FROM marks WHERE partition = ? AND low > ? ORDER BY low", (partition, above)
-    )
-    for low, following in rows:
-        if following > up_to:
-            return
-        yield Mark(low=low, end=following)
 
 
 def load_pending(connection: sqlite3.Connection) -> dict[int, Millis | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import Lag
 from penstock.streams.bus.log_index import Entry, entry_of
+from penstock.streams.bus.log_marks import forget_passed
 from penstock.streams.bus.segments import Place
 
 # Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
@@ -33,12 +34,7 @@ def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[
         found = connection.execute(f"SELECT segment FROM batches WHERE {_BELOW}", where)
         touched.update(row[0] for row in found)
         connection.execute(f"DELETE FROM batches WHERE {_BELOW}", where)
-        # The last mark that is passed stays: it tells W at the start.
-        connection.execute(
-            "DELETE FROM marks WHERE partition = :partition AND low <"
-            " (SELECT max(low) FROM marks WHERE partition = :partition AND next <= :before)",
-            where,
-        )
+        forget_passed(connection, partition, offset)
     return _drop_unused(connection, touched)
 
 

@@ -9,11 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.streams.bus import admission
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run
+from penstock.streams.bus import admission, idle
+from penstock.streams.bus.log import (
+    LOW_MIN,
+    Category,
+    CategorySpec,
+    Lag,
+    Mark,
+    Published,
+    Run,
+    Seen,
+    TimedRun,
+)
 
 
 @dataclass(slots=True)
@@ -70,6 +81,9 @@ class _Stored:
     lows: dict[str, Millis] = field(default_factory=dict)  # registered producers
     marks: list[tuple[Millis, tuple[int, ...]]] = field(default_factory=list)  # (W, end offsets)
     marked_ms: Millis | None = None
+    percentiles: dict[int, Millis] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)  # of event-time categories whose idle partitions follow
+    idle_marks: list[tuple[int, Mark]] = field(default_factory=list)  # with their partitions
 
     @property
     def low(self) -> Millis:
@@ -88,6 +102,9 @@ class _Stored:
             if all(end <= first for end, first in zip(ends, firsts, strict=True))
         ]
         del self.marks[: max(0, len(passed) - 1)]  # the last one still tells W at the start
+        for partition, first in enumerate(firsts):
+            gone = [item for item in self.idle_marks if item[0] == partition and item[1].end <= first][:-1]
+            self.idle_marks = [item for item in self.idle_marks if item not in gone]
 
     def expire(self, now_ms: Millis) -> int:
         if not self.category.spec.retention_ms:
@@ -105,6 +122,23 @@ class _Stored:
         if due is not None:
             self.marks.append((due, self.ends()))
             self.marked_ms = now_ms
+
+    def note(self, observed: Mapping[int, Millis], now_ms: Millis) -> None:
+        after_ms = self.category.spec.idle_after_ms
+        noted = idle.decide_idle(
+            self.seen, self.ends(), observed=observed, idle_after_ms=after_ms, now_ms=now_ms, last=self.low
+        )
+        for partition, low in idle.due_marks(self.seen, noted).items():
+            self.idle_marks.append((partition, Mark(low=low, end=self.ends()[partition], idle=True)))
+        for partition, seen in noted.items():
+            self.seen[partition] = seen
+
+    def cut_marks(self, partition: int, above: Millis, up_to: int) -> tuple[Mark, ...]:
+        found = [Mark(low=low, end=ends[partition]) for low, ends in self.marks]
+        found += [mark for number, mark in self.idle_marks if number == partition]
+        return tuple(
+            sorted((m for m in found if m.low > above and m.end <= up_to), key=lambda mark: mark.low)
+        )
 
 
 class MemoryLog:
@@ -132,7 +166,11 @@ class MemoryLog:
             stored = self._stored.get(spec.name)
             if stored is None:
                 category = Category(spec=spec, birth=self._new_birth())
-                stored = _Stored(category, [_Partition() for _ in range(spec.partitions)])
+                stored = _Stored(
+                    category,
+                    [_Partition() for _ in range(spec.partitions)],
+                    seen=[Seen()] * spec.partitions,
+                )
                 self._stored[spec.name] = stored
             admission.check_same(stored.category, spec)
             return stored.category
@@ -209,6 +247,15 @@ class MemoryLog:
         """As `read`, each batch with the offsets of its rows."""
         return admission.count_offsets(start, self.read(category, partition, start, end))
 
+    def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
+        """As `scan`, with the time at which each row was appended."""
+        with self._lock:
+            self.read(category, partition, start, end)  # refuses what cannot be asked
+            found = self._of(category).partitions[partition]
+            starts, times = np.array(found.starts), np.array([0, *found.times], dtype=np.int64)
+        for offsets, batch in self.scan(category, partition, start, end):
+            yield offsets, times[np.searchsorted(starts, offsets, side="right")], batch
+
     def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
         """The smallest and the largest `_ts` of the records in [start, end)."""
         return admission.times_of(self.read(category, partition, start, end))
@@ -272,18 +319,36 @@ class MemoryLog:
     def advance(self, category: str, *, now_ms: Millis) -> None:
         """Append the mark that is due, if any."""
         with self._effect("advance"):
-            self._of(category).mark_if_due(now_ms)
+            stored = self._of(category)
+            stored.mark_if_due(now_ms)
+            stored.note({}, now_ms)
+
+    def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
+        """A reader has reached this low; idle partitions follow."""
+        with self._effect("observe"):
+            stored = self._of(category)
+            admission.check_partition(stored.category.spec, partition)
+            stored.note({partition: low}, now_ms)
+
+    def observed(self, category: str) -> tuple[Seen, ...]:
+        """What was noted of each partition."""
+        with self._lock:
+            stored = self._of(category)
+            return tuple(stored.seen) if stored.category.spec.idle_after_ms else ()
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         with self._lock:
             stored = self._of(category)
             admission.check_partition(stored.category.spec, partition)
-            return tuple(
-                Mark(low=low, end=ends[partition])
-                for low, ends in stored.marks
-                if low > above and ends[partition] <= up_to
-            )
+            return stored.cut_marks(partition, above, up_to)
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+        with self._effect("raise_percentile"):
+            kept = self._of(category).percentiles
+            kept[percent] = max(low, kept.get(percent, LOW_MIN))
+            return kept[percent]
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
         """Let go what is past its retention; nothing else is ever left in memory."""

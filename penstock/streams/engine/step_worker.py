@@ -108,6 +108,7 @@ def _run_stateless(
         lateness={
             source.birth: source.lateness_ms for source in task.inputs if source.watermark == "event_time"
         },
+        followed=[source.birth for source in task.inputs if source.idle_after_ms],
         stops_at_poison=task.poison == "fail",
     )
     is_mine = step.begin(ranges)
