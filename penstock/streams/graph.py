@@ -85,6 +85,7 @@ class Process:
     poison: str = "fail"  # or "skip": a record at which user code raises becomes a dead letter
     wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
+    state: Columns = ()  # the values it keeps per key, and their types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,9 @@ def computation_json(
             "class": step.computation,
             **({"vectorised": True} if step.vectorised else {}),
         }
+        columns = [list(key_columns(schemas, edge)) for edge in graph.inputs_of(step.name)]
+        found["keys"] = columns[0] if len(columns) == 1 else [", ".join(one) for one in columns]
+        found["state"] = dict(step.state)
         if len(step.inputs) > 1:
             edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)
             found["inputs"] = [[name, [c for c, _ in kept(step, edge)]] for name, edge in edges]

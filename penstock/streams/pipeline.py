@@ -38,7 +38,7 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
-from penstock.streams.process_checks import check_streams, outputs_of, snake_case, wants_of
+from penstock.streams.process_checks import check_streams, outputs_of, snake_case, state_of, wants_of
 from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
@@ -268,6 +268,7 @@ class Stream:
             poison=getattr(computation, "poison", "fail"),
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),
+            state=state_of(computation),
         )
         _, *others = streams.values()
         stream = self._then(step, *others)

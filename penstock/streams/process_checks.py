@@ -47,6 +47,13 @@ def wants_of(computation: Any, names: tuple[str, ...], place: Place) -> tuple[tu
     return tuple((name, tuple(declared[name].items())) for name in names if name in declared)
 
 
+def state_of(computation: Any) -> Columns:
+    """The values that a computation keeps per key, with their types as text: others are another state."""
+    codec = getattr(computation, "state_codec", None)
+    declared: Mapping[str, str] = getattr(computation, "state", {}) if codec is None else codec.shape
+    return tuple(declared.items()) if isinstance(declared, Mapping) else ()
+
+
 def outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
     """The streams that a computation declares, and their columns."""
     hooks: Callable[..., object] | None = getattr(

@@ -8,8 +8,9 @@ state: keep thousands of entries under one key, not millions, and give what grow
 from __future__ import annotations
 
 import copy
+import hashlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin
 
@@ -40,6 +41,19 @@ class Value:
     def __init__(self, kind: Any, *, default: Any = _MISSING) -> None:
         self.kind = kind
         self.default = _empty_of(kind) if default is _MISSING else default
+
+    def shape(self) -> str:
+        """The type as text, the same for types that are stored alike."""
+        is_plain = isinstance(self.kind, type) and not get_args(self.kind)
+        name = self.kind.__name__ if is_plain else str(self.kind)
+        if all(part in _EMPTY or part in (Any, type(None)) for part in _parts(self.kind)):
+            return name
+        # A class of the user's: what is in it counts, not only what it is called.
+        try:
+            schema = msgspec.json.encode(msgspec.json.schema(self.kind), order="sorted")
+        except (TypeError, ValueError):
+            return name
+        return f"{name} ({hashlib.sha256(schema).hexdigest()[:8]})"
 
     def field(self) -> Any:
         """The field of the state's struct; no two keys share a default that can change."""
@@ -100,12 +114,17 @@ class Opaque(Value):
             bytes if serializer is None else Any, default=empty if default is _MISSING else default
         )
 
+    def shape(self) -> str:
+        """Bytes: what they mean is the serializer's business."""
+        return "bytes" if self.serializer is None else "opaque"
+
 
 class StateCodec:
     """The state of one computation: its live form, its stored form, and the way between them."""
 
     def __init__(self, name: str, declared: Mapping[str, Value]) -> None:
         self._name = name
+        self.shape = {field: value.shape() for field, value in declared.items()}
         fields = [(field, value.kind, value.field()) for field, value in declared.items()]
         self._serializers = {
             field: value.serializer
@@ -214,6 +233,15 @@ class _Telling:
         if isinstance(error, Exception):
             raise self._tell(f"{type(error).__name__}: {error} - at `$.{self._field}`") from error
         return False
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """The plain types that a type is made of."""
+    arguments = get_args(kind)
+    if not arguments:
+        yield kind
+    for argument in arguments:
+        yield from _parts(argument)
 
 
 def _empty_of(kind: Any) -> Any:
