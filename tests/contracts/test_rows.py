@@ -15,6 +15,7 @@ from penstock.core.errors import (
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.postgres_rows import PostgresRows
 from penstock.streams.rows.row_store import (
     Changes,
     Intent,
@@ -26,9 +27,13 @@ from penstock.streams.rows.sqlite_rows import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def rows(request: pytest.FixtureRequest, tmp_path: Path) -> RowStore:
-    return MemoryRows() if request.param == "memory" else SqliteRows(tmp_path / "rows")
+    if request.param == "memory":
+        return MemoryRows()
+    if request.param == "sqlite":
+        return SqliteRows(tmp_path / "rows")
+    return PostgresRows(request.getfixturevalue("postgres").new_database())
 
 
 @pytest.fixture
