@@ -24,6 +24,7 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.places import identify_rows
 from penstock.streams.rows.postgres_rows import PostgresRows
 from penstock.streams.rows.row_store import Changes, IntervalRow
+from penstock.streams.rows.scanning import key_after
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 from tests.core.test_postgres_store import cutting_proxy
 
@@ -224,6 +225,35 @@ def test_twins_that_commit_at_once_commit_once(rows: PostgresRows, owned: Interv
     assert rows.peek(REF) == won[0]
 
 
+def test_who_looks_is_told_of_damaged_rows_and_sees_the_others(
+    rows: PostgresRows, owned: IntervalRow, place: str
+) -> None:
+    row = owned
+    commit(rows, row, states={key: key.encode() for key in "abc"}, timers_set=(a_timer(), a_timer("l")))
+    with psycopg.connect(place) as raw:
+        raw.execute(r"UPDATE penstock_rows.states SET value = '\x00' WHERE key = 'b'")
+        raw.execute("UPDATE penstock_rows.timers SET at_ms = 7 WHERE key = 'k'")
+    found = rows.scan(REF, start="", limit=10)
+    assert [(one.key, one.value) for one in found] == [("a", b"a"), ("b", None), ("c", b"c")]
+    assert "'b'" in found[1].damage and "checksum" in found[1].damage
+    timers = rows.scan_timers(REF, start=("", ""), limit=10)
+    assert [(one.key, one.timer) for one in timers] == [("k", None), ("l", a_timer("l"))]
+    assert "'k'" in timers[0].damage
+
+
+def test_a_page_has_a_bounded_size_however_large_states_are(
+    rows: PostgresRows, owned: IntervalRow, place: str
+) -> None:
+    row = owned
+    commit(rows, row, states={f"{n:02d}": b"x" * 2_000_000 for n in range(8)})
+    found, start = [], ""
+    while page := rows.scan(REF, start=start, limit=1000):
+        assert len(page) <= 3
+        found += [one.key for one in page]
+        start = key_after(page[-1].key)
+    assert found == [f"{n:02d}" for n in range(8)]
+
+
 # Pauses, lost connections, answers that never come.
 
 
@@ -265,18 +295,16 @@ def test_a_worker_paused_while_it_sends_does_not_lock_its_successor_out(
 ) -> None:
     """Half of a large write is on its way, the rest never comes: the statement's own time limit ends it."""
     with cutting_proxy(place) as proxy:
-        slow = PostgresRows(f"{proxy.url}?options=-c%20statement_timeout%3D500ms")
+        slow = PostgresRows(f"{proxy.url}?options=-c%20statement_timeout%3D3s")
         assert slow.peek(REF) == owned
-        proxy.stall_at(b"x" * 20_000)
-        states = {f"{number}": bytes([97 + number]) * 4_000_000 for number in range(6)} | {
-            "7": b"x" * 4_000_000
-        }
+        proxy.stall_at(b"x" * 1000)
+        states = {"k": b"x" * 4_000_000}
         thread = threading.Thread(target=_ignoring, args=(lambda: commit(slow, owned, states=states),))
         thread.start()
-        proxy.stalled.wait()
+        assert proxy.stalled.wait(20)
         successor = rows.acquire(REF, generation=1, shard_epoch=2)
         proxy.go_on()
-        thread.join()
+        thread.join(20)
     assert rows.snapshot(REF, token=successor.token, keys=states, timers_up_to=0).states == {}
 
 

@@ -28,7 +28,16 @@ from penstock.streams.rows.postgres_bulk import (
     write_changes,
 )
 from penstock.streams.rows.postgres_links import Link, PostgresLinks
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot, TimerRow
+from penstock.streams.rows.row_store import (
+    Changes,
+    IntervalRef,
+    IntervalRow,
+    ScannedState,
+    ScannedTimer,
+    Snapshot,
+    TimerRow,
+)
+from penstock.streams.rows.scanning import PAGE_BYTES, scanned_states, scanned_timers
 
 # A kept connection may have died with the server, a write may end without an answer: once more tells.
 _ATTEMPTS = 3
@@ -151,6 +160,24 @@ class PostgresRows:
         row_changes.check_birth(ref, None if found is None else found.birth)
         assert found is not None
         return found
+
+    def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """States from a key on."""
+        values = (*_which(ref), start.encode(), limit, PAGE_BYTES)
+        found = self._look(ref, sql.SCAN_STATES, values)
+        return tuple(scanned_states(ref, ((text_of(key), value, crc) for key, value, crc in found)))
+
+    def scan_timers(
+        self, ref: IntervalRef, *, start: tuple[str, str], limit: int
+    ) -> tuple[ScannedTimer, ...]:
+        """Timers from a name on."""
+        values = (*_which(ref), start[0].encode(), start[1].encode(), limit)
+        found = self._look(ref, sql.SCAN_TIMERS, values)
+        return tuple(scanned_timers(ref, ((text_of(key), text_of(tag), *rest) for key, tag, *rest in found)))
+
+    def _look(self, ref: IntervalRef, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        self.peek(ref)  # absent is an error, not an empty page
+        return self._read(ref, lambda link: _asking(link)(statement, values).fetchall())
 
     def _find(self, ref: IntervalRef) -> IntervalRow | None:
         def read(link: Link) -> IntervalRow | None:

@@ -80,6 +80,18 @@ READ_OUTBOX = (
     f"FROM {OUTBOX} WHERE interval = {_ID} ORDER BY id"
 )
 
+# No more of the values than a page may have, however many rows were asked for; the first one always.
+SCAN_STATES = (
+    "SELECT key, value, crc FROM (SELECT key, value, crc, octet_length(value) AS size, "
+    "sum(octet_length(value)) OVER (ORDER BY key) AS total FROM "
+    f"(SELECT key, value, crc FROM {STATES} WHERE interval = {_ID} AND key >= %b ORDER BY key LIMIT %s) "
+    "AS page) AS counted WHERE total - size < %s ORDER BY key"
+)
+SCAN_TIMERS = (
+    f"SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM {TIMERS} WHERE interval = {_ID} "
+    "AND (key, tag) >= (%b, %b) ORDER BY key, tag LIMIT %s"
+)
+
 WRITE_STATES = (
     f"INSERT INTO {STATES} (interval, key, value, crc) "
     "SELECT %s, new.* FROM unnest(%b::bytea[], %b::bytea[], %b::int8[]) AS new "
