@@ -33,7 +33,7 @@ from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import PackageShelf
-from penstock.streams.places import identify, open_log, open_rows
+from penstock.streams.places import identify, identify_rows, open_log, open_rows
 from penstock.streams.watermark_view import WatermarkView
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
@@ -53,7 +53,7 @@ def _open_database(settings: Settings) -> Database:
     if database.is_shared:
         with contextlib.ExitStack() as undo:
             undo.callback(database.close)
-            claim_places(database, {"bus": identify(settings.bus), "rows": settings.rows})
+            claim_places(database, {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)})
             undo.pop_all()
     return database
 
@@ -67,6 +67,7 @@ class ControlPlane:
         self.journal = JournalStore(self.database)
         self.tokens = TokenStore(self.database)
         self.log, rows = open_log(settings.bus), open_rows(settings.rows)
+        self._rows_identity = identify_rows(settings.rows)
         self.packages = PackageShelf(settings.folder / "packages")
         self._store = JobStore(self.database)
         self.jobs = JobService(self._store)
@@ -405,8 +406,9 @@ class ControlPlane:
 
     def installation(self) -> dict[str, str]:
         """What a container must know to join."""
-        told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "rows", "store")}
-        return {**told, "host": socket.gethostname()}
+        told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "store")}
+        rows = {"rows": self.settings.told_rows, "rows_identity": self._rows_identity}
+        return {**told, **rows, "host": socket.gethostname()}
 
     def container_log(self, name: str, *, lines: int) -> str:
         """The end of a container's log, if it runs on this host."""

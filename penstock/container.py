@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,7 +32,7 @@ from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.streams.places import open_log
+from penstock.streams.places import identify_rows, open_log
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
@@ -54,6 +54,7 @@ log = structlog.get_logger(__name__)
 ENGINES = ("spark", "process")
 # What opens the control plane's doors: not for engines, where user code runs.
 SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
+ROWS_VARIABLE = "PENSTOCK_ROWS"
 RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 
 
@@ -66,7 +67,7 @@ class ContainerSettings:
     url: str
     token_file: Path
     bus: str
-    rows: str
+    rows: str  # sqlite:<folder>, or env:NAME as for the store
     store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
     profile: str = "fast"
     cores: int = 2
@@ -87,16 +88,17 @@ class ContainerSettings:
         if self.engine == "spark":
             require_java()
             open_log(self.bus)  # refuses what is no bus; a broker may be away for a while
-            kind, _, path = self.bus.partition(":")
-            # State is on the control plane's disk in any case; its folder is made with the first job.
-            needed = Path(path) if kind == "embedded" else Path(self.rows.partition(":")[2]).parent
-            if not needed.is_dir():
-                what = "streams" if kind == "embedded" else "state"
-                raise EnvironmentProblem(
-                    "Spark tasks cannot run here",
-                    why=f"{needed}, where the control plane keeps its {what}, is not on this machine",
-                    fix="join from that machine, or with --engine process",
-                )
+            # The folder of rows is made with the first job; what is behind a network is not a folder.
+            needed = {"streams": self.bus.partition(":")} if self.bus.startswith("embedded:") else {}
+            if self.rows.startswith("sqlite:"):
+                needed["state"] = self.rows.rpartition("/")[0].partition(":")
+            for what, (_, _, path) in needed.items():
+                if not Path(path).is_dir():
+                    raise EnvironmentProblem(
+                        "Spark tasks cannot run here",
+                        why=f"{path}, where the control plane keeps its {what}, is not on this machine",
+                        fix="join from that machine, or with --engine process",
+                    )
 
     @property
     def checkpoints(self) -> Path:
@@ -145,9 +147,10 @@ def join_settings(
     capacity: str,
     region: str,
     bus: str = "",
+    rows: str = "",
 ) -> ContainerSettings:
-    """What a container needs to know, as the control plane that it joins tells it; `bus`: as it is reached
-    from here.
+    """What a container needs to know, as the control plane that it joins tells it; `bus` and `rows`: as they
+    are reached from here.
     """
     with Client(url, token_file.read_text().strip()) as client:
         told = client.installation()
@@ -166,7 +169,29 @@ def join_settings(
         region=region,
     )
     settings.check()
+    if engine == "spark" and settings.rows.startswith("env:"):
+        _check_rows(rows, str(told["rows_identity"]))
+        os.environ[ROWS_VARIABLE] = rows  # for the engine; not in its arguments, which everybody sees
     return settings
+
+
+def _check_rows(rows: str, expected: str) -> None:
+    found = identify_rows(rows, make=False) if rows else ""
+    if found != expected:
+        raise EnvironmentProblem(
+            "Spark tasks cannot run here",
+            why="the rows at the given address are not those of the control plane"
+            if rows
+            else "the control plane keeps its state in a database, and its address was not given",
+            fix=f"give it with --rows, better as {ROWS_VARIABLE}, or join with --engine process",
+        )
+
+
+def take_rows(place: str) -> str:
+    """The row store's address; one from the environment is taken out of it: commands of users need none."""
+    if not place.startswith("env:"):
+        return place
+    return os.environ.pop(place.removeprefix("env:"), "")
 
 
 def reachable_store(store: str, *, is_here: bool, variables: Mapping[str, str]) -> str:
@@ -263,7 +288,7 @@ class Engine:
     """The engine's process: a Task Manager between the warden's pipe and a Spark session."""
 
     def __init__(self, settings: ContainerSettings) -> None:
-        self._settings = settings
+        self._settings = replace(settings, rows=take_rows(settings.rows))
         self._profile, self._clock = PROFILES[settings.profile], SystemClock()
         self._client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5)
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()

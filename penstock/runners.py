@@ -93,6 +93,7 @@ def isolated_runner(
             cores=int(spec.config.get("threads", 1)),
             heap_mb=max(HEAP_MB_MIN, int(spec.config["resources"]["memory_mb"] * HEAP_SHARE)),
         )
+        (place / "work.json").touch(mode=0o600)  # the address of the rows may carry a password
         (place / "work.json").write_text(work.to_json())
         return [sys.executable, "-m", "penstock.streams.engine.own_process", str(place / "work.json")]
 

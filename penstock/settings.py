@@ -10,6 +10,7 @@ from penstock.tasks.sharding import SHARD_COUNT
 
 DATABASE_VARIABLE = "PENSTOCK_DATABASE"
 BUS_VARIABLE = "PENSTOCK_BUS"
+ROWS_VARIABLE = "PENSTOCK_ROWS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Settings:
     folder: Path
     database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
     bus_place: str = ""  # kafka://<host>:<port>/<prefix>; "": an embedded log in the folder
+    rows_place: str = ""  # postgresql://…; "": SQLite files in the folder
     profile: str = "fast"
     shards: int = SHARD_COUNT
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
@@ -43,4 +45,9 @@ class Settings:
     @property
     def rows(self) -> str:
         """Where state lies."""
-        return f"sqlite:{self.folder / 'rows'}"
+        return self.rows_place or f"sqlite:{self.folder / 'rows'}"
+
+    @property
+    def told_rows(self) -> str:
+        """Where containers find the state; an address with a password is not in a list of processes."""
+        return self.rows if self.rows.startswith("sqlite:") else f"env:{ROWS_VARIABLE}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.sql_store import Database
 
@@ -35,10 +36,11 @@ class PostgresServer:
         """Where a database is."""
         return str(self._server.get_uri(database=database))
 
-    def new_database(self) -> str:
-        """The URL of a database with all tables and no rows."""
+    def new_database(self, *, like: str = "") -> str:
+        """The URL of a database with all tables and no rows; or a copy of the one at `like`, that nobody uses."""
         name = f"test_{next(self._numbers)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        template = conninfo_to_dict(like)["dbname"] if like else TEMPLATE
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self.url(name)
 
     def execute(self, statement: str) -> None:

@@ -15,9 +15,9 @@ import typer
 from penstock.cli.output import out
 from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.jobs.config import NAME_PATTERN
-from penstock.settings import BUS_VARIABLE
+from penstock.settings import BUS_VARIABLE, ROWS_VARIABLE
 
-ENGINE = "What it runs: process (no Java), or spark (on the machine of the bus; processes too)."
+ENGINE = "What it runs: process (no Java), or spark (where bus and rows are in reach; processes too)."
 
 
 def join(
@@ -38,6 +38,12 @@ def join(
     bus: Annotated[
         str,
         typer.Option(envvar=BUS_VARIABLE, help="The bus as this machine reaches it; none: as it is told."),
+    ] = "",
+    rows: Annotated[
+        str,
+        typer.Option(
+            envvar=ROWS_VARIABLE, help="The row store's address, if it is not on the disk; for Spark tasks."
+        ),
     ] = "",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Its own folder; none: .penstock-joined/<name>.")
@@ -79,6 +85,7 @@ def join(
         capacity=capacity,
         region=region,
         bus=bus,
+        rows=rows,
     )
     out.print(f"[green]joining[/] {url} as {name} ({engine}); logs in {folder}; stop it with Ctrl-C")
     run_joined(settings)

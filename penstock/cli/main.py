@@ -30,7 +30,7 @@ from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.settings import BUS_VARIABLE
+from penstock.settings import BUS_VARIABLE, ROWS_VARIABLE
 from penstock.streams.bus.log import AHEAD_MAX_MS
 
 app = typer.Typer(
@@ -103,6 +103,10 @@ def up(
             envvar=BUS_VARIABLE, help="Where streams are: kafka://host:port/prefix; none: the disk."
         ),
     ] = "",
+    rows: Annotated[
+        str,
+        typer.Option(envvar=ROWS_VARIABLE, help="Where state is: postgresql://…; none: the folder's disk."),
+    ] = "",
     engine: Annotated[
         str, typer.Option(help="What containers run: spark (and processes), or process (no Java).")
     ] = "spark",
@@ -129,6 +133,7 @@ def up(
             ca=tls_ca,
             database=database,
             bus=bus,
+            rows=rows,
             engine=engine,
             cores=cores,
             master=master,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -32,9 +32,9 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError,
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
-from penstock.settings import DATABASE_VARIABLE, Settings
+from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
 from penstock.streams.engine.java import require_java
-from penstock.streams.places import settle_bus
+from penstock.streams.places import hidden_password, settle_bus, settle_rows
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.front_process import FrontProcess, serve_behind_front
@@ -64,6 +64,7 @@ class UpSettings:
     ca: Path | None = None  # what this machine's own callers verify the certificate with
     database: str = ""
     bus: str = ""  # kafka://<host>:<port>/<prefix>; "": the one the folder had, else its own disk
+    rows: str = ""  # postgresql://…; "": as for the bus
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is started."""
@@ -112,9 +113,16 @@ def run_up(settings: UpSettings) -> None:
     ):
         stop = stop_on_signals()
         tune_process()
-        bus = settle_bus(folder, settings.bus)
+        bus, rows = settle_bus(folder, settings.bus), settle_rows(folder, settings.rows)
+        settings = replace(settings, rows=rows)
         plane = ControlPlane(
-            Settings(folder=folder, profile=settings.profile, database=settings.database, bus_place=bus)
+            Settings(
+                folder=folder,
+                profile=settings.profile,
+                database=settings.database,
+                bus_place=bus,
+                rows_place=rows,
+            )
         )
         write_tokens(plane, folder)
         server = serve_behind_front(plane, listener, behind, settings.listening, settings.names)
@@ -126,7 +134,7 @@ def run_up(settings: UpSettings) -> None:
             write_endpoint(folder, server.url, settings.verify_with)
             said = f"{settings.containers} containers ({settings.engine})"
             out.print(f"[green]penstock is up[/] at {server.url}, {said}")
-            out.print(f"folder {folder}, bus {bus}", markup=False)
+            out.print(f"folder {folder}, bus {bus}, rows {hidden_password(rows)}", markup=False)
             out.print("stop it with Ctrl-C")
             while not stop.wait(1):
                 if not server.is_serving:
@@ -287,7 +295,7 @@ def _containers(settings: UpSettings, plane: ControlPlane, url: str) -> tuple[Co
             url=url,
             token_file=token_file(folder, "container"),
             bus=plane.settings.bus,
-            rows=plane.settings.rows,
+            rows=plane.settings.told_rows,
             store=plane.settings.store,
             profile=settings.profile,
             engine=settings.engine,
@@ -305,6 +313,9 @@ def environment_of(settings: UpSettings) -> dict[str, str]:
         kept["PENSTOCK_CA"] = str(settings.verify_with)
     if settings.database:
         kept[DATABASE_VARIABLE] = settings.database
+    kept.pop(ROWS_VARIABLE, None)
+    if settings.rows and not settings.rows.startswith("sqlite:"):
+        kept[ROWS_VARIABLE] = settings.rows
     return kept
 
 

@@ -15,13 +15,8 @@ from typing import Any, TypeVar
 import psycopg
 import sqlalchemy as sa
 
-from penstock.core.errors import (
-    DiskFull,
-    EnvironmentProblem,
-    OutcomeUnknown,
-    PenstockError,
-    StoreUnavailable,
-)
+from penstock.core.durable_store import refuse_what_is_not_durable, translate_postgres
+from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.json_text import JSON_TEXT
 from penstock.core.migrate_store import upgrade_tables
 from penstock.core.peek_store import Peek, PeekConnections
@@ -29,8 +24,6 @@ from penstock.core.quick_store import NOT_REMEMBERED, Ask, look_once
 
 Found = TypeVar("Found")
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
-MUST_BE_ON = ("fsync", "full_page_writes", "synchronous_commit")
-VERSION_MIN = 140000
 # A control plane that stops in the middle of a transaction must not keep the lock from the others.
 _SESSION = (
     "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=15s -c timezone=UTC"
@@ -81,7 +74,9 @@ class PostgresBackend:
         _, where = self.reading.dialect.create_connect_args(parsed)
         where = {**where, **read_only}
         self._peeks = PeekConnections(lambda: psycopg.connect(**where, autocommit=True))
-        sa.event.listen(self.writing, "connect", _refuse_what_is_not_durable)
+        sa.event.listen(
+            self.writing, "connect", lambda connection, _record: refuse_what_is_not_durable(connection)
+        )
         sa.event.listen(self.writing, "checkout", partial(_begin, self.writing, _WRITE))
         sa.event.listen(self.reading, "checkout", partial(_begin, self.reading, _READ))
 
@@ -119,31 +114,6 @@ class PostgresBackend:
         return translate_postgres(error.orig, str(error.orig).strip(), committing=committing)
 
 
-def translate_postgres(error: BaseException | None, text: str, *, committing: bool) -> PenstockError:
-    """Name what a failure of PostgreSQL means to us."""
-    state = getattr(error, "sqlstate", None) or ""
-    if state in ("53100", "53200"):
-        return DiskFull(
-            "the database server has no room left",
-            why=text,
-            fix="free some space there; nothing was half-written",
-        )
-    if state == "55P03":
-        return StoreUnavailable("the database is busy", why=text, fix="try again")
-    # Once COMMIT is under way only the server knows; a clear refusal has a state that is no connection's end.
-    if committing and (not state or state.startswith(("08", "57"))):
-        return OutcomeUnknown(
-            "the database did not say whether it has written",
-            why=text,
-            fix="repeat the request with the same idempotency key: what was done is not done twice",
-        )
-    if isinstance(error, psycopg.OperationalError):
-        return StoreUnavailable("the database did not answer", why=text, fix="look at the server; try again")
-    return StoreUnavailable(
-        "the database refused the request", why=text, fix="try again, and report it if it stays"
-    )
-
-
 def _parsed(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
@@ -167,24 +137,3 @@ def _begin(engine: sa.Engine, text: str, connection: Any, _record: object, _prox
         if connection.closed:
             raise sa.exc.InvalidatePoolError from error
         raise sa.exc.DBAPIError.instance(text, None, error, psycopg.Error, dialect=engine.dialect) from error
-
-
-def _refuse_what_is_not_durable(connection: psycopg.Connection[Any], _record: object) -> None:
-    version = connection.info.server_version
-    if version < VERSION_MIN:
-        raise EnvironmentProblem(
-            f"this PostgreSQL is too old: {version // 10000}",
-            why=f"version {VERSION_MIN // 10000} or newer is needed",
-            fix="use a newer server",
-        )
-    names = ", ".join(f"current_setting('{name}')" for name in MUST_BE_ON)
-    with connection.cursor() as cursor:
-        values = cursor.execute(f"SELECT {names}").fetchone()
-    connection.rollback()
-    off = [name for name, value in zip(MUST_BE_ON, values or (), strict=True) if value == "off"]
-    if off:
-        raise EnvironmentProblem(
-            "this PostgreSQL may lose what it acknowledges",
-            why=f"{', '.join(off)} is off",
-            fix="switch it on in postgresql.conf (and for the role and the database), then start again",
-        )

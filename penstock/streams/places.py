@@ -5,6 +5,8 @@ open them.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from penstock.streams.rows.sqlite_rows import SqliteRows
 if TYPE_CHECKING:
     from penstock.streams.bus.kafka_log import KafkaLog
 
+ROWS_FORMS = "sqlite:<folder> or postgresql://<user>@<host>:<port>/<database>"
 BUS_FORMS = "embedded:<folder> or kafka://<host>:<port>/<prefix>"
 
 
@@ -35,11 +38,16 @@ def open_log(place: str) -> Log:
 
 @lru_cache(maxsize=16)
 def open_rows(place: str) -> RowStore:
-    """Open a row store: "sqlite:<folder>". One handle per process and place."""
+    """Open a row store: "sqlite:<folder>" or "postgresql://…". One handle per process and place."""
     kind, _, rest = place.partition(":")
     if kind == "sqlite":
         return SqliteRows(Path(rest))
-    raise _unknown("row store", place, "sqlite:<folder>")
+    if kind in ("postgresql", "postgres"):
+        # Imported here: workers of an installation on its own disk need no client of PostgreSQL.
+        from penstock.streams.rows.postgres_rows import PostgresRows
+
+        return PostgresRows(place)
+    raise _unknown("row store", hidden_password(place), ROWS_FORMS)
 
 
 def identify(place: str) -> str:
@@ -56,42 +64,71 @@ def identify(place: str) -> str:
     raise _unknown("bus", place, BUS_FORMS)
 
 
+def identify_rows(place: str, *, make: bool = True) -> str:
+    """What a row store is, whatever its address. `make`: a database that has no rows yet gets its tables."""
+    kind, _, rest = place.partition(":")
+    if kind in ("postgresql", "postgres"):
+        from penstock.streams.rows.postgres_links import identify_database
+
+        return identify_database(place, make=make)
+    if kind == "sqlite" and rest:
+        return place
+    raise _unknown("row store", hidden_password(place), ROWS_FORMS)
+
+
 def settle_bus(folder: Path, given: str) -> str:
     """The bus of an installation's folder: the one given, else the one it had before, else its own disk.
 
     State in the folder is about records of one bus: another one is refused, another address of it is not.
     """
-    own, kept = f"embedded:{folder / 'bus'}", _kept(folder)
+    return _settle(folder, given, what="bus", own="embedded", identify=identify)
+
+
+def settle_rows(folder: Path, given: str) -> str:
+    """The row store of an installation's folder, found as its bus is."""
+    return _settle(folder, given, what="rows", own="sqlite", identify=identify_rows)
+
+
+def kept_bus(folder: Path) -> str:
+    """The bus that a folder's installation had last; "" if it has none but its own."""
+    kept = _kept(folder, "bus")
+    return "" if kept is None else kept["place"]
+
+
+def kept_rows(folder: Path) -> str:
+    """The row store that a folder's installation had last; "" if it has none but its own."""
+    kept = _kept(folder, "rows")
+    return "" if kept is None else kept["place"]
+
+
+def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable[[str], str]) -> str:
+    here, kept = f"{own}:{folder / what}", _kept(folder, what)
     if not given and kept is None:
-        return own
+        return here
     place = given or (kept or {})["place"]
     identity = identify(place)
-    before = kept["identity"] if kept is not None else own if (folder / "bus").is_dir() else identity
+    before = kept["identity"] if kept is not None else here if (folder / what).is_dir() else identity
     if before != identity:
+        held = {"bus": "streams", "rows": "states"}[what]
         raise ConfigError(
-            f"the streams of {folder} are on another bus",
+            f"the {held} of {folder} are {'on another bus' if what == 'bus' else 'in another row store'}",
             why=f"they are on {before}, asked for was {identity}",
-            fix="name that bus with --bus, or another folder with --folder",
+            fix=f"name that one with --{what}, or another folder with --folder",
         )
-    if place != own:
-        file = _kept_file(folder)
+    if place != here:
+        file = _kept_file(folder, what)
+        file.with_suffix(".new").touch(mode=0o600)  # an address may carry a password
         file.with_suffix(".new").write_text(json.dumps({"place": place, "identity": identity}))
         file.with_suffix(".new").replace(file)
     return place
 
 
-def kept_bus(folder: Path) -> str:
-    """The bus that a folder's installation had last; "" if it has none but its own."""
-    kept = _kept(folder)
-    return "" if kept is None else kept["place"]
+def _kept_file(folder: Path, what: str) -> Path:
+    return folder / f"{what}.json"
 
 
-def _kept_file(folder: Path) -> Path:
-    return folder / "bus.json"
-
-
-def _kept(folder: Path) -> dict[str, str] | None:
-    file = _kept_file(folder)
+def _kept(folder: Path, what: str) -> dict[str, str] | None:
+    file = _kept_file(folder, what)
     try:
         said = json.loads(file.read_text())
         return {name: str(said[name]) for name in ("place", "identity")}
@@ -99,9 +136,10 @@ def _kept(folder: Path) -> dict[str, str] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptData(
-            f"cannot tell on which bus the streams of {folder} are",
+            f"cannot tell on which {'bus the streams' if what == 'bus' else 'row store the states'} of "
+            f"{folder} are",
             why=f"{file} cannot be read: {error}",
-            fix="restore it, or remove it and name the bus with --bus",
+            fix=f"restore it, or remove it and name the place with --{what}",
         ) from error
 
 
@@ -116,6 +154,11 @@ def _open_kafka(place: str) -> KafkaLog:
             fix="install penstock with the extra `kafka`",
         ) from error
     return KafkaLog(parse_place(place))
+
+
+def hidden_password(place: str) -> str:
+    """The place as people may see it. Pure."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place)
 
 
 def _unknown(what: str, place: str, known: str) -> ConfigError:

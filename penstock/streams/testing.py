@@ -34,9 +34,10 @@ class Stage:
         category: dict[str, Any],
         *,
         bus: str = "",
+        rows: str = "",
         checkpoints: Path | None = None,
     ) -> None:
-        self.bus, self.rows_place = bus or f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
+        self.bus, self.rows_place = bus or f"embedded:{folder / 'bus'}", rows or f"sqlite:{folder / 'rows'}"
         self.log: Log = open_log(self.bus)
         self.rows: RowStore = open_rows(self.rows_place)
         self.log.create(category_from_json(category))

@@ -123,5 +123,6 @@ class Installation(_Reply):
     profile: str
     bus: str
     rows: str
+    rows_identity: str
     store: str
     host: str

@@ -14,7 +14,14 @@ from tests.cli.world import QUERIES_SIX, ZEITGEIST, Run, World, a_world, runner
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands find their control plane in the folder they are given."""
-    for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_CA", "PENSTOCK_DATABASE", "PENSTOCK_BUS"):
+    for name in (
+        "PENSTOCK_URL",
+        "PENSTOCK_TOKEN",
+        "PENSTOCK_CA",
+        "PENSTOCK_DATABASE",
+        "PENSTOCK_BUS",
+        "PENSTOCK_ROWS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

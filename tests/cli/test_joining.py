@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,10 @@ from penstock.container import (
     open_store,
     reachable_store,
     read_capacity,
+    take_rows,
 )
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
-from penstock.settings import DATABASE_VARIABLE
+from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE
 from penstock.web.server import Listening, Tls
 from tests.cli.world import Run
 from tests.web.served import Served, served
@@ -134,3 +136,66 @@ def test_engines_are_checked_before_anything_starts(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such engine"):
         UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="flink").check()
     UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="process").check()
+
+
+@pytest.fixture
+def plane_on_rows(postgres: Any, tmp_path: Path) -> Iterator[tuple[Served, str]]:
+    place = str(postgres.new_database())
+    with served(tmp_path / "plane", rows=place) as found:
+        yield found, place
+
+
+def test_spark_tasks_run_elsewhere_where_bus_and_rows_are_in_reach(
+    plane_on_rows: tuple[Served, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The bus of this plane is a folder of this machine; another address of the same rows will do."""
+    plane, place = plane_on_rows
+    monkeypatch.setenv(ROWS_VARIABLE, "")
+    (tmp_path / "plane" / "bus").mkdir(exist_ok=True)
+    settings = joined(plane, tmp_path / "far", engine="spark", rows=place + "&application_name=far")
+    assert place not in " ".join(settings.arguments())
+    assert os.environ[ROWS_VARIABLE] == place + "&application_name=far"
+    assert take_rows(settings.rows) == place + "&application_name=far"
+    assert ROWS_VARIABLE not in os.environ, "commands of users do not see it"
+
+
+def test_spark_tasks_do_not_run_without_the_rows_of_the_control_plane(
+    plane_on_rows: tuple[Served, str], postgres: Any, tmp_path: Path
+):
+    plane, _ = plane_on_rows
+    (tmp_path / "plane" / "bus").mkdir(exist_ok=True)
+    with pytest.raises(EnvironmentProblem, match="cannot run here") as caught:
+        joined(plane, tmp_path / "far", engine="spark")
+    assert "address was not given" in caught.value.why
+    with pytest.raises(EnvironmentProblem, match="cannot run here") as caught:
+        joined(plane, tmp_path / "far", engine="spark", rows=postgres.new_database())
+    assert "not those of the control plane" in caught.value.why
+    assert joined(plane, tmp_path / "far").engine == "process"  # which needs none
+
+
+@pytest.mark.parametrize(
+    ("bus", "rows", "missing"),
+    [
+        ("embedded:/nowhere/bus", "env:PENSTOCK_ROWS", "streams"),
+        ("kafka://h:1/x", "sqlite:/nowhere/rows", "state"),
+        ("kafka://h:1/x", "env:PENSTOCK_ROWS", ""),
+    ],
+)
+def test_spark_tasks_need_whatever_is_a_folder_to_be_here(tmp_path: Path, bus: str, rows: str, missing: str):
+    settings = ContainerSettings(
+        name="far", folder=tmp_path, url="", token_file=tmp_path / "token", bus=bus, rows=rows
+    )
+    if not missing:
+        settings.check()
+        return
+    with pytest.raises(EnvironmentProblem, match="cannot run here") as caught:
+        settings.check()
+    assert missing in caught.value.why
+
+
+def test_containers_are_told_of_rows_in_their_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv(ROWS_VARIABLE, "from outside")
+    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", rows="postgresql://here")
+    assert environment_of(settings)[ROWS_VARIABLE] == "postgresql://here"
+    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", rows="sqlite:/x")
+    assert ROWS_VARIABLE not in environment_of(settings)

@@ -15,20 +15,27 @@ from penstock.core.errors import (
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.postgres_rows import PostgresRows
 from penstock.streams.rows.row_store import (
     Changes,
     Intent,
     IntervalRef,
     IntervalRow,
     RowStore,
+    ScannedState,
 )
+from penstock.streams.rows.scanning import key_after
 from penstock.streams.rows.sqlite_rows import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def rows(request: pytest.FixtureRequest, tmp_path: Path) -> RowStore:
-    return MemoryRows() if request.param == "memory" else SqliteRows(tmp_path / "rows")
+    if request.param == "memory":
+        return MemoryRows()
+    if request.param == "sqlite":
+        return SqliteRows(tmp_path / "rows")
+    return PostgresRows(request.getfixturevalue("postgres").new_database())
 
 
 @pytest.fixture
@@ -301,3 +308,41 @@ def test_ten_thousand_keys_in_one_step(rows: RowStore, owned: IntervalRow) -> No
     )
     stored = rows.snapshot(REF, token=row.token, keys=keys, timers_up_to=1000)
     assert (len(stored.states), len(stored.timers)) == (10_000, 10_000)
+
+
+def test_states_are_looked_at_page_by_page_without_ownership(rows: RowStore, owned: IntervalRow) -> None:
+    keys = ["", "nul\x00", *(f"{n:03d}" for n in range(50)), "ü", "😀"]
+    row = commit(rows, owned, states={key: key.encode() for key in keys})
+    rows.fence(REF, generation=9)
+    found, start = [], ""
+    while page := rows.scan(REF, start=start, limit=7):
+        assert len(page) <= 7
+        found += page
+        start = key_after(page[-1].key)
+    assert found == [ScannedState(key=key, value=key.encode()) for key in sorted(keys)]
+    assert rows.scan(REF, start="049", limit=1)[0].key == "049"
+    assert rows.scan(REF, start="nul", limit=1)[0].key == "nul\x00"
+    assert row.version + 1 == rows.peek(REF).version, "looking writes nothing"
+
+
+def test_timers_are_looked_at_page_by_page(rows: RowStore, owned: IntervalRow) -> None:
+    timers = [a_timer(key, tag, wall=tag == "w") for key in ("", "a", "b") for tag in ("", "t", "w")]
+    commit(rows, owned, timers_set=tuple(reversed(timers)))
+    found, start = [], ("", "")
+    while page := rows.scan_timers(REF, start=start, limit=2):
+        found += page
+        start = (page[-1].key, key_after(page[-1].tag))
+    assert [one.timer for one in found] == timers
+    assert [(one.key, one.tag) for one in found] == [(timer.key, timer.tag) for timer in timers]
+
+
+def test_looking_at_an_interval_that_is_not_there_is_an_error(rows: RowStore, owned: IntervalRow) -> None:
+    other = replace(REF, birth="i2")
+    looks: tuple[Callable[[IntervalRef], object], ...] = (
+        lambda ref: rows.scan(ref, start="", limit=5),
+        lambda ref: rows.scan_timers(ref, start=("", ""), limit=5),
+    )
+    for look in looks:
+        assert look(REF) == ()
+        with pytest.raises(IntervalMissing):
+            look(other)

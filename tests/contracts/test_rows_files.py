@@ -24,6 +24,7 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRow,
 )
+from penstock.streams.rows.scanning import key_after
 from penstock.streams.rows.sqlite_files import TABLES
 from penstock.streams.rows.sqlite_rows import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
@@ -242,3 +243,30 @@ def test_a_file_of_a_later_format_is_refused(files: SqliteRows, folder: Path) ->
     ):
         with pytest.raises(CorruptData, match="format"):
             call()
+
+
+def test_who_looks_is_told_of_damaged_rows_and_sees_the_others(files: SqliteRows, folder: Path) -> None:
+    row, rows = files.acquire(REF, generation=1, shard_epoch=1), files
+    commit(rows, row, states={key: key.encode() for key in "abc"}, timers_set=(a_timer(), a_timer("l")))
+    raw = sqlite3.connect(_file(folder))
+    raw.execute("UPDATE states SET value = x'00' WHERE key = 'b'")
+    raw.execute("UPDATE timers SET at_ms = 7 WHERE key = 'k'")
+    raw.commit()
+    raw.close()
+    found = rows.scan(REF, start="", limit=10)
+    assert [(one.key, one.value) for one in found] == [("a", b"a"), ("b", None), ("c", b"c")]
+    assert "'b'" in found[1].damage and "checksum" in found[1].damage
+    timers = rows.scan_timers(REF, start=("", ""), limit=10)
+    assert [(one.key, one.timer) for one in timers] == [("k", None), ("l", a_timer("l"))]
+    assert "'k'" in timers[0].damage
+
+
+def test_a_page_has_a_bounded_size_however_large_states_are(files: SqliteRows, folder: Path) -> None:
+    row, rows = files.acquire(REF, generation=1, shard_epoch=1), files
+    commit(rows, row, states={f"{n:02d}": b"x" * 2_000_000 for n in range(8)})
+    found, start = [], ""
+    while page := rows.scan(REF, start=start, limit=1000):
+        assert len(page) <= 3
+        found += [one.key for one in page]
+        start = key_after(page[-1].key)
+    assert found == [f"{n:02d}" for n in range(8)]

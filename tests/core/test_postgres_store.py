@@ -6,15 +6,15 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
+from penstock.core.durable_store import MUST_BE_ON, translate_postgres
 from penstock.core.errors import DiskFull, EnvironmentProblem, OutcomeUnknown, StoreUnavailable
-from penstock.core.postgres_store import MUST_BE_ON, translate_postgres
 from penstock.core.sql_store import Database, current_value, next_value
 from tests.postgres import PostgresServer, postgres_server
 
@@ -223,7 +223,10 @@ class CuttingProxy:
     """Passes bytes between a client and the server's socket file, and cuts the line where it is told to."""
 
     def __init__(self, target: str) -> None:
-        self._target, self._before, self._after = target, b"", b""
+        self._target, self._before, self._after, self._stall = target, b"", b"", b""
+        self.stalled, self._go, self._is_open = threading.Event(), threading.Event(), threading.Event()
+        self._is_open.set()
+        self.on_cut: Callable[[], object] = lambda: None  # nobody connects again before it is done
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = ""
@@ -235,6 +238,12 @@ class CuttingProxy:
     def cut_after(self, text: bytes) -> None:
         self._after = text
 
+    def stall_at(self, text: bytes) -> None:
+        self._stall = text
+
+    def go_on(self) -> None:
+        self._go.set()
+
     def close(self) -> None:
         self._listener.close()
 
@@ -244,6 +253,7 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self._is_open.wait()
             server = socket.socket(socket.AF_UNIX)
             server.connect(self._target)
             threading.Thread(target=self._to_server, args=(client, server), daemon=True).start()
@@ -254,7 +264,12 @@ class CuttingProxy:
             while data := _received(client):
                 if self._before and self._before in data:
                     self._before = b""
+                    self._is_open.clear()
                     break
+                if self._stall and self._stall in data:
+                    self._stall = b""
+                    self.stalled.set()
+                    self._go.wait()
                 if self._after and self._after in data:
                     self._after = b""
                     # No answer gets back. The thread of the other direction may close both meanwhile.
@@ -264,10 +279,16 @@ class CuttingProxy:
                         server.settimeout(5)
                         _received(server)
                     break
-                server.sendall(data)
+                try:
+                    server.sendall(data)
+                except OSError:
+                    break
             for end in (client, server):
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)  # a close alone would not wake who still reads there
+        if not self._is_open.is_set():
+            self.on_cut()
+            self._is_open.set()
 
     def _to_client(self, server: socket.socket, client: socket.socket) -> None:
         with client, server:

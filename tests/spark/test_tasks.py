@@ -71,8 +71,13 @@ def test_a_session_is_ready_for_queries_that_start_together(spark: Any, stage: S
     assert set(shared.keySet()) == before
 
 
-def test_counts_are_exact_across_rescale_and_restart(stage: Stage) -> None:
+@pytest.mark.parametrize("rows", ["sqlite", "postgres"])
+def test_counts_are_exact_across_rescale_and_restart(
+    request: pytest.FixtureRequest, spark: Any, tmp_path: Path, rows: str
+) -> None:
     """Plan: one task each; more records; stop; three tasks under a new generation; more; end of input."""
+    place = str(request.getfixturevalue("postgres").new_database()) if rows == "postgres" else ""
+    stage = Stage(spark, tmp_path, ZEITGEIST / "pipeline.py", CATEGORY, rows=place)
     injector = stage.injector("queries")
     everything = queries(0, 3000)
     publish(stage, everything[:1000], injector, now_ms=1000)

@@ -9,7 +9,17 @@ import pytest
 
 from penstock.core.errors import ConfigError, CorruptData, PenstockError, StoreUnavailable
 from penstock.streams.bus.embedded_log import EmbeddedLog
-from penstock.streams.places import identify, kept_bus, open_log, settle_bus
+from penstock.streams.places import (
+    hidden_password,
+    identify,
+    identify_rows,
+    kept_bus,
+    kept_rows,
+    open_log,
+    open_rows,
+    settle_bus,
+    settle_rows,
+)
 from tests.contracts.buses import SPEC, assert_three_parts
 
 
@@ -67,3 +77,42 @@ def test_a_cluster_is_known_by_its_id_not_by_its_address(kafka: Any, tmp_path: P
     for wrong in (kafka.new_place(), f"embedded:{tmp_path / 'bus'}"):
         with pytest.raises(PenstockError, match="on another bus"):
             settle_bus(tmp_path, wrong)
+
+
+def test_rows_are_kept_in_the_folder_or_where_they_were_before(postgres: Any, tmp_path: Path):
+    own = f"sqlite:{tmp_path / 'rows'}"
+    assert settle_rows(tmp_path, "") == own
+    assert kept_rows(tmp_path) == ""
+    place = postgres.new_database()
+    assert settle_rows(tmp_path, place) == place == settle_rows(tmp_path, "") == kept_rows(tmp_path)
+    assert (tmp_path / "rows.json").stat().st_mode & 0o077 == 0, "an address may carry a password"
+    moved = place + "&application_name=moved"
+    assert settle_rows(tmp_path, moved) == moved == kept_rows(tmp_path)
+    for wrong in (postgres.new_database(), own):
+        with pytest.raises(ConfigError, match="in another row store") as caught:
+            settle_rows(tmp_path, wrong)
+        assert_three_parts(caught.value)
+    assert kept_rows(tmp_path) == moved
+
+
+def test_a_folder_with_states_is_given_no_other_rows(postgres: Any, tmp_path: Path):
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(ConfigError, match="in another row store"):
+        settle_rows(tmp_path, postgres.new_database())
+    assert kept_rows(tmp_path) == ""
+
+
+@pytest.mark.parametrize("place", ["", "disk", "sqlite", "mysql://u:secret@h/x", "postgresql:secret"])
+def test_what_is_no_row_store_is_named_without_its_password(place: str):
+    for look in (open_rows, identify_rows):
+        if (look, place) == (open_rows, "sqlite"):
+            continue
+        with pytest.raises(PenstockError) as caught:
+            look(place)
+        assert_three_parts(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+def test_a_password_is_not_shown():
+    assert hidden_password("postgresql://u:secret@h:5432/x") == "postgresql://u:***@h:5432/x"
+    assert hidden_password("postgresql://h:5432/x?user=u") == "postgresql://h:5432/x?user=u"

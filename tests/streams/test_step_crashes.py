@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,15 @@ from penstock.core.errors import Fenced
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.computation import Context, Timer
 from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.postgres_rows import PostgresRows
+from penstock.streams.rows.row_store import RowStore
 from penstock.streams.rows.sqlite_rows import SqliteRows
 from tests.streams.step_world import (
     REF,
     SMALL_LOG,
+    CountPerSecond,
     Crash,
     Event,
     Points,
@@ -180,12 +184,18 @@ def memory_disk() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _files(folder: Path) -> World:
-    return World(rows=SqliteRows(folder / "rows"), log=EmbeddedLog(folder / "bus"))
+def _rows(place: str, fault: Callable[[str], None] | None = None) -> RowStore:
+    if place.startswith("postgresql:"):
+        return PostgresRows(place, fault=fault)
+    return SqliteRows(Path(place), fault=fault)
 
 
-def _build(folder: Path) -> None:
-    _files(folder).build(TINY_LOG)
+def _files(folder: Path, place: str) -> World:
+    return World(rows=_rows(place), log=EmbeddedLog(folder / "bus"))
+
+
+def _build(folder: Path, place: str) -> None:
+    _files(folder, place).build(TINY_LOG)
 
 
 def _run(process: Any) -> int | None:
@@ -199,39 +209,73 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _life(folder: Path, at: int, cuts: list[int], in_transaction: bool) -> None:
+def _life(folder: Path, place: str, at: int, cuts: list[int], in_transaction: bool) -> None:
     """One process: a life that kills itself at a point, between two effects or inside a transaction of the rows."""
     points = Points(at, _die)
     if in_transaction:
-        rows = SqliteRows(folder / "rows", fault=lambda _point: points.next())
+        rows = _rows(place, fault=lambda _point: points.next())
         World(rows=rows, log=EmbeddedLog(folder / "bus"), clock_ms=10**9).live(cuts)
     else:
-        world = _files(folder)
+        world = _files(folder, place)
         world.clock_ms = 10**9
         faulty(world, points).live(cuts)
 
 
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["between effects", "inside transactions"])
-def test_sigkill_at_every_point_on_files_changes_nothing(memory_disk: Path, in_transaction: bool) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_sigkill_at_every_point_changes_nothing(
+    request: pytest.FixtureRequest, memory_disk: Path, kind: str, in_transaction: bool
+) -> None:
     """Life 1 is killed at a point, life 2 at another one, and so on until one lives to the end."""
     context = multiprocessing.get_context("forkserver")
     # pyarrow imports pandas at its first array, which would cost every process a second.
     context.set_forkserver_preload(["tests.streams.test_step_crashes", "pandas"])
     expected, killed = undisturbed(TINY_LOG), 0
+    built = str(memory_disk / "new" / "rows")
+    if kind == "postgres":
+        built = str(request.getfixturevalue("postgres").new_database())
     # Built elsewhere: copying a file that this process has open through SQLite would drop SQLite's locks.
-    assert _run(context.Process(target=_build, args=(memory_disk / "new",))) == 0
+    assert _run(context.Process(target=_build, args=(memory_disk / "new", built))) == 0
     for at in range(1000) if in_transaction else deaths(1000):
         folder = memory_disk / str(at)
         shutil.copytree(memory_disk / "new", folder)
+        place = str(folder / "rows")
+        if kind == "postgres":
+            place = str(request.getfixturevalue("postgres").new_database(like=built))
         codes: list[int | None] = []
         for point in (at, at // 4 * 2 + 1, -1):
             cuts = [1 + len(codes)]
-            codes.append(_run(context.Process(target=_life, args=(folder, point, cuts, in_transaction))))
+            codes.append(
+                _run(context.Process(target=_life, args=(folder, place, point, cuts, in_transaction)))
+            )
             if codes[-1] == 0:
                 break
-        check(_files(folder), expected, (at, codes))
+        check(_files(folder, place), expected, (at, codes))
         assert codes[-1] == 0 and set(codes) <= {0, -signal.SIGKILL}, (at, codes)
         if codes == [0]:
             break
         killed += len(codes) - 1
     assert killed >= 20
+
+
+def test_a_worker_that_wakes_from_user_code_after_its_successor_has_worked_is_fenced(
+    postgres: Any, memory_disk: Path
+) -> None:
+    """On PostgreSQL: paused inside user code, outside any transaction; nothing of what it then writes is seen."""
+    place = str(postgres.new_database())
+    world = _files(memory_disk, place).build(SMALL_LOG)
+    expected = undisturbed(SMALL_LOG)
+
+    class Paused(CountPerSecond):
+        def process_timer(self, timer: Timer, ctx: Context) -> None:
+            if not successors:
+                successors.append(_files(memory_disk, place))
+                successors[0].clock_ms = 10**9
+                successors[0].live([3])
+            super().process_timer(timer, ctx)
+
+    successors: list[World] = []
+    zombie = World(rows=_rows(place), log=world.log, computation=Paused, clock_ms=10**8)
+    with pytest.raises(Fenced):
+        zombie.live([2])
+    check(successors[0], expected, "the zombie")

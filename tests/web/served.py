@@ -61,11 +61,12 @@ def served(
     heartbeat_s: float = 15.0,
     watchers_max: int = 10,
     names: tuple[str, ...] = (),
+    rows: str = "",
 ) -> Iterator[Served]:
     """Serve a new control plane, without loops and containers."""
     listening = listening or Listening()
     with bind(listening) as listener:
-        plane = ControlPlane(Settings(folder=folder, database=database))
+        plane = ControlPlane(Settings(folder=folder, database=database, rows_place=rows))
         plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()
         tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}

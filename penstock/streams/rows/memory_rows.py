@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import row_changes
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, OutboxRow, Snapshot, TimerRow
+from penstock.streams.rows.row_store import (
+    Changes,
+    IntervalRef,
+    IntervalRow,
+    OutboxRow,
+    ScannedState,
+    ScannedTimer,
+    Snapshot,
+    TimerRow,
+)
 
 
 @dataclass(slots=True)
@@ -126,6 +135,22 @@ class MemoryRows:
         """The row as it stands."""
         with self._lock:
             return self._of(ref).row
+
+    def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """States from a key on."""
+        with self._lock:
+            states = self._of(ref).states
+            keys = sorted(key for key in states if key >= start)[:limit]
+            return tuple(ScannedState(key=key, value=states[key]) for key in keys)
+
+    def scan_timers(
+        self, ref: IntervalRef, *, start: tuple[str, str], limit: int
+    ) -> tuple[ScannedTimer, ...]:
+        """Timers from a name on."""
+        with self._lock:
+            timers = self._of(ref).timers
+            names = sorted(name for name in timers if name >= start)[:limit]
+            return tuple(ScannedTimer(key=name[0], tag=name[1], timer=timers[name]) for name in names)
 
     def _of(self, ref: IntervalRef) -> _Interval:
         found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))

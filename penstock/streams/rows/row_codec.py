@@ -110,7 +110,7 @@ def _check(ref: IntervalRef, what: str, expected: int, found: int) -> None:
         raise CorruptData(
             f"{what} of {ref.job}[{ref.partition}] is damaged",
             why=f"its checksum is {expected}, the one stored with it is {found}",
-            fix="restore the interval's file from a backup; nothing was processed",
+            fix="restore the interval's rows from a backup; nothing was processed",
         )
 
 

@@ -112,6 +112,25 @@ class Changes:
     counters: Mapping[str, int] = field(default_factory=dict)  # added
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedState:
+    """One key's state as it is stored; None if it is damaged, and `damage` says what is wrong."""
+
+    key: str
+    value: bytes | None
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedTimer:
+    """One timer as it is stored; None if it is damaged, and `damage` says what is wrong."""
+
+    key: str
+    tag: str
+    timer: TimerRow | None
+    damage: str = ""
+
+
 class RowStore(Protocol):
     """The rows of intervals. Safe for many processes; connections are opened after fork.
 
@@ -165,3 +184,15 @@ class RowStore(Protocol):
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
         """The row as it stands, without ownership: for status, lag and tests."""
+
+    def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """States in the order of their keys, from `start` on, without ownership: for people who look.
+
+        At most `limit`, and fewer if they are large; none: there are no more. The next page starts at
+        `key_after` the last one. Each page is one moment, two pages are two. Damaged ones are among them.
+        """
+
+    def scan_timers(
+        self, ref: IntervalRef, *, start: tuple[str, str], limit: int
+    ) -> tuple[ScannedTimer, ...]:
+        """Timers of both kinds in the order of (key, tag), as `scan` gives states."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 from penstock.core.clock import Millis
@@ -16,7 +16,16 @@ from penstock.core.errors import IntervalError
 from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows import row_changes, row_codec
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Snapshot, TimerRow
+from penstock.streams.rows.row_store import (
+    Changes,
+    IntervalRef,
+    IntervalRow,
+    ScannedState,
+    ScannedTimer,
+    Snapshot,
+    TimerRow,
+)
+from penstock.streams.rows.scanning import scanned_states, scanned_timers
 from penstock.streams.rows.sqlite_files import FORMAT, TABLES, SqliteFiles, bring_up, creating, format_of
 
 _KEYS_PER_READ = 500
@@ -142,6 +151,26 @@ class SqliteRows:
         """The row as it stands."""
         with self._read(ref) as (_connection, row):
             return row
+
+    def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """States from a key on."""
+        with self._read(ref) as (connection, _row), closing(connection.cursor()) as cursor:
+            cursor.execute(
+                "SELECT key, value, crc FROM states WHERE key >= ? ORDER BY key LIMIT ?", (start, limit)
+            )
+            return tuple(scanned_states(ref, cursor))
+
+    def scan_timers(
+        self, ref: IntervalRef, *, start: tuple[str, str], limit: int
+    ) -> tuple[ScannedTimer, ...]:
+        """Timers from a name on."""
+        with self._read(ref) as (connection, _row), closing(connection.cursor()) as cursor:
+            cursor.execute(
+                "SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM timers "
+                "WHERE (key, tag) >= (?, ?) ORDER BY key, tag LIMIT ?",
+                (*start, limit),
+            )
+            return tuple(scanned_timers(ref, cursor))
 
     def _path(self, ref: IntervalRef) -> Path:
         if re.fullmatch(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+", f"{ref.job_birth}/{ref.birth}") is None:

@@ -1,0 +1,328 @@
+"""The row store on a PostgreSQL server: reached from every machine, one short transaction per write.
+
+The first statement of a write locks the interval's row, and what it then says decides. A read is one moment.
+Every row carries a checksum: a damaged one is CorruptData, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import psycopg
+
+from penstock.core.clock import Millis
+from penstock.core.durable_store import translate_postgres
+from penstock.core.errors import StoreUnavailable
+from penstock.streams.bus.log import LOW_MIN
+from penstock.streams.rows import postgres_tables as sql
+from penstock.streams.rows import row_changes, row_codec
+from penstock.streams.rows.postgres_bulk import (
+    fits_pipeline,
+    keys_of,
+    lists_of,
+    oldest_work,
+    read_states,
+    text_of,
+    write_changes,
+)
+from penstock.streams.rows.postgres_links import Link, PostgresLinks
+from penstock.streams.rows.row_store import (
+    Changes,
+    IntervalRef,
+    IntervalRow,
+    ScannedState,
+    ScannedTimer,
+    Snapshot,
+    TimerRow,
+)
+from penstock.streams.rows.scanning import PAGE_BYTES, scanned_states, scanned_timers
+
+# A kept connection may have died with the server, a write may end without an answer: once more tells.
+_ATTEMPTS = 3
+
+Found = TypeVar("Found")
+_Cursor = psycopg.Cursor[tuple[Any, ...]]
+# Writes what a step changes beside the row, and says what the row is afterwards.
+_Decide = Callable[[psycopg.Connection[Any], int, IntervalRow], IntervalRow]
+
+
+class _Lost(Exception):
+    """The connection ended. `new`: the row that may have been committed, if COMMIT was under way."""
+
+    def __init__(self, error: psycopg.Error, new: IntervalRow | None) -> None:
+        super().__init__(str(error))
+        self.error, self.new = error, new
+
+
+class PostgresRows:
+    """The `RowStore` protocol on PostgreSQL. May be pickled, forked and shared by threads.
+
+    `fault(point)` is called at "begin", "commit" and "committed" of every write; tests raise or die there.
+    """
+
+    def __init__(self, place: str, *, fault: Callable[[str], None] | None = None) -> None:
+        self._place, self._fault, self._links = place, fault, PostgresLinks(place)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PostgresRows, (self._place,)
+
+    def create(self, ref: IntervalRef, *, offsets: Mapping[str, int], low: Millis) -> None:
+        """Create the interval, or add the inputs it does not know."""
+
+        def add_inputs(_connection: object, _interval: int, row: IntervalRow) -> IntervalRow:
+            return row_changes.after_repeated_create(ref, row, offsets)
+
+        new = row_codec.record_of_row(row_changes.new_row(ref, offsets, low))
+        self._write(ref, add_inputs, or_create=(ref.job_birth, ref.partition, *new))
+
+    def exists(self, ref: IntervalRef) -> bool:
+        """True if there is one of this birth."""
+        return self._find(ref) is not None
+
+    def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
+        """Take ownership under a new token."""
+        # Whether an earlier try was written is not asked: another owner could have made the same row of it.
+        return self._write(
+            ref,
+            lambda _connection, _interval, row: row_changes.after_acquire(
+                ref, row, generation=generation, shard_epoch=shard_epoch
+            ),
+        )
+
+    def fence(self, ref: IntervalRef, *, generation: int) -> int:
+        """Refuse every owner of a smaller generation."""
+        return self._write(
+            ref, lambda _connection, _interval, row: row_changes.after_fence(row, generation=generation)
+        ).token
+
+    def snapshot(
+        self,
+        ref: IntervalRef,
+        *,
+        token: int,
+        keys: Iterable[str],
+        timers_up_to: Millis,
+        wall_up_to: Millis = LOW_MIN,
+    ) -> Snapshot:
+        """One consistent read under the token; with few keys in one way to the server and back."""
+        which, wanted = _which(ref), list(dict.fromkeys(keys))
+        up_to, is_small = (timers_up_to, wall_up_to), fits_pipeline(wanted)
+
+        def read(link: Link) -> Snapshot:
+            ask = _asking(link)
+            with link.connection.pipeline() if is_small else nullcontext():
+                link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = ask(sql.READ_ROW, which)
+                due = [ask(sql.READ_TIMERS[wall], (*which, up_to[wall])) for wall in (0, 1)]
+                values = [ask(sql.READ_STATES_OF_TIMERS[wall], (*which, up_to[wall])) for wall in (0, 1)]
+                values += [ask(sql.READ_STATES, (*which, chunk)) for chunk in keys_of(wanted)]
+                sent = ask(sql.READ_OUTBOX, which)
+                link.connection.execute("COMMIT")
+            row = _row_of(ref, found.fetchone())[1]
+            row_changes.check_token(ref, row, token)
+            return Snapshot(
+                row=row,
+                states=read_states(ref, values),
+                timers=tuple(_timer_of(ref, record) for cursor in due for record in cursor),
+                outbox=tuple(row_codec.outbox_of(ref, record) for record in sent),
+            )
+
+        return self._read(ref, read)
+
+    def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
+        """Write one step, all of it or nothing."""
+
+        def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
+            row_changes.check_token(ref, row, token)
+            row_changes.check_version(ref, row, version)
+            work = write_changes(connection, interval, changes)
+            return row_changes.after_commit(row, changes, oldest_work=work)
+
+        return self._write(ref, decide, is_known_by_its_row=True)
+
+    def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
+        """Forget outbox rows that the bus has."""
+        gone = list(ids)
+
+        def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
+            row_changes.check_token(ref, row, token)
+            for (chunk,) in lists_of([(sent,) for sent in gone]):
+                connection.execute(sql.DELETE_OUTBOX, (interval, chunk))
+            return row_changes.after_delivery(row, oldest_work=oldest_work(connection, interval))
+
+        return self._write(ref, decide)
+
+    def peek(self, ref: IntervalRef) -> IntervalRow:
+        """The row as it stands."""
+        found = self._find(ref)
+        row_changes.check_birth(ref, None if found is None else found.birth)
+        assert found is not None
+        return found
+
+    def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """States from a key on."""
+        values = (*_which(ref), start.encode(), limit, PAGE_BYTES)
+        found = self._look(ref, sql.SCAN_STATES, values)
+        return tuple(scanned_states(ref, ((text_of(key), value, crc) for key, value, crc in found)))
+
+    def scan_timers(
+        self, ref: IntervalRef, *, start: tuple[str, str], limit: int
+    ) -> tuple[ScannedTimer, ...]:
+        """Timers from a name on."""
+        values = (*_which(ref), start[0].encode(), start[1].encode(), limit)
+        found = self._look(ref, sql.SCAN_TIMERS, values)
+        return tuple(scanned_timers(ref, ((text_of(key), text_of(tag), *rest) for key, tag, *rest in found)))
+
+    def _look(self, ref: IntervalRef, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        self.peek(ref)  # absent is an error, not an empty page
+        return self._read(ref, lambda link: _asking(link)(statement, values).fetchall())
+
+    def _find(self, ref: IntervalRef) -> IntervalRow | None:
+        def read(link: Link) -> IntervalRow | None:
+            found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
+            return None if found is None else _row_of(ref, found)[1]
+
+        return self._read(ref, read, no_tables=lambda: None)
+
+    def _read(
+        self, ref: IntervalRef, read: Callable[[Link], Found], no_tables: Callable[[], Found] | None = None
+    ) -> Found:
+        """Read, and once more on a new connection if the kept one has died meanwhile."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with self._links.take() as link:
+                    if link.identity is not None:
+                        return read(link)
+                break
+            except psycopg.OperationalError as error:
+                self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=False)
+            except psycopg.Error as error:
+                raise self._translated(ref, error, committing=False) from error
+        if no_tables is None:
+            row_changes.check_birth(ref, None)
+        assert no_tables is not None
+        return no_tables()
+
+    def _write(
+        self,
+        ref: IntervalRef,
+        decide: _Decide,
+        *,
+        or_create: tuple[Any, ...] | None = None,
+        is_known_by_its_row: bool = False,
+    ) -> IntervalRow:
+        """One transaction. If its end was not heard, the row tells whether it was written, or it is repeated:
+        every write may be, since it decides on the row as it then is.
+        """
+        unsure: IntervalRow | None = None
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with self._links.take() as link:
+                    new = self._write_once(ref, link, decide, or_create, unsure)
+                self._point("committed")
+                return new
+            except _Lost as lost:
+                is_open = lost.new is not None
+                if is_known_by_its_row and is_open:
+                    unsure = lost.new
+                self._after_failure(ref, lost.error, is_last=attempt == _ATTEMPTS, committing=is_open)
+            except psycopg.OperationalError as error:  # there was no connection to begin with
+                self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=unsure is not None)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write_once(
+        self,
+        ref: IntervalRef,
+        link: Link,
+        decide: _Decide,
+        or_create: tuple[Any, ...] | None,
+        unsure: IntervalRow | None,
+    ) -> IntervalRow:
+        connection, new = link.connection, None
+        try:
+            if link.identity is None:
+                if or_create is None:
+                    row_changes.check_birth(ref, None)
+                self._links.make_tables(link)
+            is_made, locked = _begin(connection, ref, or_create)
+            self._point("begin")
+            interval, row = _row_of(ref, locked)
+            if unsure is not None and row == unsure:
+                return row  # it was written; the lock that we hold says that nothing is under way any more
+            decided = row if is_made else decide(connection, interval, row)
+            self._point("commit")
+            new = decided
+            if new is row:
+                connection.execute("COMMIT")
+            else:
+                values = (*row_codec.record_of_row(new), interval)
+                psycopg.ClientCursor(connection).execute(f"{sql.WRITE_ROW}; COMMIT", values)
+            return new
+        except psycopg.Error as error:
+            if connection.closed or connection.broken:
+                raise _Lost(error, new) from error
+            raise self._translated(ref, error, committing=new is not None) from error
+
+    def _after_failure(
+        self, ref: IntervalRef, error: psycopg.Error, *, is_last: bool, committing: bool
+    ) -> None:
+        self._links.close_idle()
+        if is_last:
+            raise self._translated(ref, error, committing=committing) from error
+
+    def _translated(self, ref: IntervalRef, error: psycopg.Error, *, committing: bool) -> Exception:
+        text = f"interval {row_changes.name_of(ref)}: {str(error).strip()}"
+        found = translate_postgres(error, text, committing=committing)
+        if isinstance(found, StoreUnavailable):
+            found.fix = "look at the server; the step is repeated by itself, and nothing is done twice"
+        return found
+
+    def _point(self, name: str) -> None:
+        if self._fault is not None:
+            self._fault(name)
+
+
+def _which(ref: IntervalRef) -> tuple[str, int, str]:
+    return ref.job_birth, ref.partition, ref.birth
+
+
+def _begin(
+    connection: psycopg.Connection[Any], ref: IntervalRef, new: tuple[Any, ...] | None
+) -> tuple[bool, tuple[Any, ...] | None]:
+    """Begin with the interval's row locked: whether it was made now, and what it says.
+
+    One text and not a pipeline, after which the server would not count a paused worker as idle.
+    """
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    cursor = psycopg.ClientCursor(connection)
+    if new is None:
+        cursor.execute(f"{begin}; {sql.LOCK_ROW}", _which(ref))
+    else:
+        cursor.execute(f"{begin}; {sql.NEW_ROW}; {sql.LOCK_ROW}", (*new, *_which(ref)))
+        cursor.nextset()
+    is_made = new is not None and cursor.fetchone() is not None
+    cursor.nextset()
+    return is_made, cursor.fetchone()
+
+
+def _asking(link: Link) -> Callable[[str, tuple[Any, ...]], _Cursor]:
+    """Executes in a cursor of its own, so that many answers can be under way; bytes come as bytes."""
+
+    def ask(statement: str, values: tuple[Any, ...]) -> _Cursor:
+        return link.connection.cursor(binary=True).execute(statement, values)
+
+    return ask
+
+
+def _row_of(ref: IntervalRef, found: tuple[Any, ...] | None) -> tuple[int, IntervalRow]:
+    row_changes.check_birth(ref, None if found is None else found[1])
+    assert found is not None
+    interval, *record = found
+    return interval, row_codec.row_of(ref, tuple(record))
+
+
+def _timer_of(ref: IntervalRef, record: tuple[Any, ...]) -> TimerRow:
+    key, tag, *others = record
+    return row_codec.timer_of(ref, (text_of(key), text_of(tag), *others))
