@@ -68,8 +68,8 @@ class OperatorWorld:
             self._append(event)
         return self
 
-    def live(self, cuts: Sequence[int]) -> None:
-        """One life of a driver: own the interval, read all inputs in steps of these sizes, then once more."""
+    def open(self) -> StatefulStep:
+        """Own the interval."""
         outputs = [
             OutputSpec(
                 stream="out",
@@ -88,14 +88,18 @@ class OperatorWorld:
             log=self.log,
             outputs=outputs,
         )
-        step = StatefulStep(
+        return StatefulStep(
             ref=REF, token=row.token, rows=self.rows, log=self.log, outputs=outputs, computation=self.logic()
         )
+
+    def live(self, cuts: Sequence[int]) -> None:
+        """One life of a driver: own the interval, read all inputs in steps of these sizes, then once more."""
+        step = self.open()
         ends = [self.log.end_offsets(f"in{n}")[0] for n in range(len(self.inputs))]
         for turn in range(10_000):
             stands = [self.rows.peek(REF).offsets[self._birth(f"in{n}")] for n in range(len(self.inputs))]
             size = cuts[turn % len(cuts)]
-            self._run(step, stands, [min(end, at + size) for at, end in zip(stands, ends, strict=True)])
+            self.step(step, stands, [min(end, at + size) for at, end in zip(stands, ends, strict=True)])
             if stands == ends:
                 break
 
@@ -141,7 +145,8 @@ class OperatorWorld:
         with suppress(Crash):
             self.faulty(Points(at, crash)).live(cuts)
 
-    def _run(self, step: StatefulStep, starts: Sequence[int], ends: Sequence[int]) -> None:
+    def step(self, step: StatefulStep, starts: Sequence[int], ends: Sequence[int]) -> None:
+        """One step over these ranges of the inputs."""
         self.clock_ms += 1000
         ranges = tuple(
             InputRange(category=f"in{n}", birth=self._birth(f"in{n}"), start=starts[n], end=ends[n], number=n)

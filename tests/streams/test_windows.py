@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.sqlite_rows import SqliteRows
 from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 from tests.streams.window_reference import on_time_results, results_with_firing, session_results
@@ -192,3 +194,63 @@ def test_sessions_are_those_of_plain_python(events: list[Event], cuts: list[int]
     assert isinstance(world.rows, MemoryRows)
     (interval,) = world.rows._intervals.values()
     assert not interval.states and not interval.timers
+
+
+def test_a_window_of_many_steps_has_few_rows_and_the_right_result():
+    """Blocks are merged as they become many: 300 steps add to one window, and never are there 30 rows of it."""
+    events: list[Event] = [Rec(key=f"k{n % 5}", ts=n, values=(n,)) for n in range(300)]
+    world = a_world([*events, Low(low=LOW_MAX)], tumbling(1000))
+    most = 0
+    step = world.open()
+    for at in range(300):
+        world.step(step, [at], [at + 1])
+        assert isinstance(world.rows, MemoryRows)
+        (interval,) = world.rows._intervals.values()
+        most = max(most, len(interval.states))
+    assert 8 < most < 30
+    world.live([1])
+    expected = on_time_results([*events, Low(low=LOW_MAX)], size=1000, slide=1000, functions=FUNCTIONS)
+    assert rows_of(world) == by_partition(expected)
+
+
+def test_windows_are_the_same_on_sqlite_rows(tmp_path: Path):
+    events = [*(Rec(key=f"k{n % 7}", ts=n * 3 % 500, values=(n,)) for n in range(200)), Low(low=LOW_MAX)]
+    world = a_world(events, sliding(50, every=10))
+    world.live([1000])
+    plan = window_plan(sliding(50, every=10))
+    other = OperatorWorld(
+        logic=lambda: operator_of(plan, window_columns()),
+        inputs=((("x", "bigint"),),),
+        out=window_columns(),
+        rows=SqliteRows(tmp_path),
+    ).build(events)
+    other.live_and_die([17], 21)
+    other.live([17])
+    assert other.result() == world.result()
+
+
+def test_approximate_values_do_not_depend_on_cuts_and_are_near():
+    plan = window_plan(tumbling(1000))
+    plan["columns"] = [
+        {
+            "name": "d",
+            "function": "approx_count_distinct",
+            "column": "x",
+            "parameter": None,
+            "type": "bigint",
+        },
+        {"name": "q", "function": "approx_percentile", "column": "x", "parameter": 0.9, "type": "bigint"},
+    ]
+    out = (*window_columns()[:3], ("d", "bigint"), ("q", "bigint"))
+    events = [*(Rec(key="k", ts=n, values=(n * 7 % 613,)) for n in range(900)), Low(low=LOW_MAX)]
+    found = []
+    for cuts in ([1000], [7], [1, 50]):
+        world = OperatorWorld(
+            logic=lambda: operator_of(plan, out), inputs=((("x", "bigint"),),), out=out
+        ).build(events)
+        world.live(cuts)
+        found.append(world.out_rows())
+    assert found[0] == found[1] == found[2]
+    (row,) = found[0]
+    values = sorted(n * 7 % 613 for n in range(900))
+    assert row["d"] == pytest.approx(613, rel=0.05) and row["q"] == pytest.approx(values[809], rel=0.011)

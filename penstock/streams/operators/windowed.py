@@ -131,9 +131,10 @@ class WindowedAggregate:
     def _fire(self, blocks: Blocks, low: Millis, low_after: Millis) -> tuple[pa.Table | None, int]:
         due: dict[int, list[int]] = {}  # end of a window -> its cells
         for cell in blocks.cells(0):
-            for end in range(cell + self._slide, cell + self._size + 1, self._slide):
-                if low < end <= low_after:
-                    due.setdefault(end, []).append(cell)
+            # Ends are multiples of the slide, as cells are: only those that the low passes now.
+            first = max(cell + self._slide, low - low % self._slide + self._slide)
+            for end in range(first, min(cell + self._size, low_after) + 1, self._slide):
+                due.setdefault(end, []).append(cell)
         if not due:
             return None, 0
         cells = {cell for group in due.values() for cell in group}
