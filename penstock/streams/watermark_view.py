@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -53,7 +53,7 @@ class WatermarkView:
         """
         streaming = [job for job in jobs if job.config["kind"] in ("stateless", "stateful")]
         asked = self._asked(streaming, subject)
-        topology = self._topology(streaming)
+        topology = self._topology(*_needed(streaming, asked))
         walked = dict.fromkeys(name for start in asked for name in upstream(topology, start))
         shown = [topology.categories[name] for name in walked]
         places = {producer.place for found in shown for producer in found.producers}
@@ -98,8 +98,9 @@ class WatermarkView:
             fix="name a category, a job or a pipeline; without a name all are shown",
         )
 
-    def _topology(self, jobs: Sequence[RunningJob]) -> Topology:
-        categories = {found.spec.name: found for found in self._log.categories()}
+    def _topology(self, jobs: Sequence[RunningJob], names: Collection[str]) -> Topology:
+        categories = {found.spec.name: found for found in self._log.categories() if found.spec.name in names}
+        ends = {name: self._log.end_offsets(name) for name in categories}
         intervals: dict[Place, IntervalLow] = {}
         producers: dict[str, Place] = {}
         reached: dict[str, dict[int, Millis]] = {}
@@ -110,7 +111,7 @@ class WatermarkView:
                 with suppress(
                     IntervalMissing, Fenced
                 ):  # its plan is just making it, or somebody takes it over
-                    found = self._interval(job, sources, partition)
+                    found = self._interval(job, sources, ends, partition)
                     intervals[job.name, partition] = found
                     for source in found.inputs:
                         known = reached.setdefault(source.category, {})
@@ -121,7 +122,13 @@ class WatermarkView:
         }
         return Topology(categories=lows, intervals=intervals)
 
-    def _interval(self, job: RunningJob, sources: Sequence[Category], partition: int) -> IntervalLow:
+    def _interval(
+        self,
+        job: RunningJob,
+        sources: Sequence[Category],
+        ends: Mapping[str, Sequence[int]],
+        partition: int,
+    ) -> IntervalLow:
         config = job.config
         birth = interval_birth(job.birth, config["kind"], config["lineage"], partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
@@ -135,7 +142,7 @@ class WatermarkView:
             input_low=row.input_low,
             output_low=row.output_low,
             inputs=tuple(
-                self._input(row, source, partition)
+                self._input(row, source, partition, ends[source.spec.name][partition])
                 for source in sources
                 if partition < source.spec.partitions and source.birth in row.offsets
             ),
@@ -143,7 +150,7 @@ class WatermarkView:
             trouble=job.trouble.get(partition, ""),
         )
 
-    def _input(self, row: IntervalRow, source: Category, partition: int) -> InputLow:
+    def _input(self, row: IntervalRow, source: Category, partition: int, end: int) -> InputLow:
         spec, position = source.spec, row.offsets[source.birth]
         marks = self._log.marks(spec.name, partition, above=row.input_low, up_to=position)
         low = row.input_low
@@ -151,8 +158,7 @@ class WatermarkView:
             marks = marks_of_event_time(marks)
             low = max(low, event_time_low(row.event_time_max.get(source.birth, LOW_MIN), spec.lateness_ms))
         low = max([low, *(mark.low for mark in marks)])
-        waiting = max(0, self._log.end_offsets(spec.name)[partition] - position)
-        return InputLow(category=spec.name, low=low, waiting=waiting)
+        return InputLow(category=spec.name, low=low, waiting=max(0, end - position))
 
     def _category(
         self, found: Category, producers: Mapping[str, Place], reached: Mapping[int, Millis]
@@ -175,6 +181,24 @@ class WatermarkView:
             lateness_ms=spec.lateness_ms,
             idle_after_ms=spec.idle_after_ms,
         )
+
+
+def _needed(jobs: Sequence[RunningJob], asked: Sequence[str]) -> tuple[list[RunningJob], frozenset[str]]:
+    """The jobs and categories that the watermarks of these depend on, and who reads these themselves."""
+    names, found = set(asked), dict[str, RunningJob]()
+    waiting = list(asked)
+    while waiting:
+        name = waiting.pop()
+        for job in jobs:
+            inputs = {item["category"] for item in job.config["inputs"]}
+            if name in _written(job.config):
+                found[job.name] = job
+                waiting += inputs - names
+                names |= inputs
+    for job in jobs:
+        if names & {item["category"] for item in job.config["inputs"]}:
+            found.setdefault(job.name, job)
+    return list(found.values()), frozenset(names)
 
 
 def _written(config: Mapping[str, Any]) -> list[str]:

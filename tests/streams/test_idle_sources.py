@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.system_clock import SystemClock
+from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.injector import Injector
 from tests.streams.idle_world import Copier, Source
@@ -111,3 +112,23 @@ def test_a_bounded_source_ends_with_everything(tmp_path: Path):
     for partition in (0, 1):
         job.step(partition, now_ms=T)
     assert [job.low(p) for p in (0, 1)] == [LOW_MAX, LOW_MAX] and source.log.watermark("a") == LOW_MAX
+
+
+@pytest.mark.parametrize("point", ["observe:before", "observe:after"])
+def test_a_crash_around_the_note_leaves_all_of_it_or_nothing_and_is_made_up_for(tmp_path: Path, point: str):
+    def fault(found: str) -> None:
+        if found == point:
+            raise InterruptedError
+
+    source = Source(tmp_path).build()
+    source.publish(0, 10)
+    log, dying = source.log, EmbeddedLog(tmp_path / "bus", fault=fault)
+    log.observe("in", partition=0, low=10, now_ms=T)
+    source.publish(0, 20)
+    with pytest.raises(InterruptedError):
+        dying.observe("in", partition=0, low=20, now_ms=T + 1000)
+    dying.close()
+    marks = log.marks("in", 1, above=LOW_MIN, up_to=0)
+    assert len(marks) == (point == "observe:after") and (log.observed("in")[1].follows == 20) == bool(marks)
+    log.observe("in", partition=0, low=20, now_ms=T + 1300)
+    assert [(mark.low, mark.end) for mark in log.marks("in", 1, above=LOW_MIN, up_to=0)] == [(20, 0)]

@@ -221,6 +221,34 @@ def test_nobody_reads_past_a_mark_that_is_being_made(place: KafkaPlace, log: Kaf
     assert mark.end >= 7
 
 
+def test_nobody_reads_past_the_mark_of_an_idle_partition_that_is_being_made(place: KafkaPlace, log: KafkaLog):
+    """A reader dies between the two halves; the partition speaks again, and its records wait for the mark."""
+    spec = CategorySpec(
+        name="idle", partitions=2, columns=SPEC.columns, watermark="event_time", idle_after_ms=1000
+    )
+    log.create(spec)
+
+    def send(partition: int, seq: int) -> None:
+        log.publish("idle", producer="a", epoch=1, batches={partition: records(seq, seq)}, gapless=False)
+
+    def die(point: str) -> None:
+        if point == "mark:begun":
+            raise InterruptedError
+
+    send(0, 1)
+    log.observe("idle", partition=0, low=100, now_ms=0)
+    send(0, 2)
+    dying = KafkaLog(place, fault=die)
+    with pytest.raises(InterruptedError):
+        dying.observe("idle", partition=0, low=200, now_ms=1000)
+    dying.close()
+    send(1, 1)
+    assert log.end_offsets("idle")[1] == 0 and log.watermark("idle") == LOW_MIN
+    log.advance("idle", now_ms=1001)
+    (mark,) = log.marks("idle", 1, above=LOW_MIN, up_to=2**40)
+    assert (mark.low, mark.idle) == (200, True) and log.end_offsets("idle")[1] >= 1
+
+
 def test_a_writer_that_lost_its_answer_looks_and_repeats_nothing(place: KafkaPlace, log: KafkaLog):
     """The commit went through, its answer did not: the publish is taken up again and finds everything there."""
     lost = []

@@ -1,0 +1,128 @@
+"""The lows of what runs, read from a bus and rows as a plan makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.errors import NotFound
+from penstock.jobs.births import interval_birth
+from penstock.streams.bus.log import LOW_MAX, CategorySpec
+from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.injector import expect_injectors
+from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.row_store import Changes, IntervalRef, OutboxRow, TimerRow
+from penstock.streams.watermark_view import RunningJob, WatermarkView
+
+OUT = {"stream": "out", "category": "out", "partitions": 1, "columns": [["q", "string"]]}
+CONFIG: dict[str, Any] = {
+    "kind": "stateful",
+    "lineage": 0,
+    "partitions": 2,
+    "inputs": [{"category": "in"}],
+    "outputs": [OUT],
+}
+
+
+class World:
+    """in -> j -> out, two intervals; `commit` moves one of them, `tell` reports what it has."""
+
+    def __init__(self, watermark: str = "injector") -> None:
+        self.log, self.rows = MemoryLog(), MemoryRows()
+        self.spec = CategorySpec(name="in", partitions=2, columns=(("q", "string"),), watermark=watermark)
+        self.birth = self.log.create(self.spec).birth
+        StreamDataPlane(self.log, self.rows).prepare("j", "b", CONFIG)
+        self.trouble: dict[int, str] = {}
+
+    def ref(self, partition: int) -> IntervalRef:
+        birth = interval_birth("b", "stateful", 0, partition)
+        return IntervalRef(job="j", job_birth="b", partition=partition, birth=birth)
+
+    def publish(self, partition: int, *seqs: int) -> None:
+        rows = [{"_seq": n, "_ts": n, "_key": "k", "_late": False, "q": "x"} for n in seqs]
+        batch = pa.RecordBatch.from_pylist(rows, schema=self.spec.schema())
+        self.log.publish("in", producer="a", epoch=1, batches={partition: batch}, gapless=False)
+
+    def commit(self, partition: int, **changes: Any) -> None:
+        ref = self.ref(partition)
+        row = self.rows.acquire(ref, generation=1, shard_epoch=1)
+        new = self.rows.commit(ref, token=row.token, version=row.version, changes=Changes(**changes))
+        self.log.report_low(
+            "out", producer=ref.birth, epoch=row.token, low=new.output_low, now_ms=partition * 1000
+        )
+
+    def text(self, subject: str = "out") -> str:
+        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
+        found = WatermarkView(self.log, self.rows).explain([job], subject, now_ms=10_000)
+        (line,) = found["held_back"]
+        return str(line["text"])
+
+
+def test_one_of_several_injectors_that_never_came_is_named_at_the_sink():
+    world = World()
+    expect_injectors(world.log, "in", ["a", "b"])
+    world.log.report_low("in", producer="a", epoch=1, low=500, now_ms=0)
+    assert world.text() == "held back by injector b, because it has not reported yet"
+
+
+@pytest.mark.parametrize("subject", ["", "j", "p", "out"])
+def test_a_job_a_pipeline_and_nothing_lead_to_what_is_written(subject: str):
+    assert World().text(subject) == "held back by category in, because no injector has begun"
+
+
+def test_an_interval_behind_is_named_with_what_it_has_to_read_and_why_it_does_not():
+    world = World()
+    world.log.register_producer("in", "a")
+    world.publish(1, 1, 2, 3)
+    world.log.report_low("in", producer="a", epoch=1, low=500, now_ms=0)
+    world.commit(0, input_low=500)
+    world.trouble = {1: "no container runs its task j/1"}
+    assert world.text() == (
+        "held back by j[1], because it has 3 records of in to read; no container runs its task j/1"
+    )
+
+
+def test_an_unsent_production_and_a_hold_are_told_apart():
+    world = World()
+    world.log.register_producer("in", "a")
+    world.log.report_low("in", producer="a", epoch=1, low=500, now_ms=0)
+    world.commit(0, input_low=500)
+    out_birth = world.log.describe("out").birth
+    unsent = OutboxRow(
+        id=0, category="out", category_birth=out_birth, partition=0, first_seq=1, count=1, ts_min=300, payload=b""
+    )  # fmt: skip
+    world.commit(1, input_low=500, outbox=(unsent,))
+    assert "j[1], because its production of 1970-01-01T00:00:00.300Z is not sent" in world.text()
+    held = World()
+    held.log.register_producer("in", "a")
+    held.log.report_low("in", producer="a", epoch=1, low=500, now_ms=0)
+    held.commit(0, input_low=500)
+    held.commit(1, input_low=500, timers_set=(TimerRow(key="k", tag="t", at_ms=900, hold_ms=200),))
+    assert "j[1], because a timer holds it at 1970-01-01T00:00:00.200Z" in held.text()
+
+
+def test_the_partition_of_an_event_time_source_is_named():
+    world = World("event_time")
+    world.commit(0, input_low=400, event_time_max={world.birth: 400})
+    world.commit(1, input_low=150, event_time_max={world.birth: 150})
+    assert world.text().startswith(
+        "held back by partition 1 of in, because its newest record is from 1970-01-01T00:00:00.150Z"
+    )
+    assert world.text("in").startswith("held back by partition 1 of in")
+
+
+def test_what_has_ended_is_held_by_nobody():
+    world = World()
+    world.log.register_producer("in", "a")
+    world.log.report_low("in", producer="a", epoch=1, low=LOW_MAX, now_ms=0)
+    for partition in (0, 1):
+        world.commit(partition, input_low=LOW_MAX)
+    assert world.text() == "nobody: all has come"
+
+
+def test_a_name_that_nothing_has_is_not_found():
+    with pytest.raises(NotFound, match="nothing that has a watermark"):
+        World().text("nope")
