@@ -38,7 +38,7 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
-from penstock.streams.process_checks import check_streams, outputs_of, snake_case, wants_of
+from penstock.streams.process_checks import check_streams, outputs_of, settings_of, snake_case, wants_of
 from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
@@ -264,7 +264,7 @@ class Stream:
             computation=class_name,
             outputs=outputs,
             late=late,
-            poison=getattr(computation, "poison", "fail"),
+            settings=settings_of(computation),
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),
         )

@@ -267,6 +267,8 @@ def _config(kind: type[Computation], streams: list[str]) -> dict[str, Any]:
         outputs.append({"stream": "dead", "category": DEAD, "partitions": 1, "columns": list(DEAD_COLUMNS)})
     return {
         "poison": kind.poison,
+        "productions": kind.productions,
+        "dedup": kind.dedup,
         "kind": "stateful",
         "lineage": 0,
         "partitions": 1,
