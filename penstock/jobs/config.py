@@ -195,7 +195,7 @@ PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
 OPERATORS = frozenset({"aggregate", "join"})
 # Fields that came later: at their defaults they are left out of the stored form.
-LATER_FIELDS = ("isolation", "poison", "batch_bytes_max")
+LATER_FIELDS = ("isolation", "poison", "batch_bytes_max", "productions", "dedup", "straggler_ms")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -255,6 +255,12 @@ class JobConfig(_Part):
         default="dead_letter",
         description="Records that cannot be read or computed: put aside, or stop the task at the first. "
         "`skip`: also those at which a computation raises.",
+    )
+    # `weak`: sent before they are checkpointed; `off`: sent again after a crash. Both: at least once.
+    productions: Annotated[Literal["strong", "weak"], Sync.RESTART] = "strong"
+    dedup: Annotated[Literal["on", "off"], Sync.RESTART] = "on"
+    straggler_ms: Annotated[int, Sync.RESTART] = Field(
+        default=1000, ge=0, le=600_000, description="Weak productions that take longer are checkpointed."
     )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.streams.graph import Columns, Graph
@@ -115,7 +115,7 @@ class CompiledJob:
     late: str
     outputs: tuple[Output, ...]
     steps: tuple[str, ...]  # of the graph, in order
-    poison: str = ""  # "": as any job
+    settings: Mapping[str, str] = field(default_factory=dict)  # of its config, beside what is above
 
     @property
     def partitions(self) -> int:
@@ -150,7 +150,7 @@ class CompiledJob:
             "inputs": [{"category": source.category, "start": source.start} for source in self.inputs],
             "outputs": [output.to_json() for output in self.outputs],
             "plan": plan,
-            **({"poison": self.poison} if self.poison else {}),
+            **self.settings,
         }
 
 

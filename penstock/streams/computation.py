@@ -52,6 +52,7 @@ __all__ = [
 
 LATE = ("drop", "process")
 POISON = ("fail", "skip")
+PRODUCTIONS, DEDUP = ("strong", "weak"), ("on", "off")
 
 
 class Computation:
@@ -66,6 +67,10 @@ class Computation:
     late: ClassVar[str] = "drop"  # or "process"
     # When process_record raises: stop the task ("fail"), or put the record aside into the job's dead letters.
     poison: ClassVar[str] = "fail"  # or "skip"
+    # "strong": checkpointed, then sent. "weak": sent before the checkpoint, at least once.
+    productions: ClassVar[str] = "strong"
+    # "off": what a task sends again after a crash is not recognised as sent before.
+    dedup: ClassVar[str] = "on"
     state_type: ClassVar[type[msgspec.Struct]]
     state_codec: ClassVar[StateCodec]
 
@@ -223,6 +228,11 @@ def _check_declaration(cls: type[Computation]) -> None:
     complaints: Sequence[tuple[object, str, str]] = (
         (cls.late not in LATE, f"late is {cls.late!r}", f"use one of {list(LATE)}"),
         (cls.poison not in POISON, f"poison is {cls.poison!r}", f"use one of {list(POISON)}"),
+        (
+            cls.productions not in PRODUCTIONS or cls.dedup not in DEDUP,
+            f"productions is {cls.productions!r}, dedup is {cls.dedup!r}",
+            f"use one of {list(PRODUCTIONS)}, and one of {list(DEDUP)}",
+        ),
         (unknown, f"the types of {unknown} are not known", f"use one of {sorted(ARROW_TYPES)}"),
         (reserved, f"columns {reserved} start with an underscore, which belongs to the bus", "rename them"),
     )

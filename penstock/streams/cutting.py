@@ -188,7 +188,7 @@ class Cutter:
                 *(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
                 *put_aside(step, self._job_name(step), self._graph.partitions),
             ),
-            poison="skip" if isinstance(step, Process) and step.poison == "skip" else "",
+            settings=dict(step.settings) if isinstance(step, Process) else {},
             steps=(
                 *(name for road in roads for name in road.crossed),
                 step.name,

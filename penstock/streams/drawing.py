@@ -87,6 +87,7 @@ def _contents(job: CompiledJob) -> Iterator[tuple[str, str]]:
         yield "key", _one_line(job.key)
     if job.computation is not None:
         yield _computation(job.computation, job.late)
+    yield from (("promise", text) for text in guarantees_of(job.settings))
     if not job.stages and not job.branches and job.key is None and job.computation is None:
         yield "copy", "every record as it is"
 
@@ -116,6 +117,19 @@ def _computation(computation: Mapping[str, Any], late: str) -> tuple[str, str]:
         for value in computation["columns"]
     )
     return "window", f"{near}; {values} (per {', '.join(computation['keys'])}; late records: {late})"
+
+
+def guarantees_of(settings: Mapping[str, str]) -> Iterator[str]:
+    """What a job promises where it is not what every job does."""
+    if settings.get("productions") == "weak":
+        yield (
+            "weak productions: at least once; what is sent before a crash and not committed comes again, "
+            "with other values if user code decides otherwise"
+        )
+    if settings.get("dedup") == "off":
+        yield "dedup off: at least once; what is sent again after a crash is not recognised"
+    if settings.get("poison") == "skip":
+        yield "poison skip: records at which the computation raises become dead letters"
 
 
 def _draw_rewrites(rewrites: Sequence[Rewrite]) -> Iterator[str]:

@@ -82,7 +82,7 @@ class Process:
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
     inputs: tuple[str, ...] = ("in",)  # what the computation calls the streams it reads, in their order
-    poison: str = "fail"  # or "skip": a record at which user code raises becomes a dead letter
+    settings: tuple[tuple[str, str], ...] = ()  # of its job, where they are not the defaults
     wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
     state: Columns = ()  # the values it keeps per key, and their types

@@ -7,7 +7,7 @@ off between any two lines, repeated, and run by two workers at once: what is com
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,15 @@ from penstock.core.errors import ConfigError, VersionMoved
 from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.computation import Computation
 from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX
-from penstock.streams.outbox import pack_productions, pack_table, publish_outbox
+from penstock.streams.outbox import (
+    Sending,
+    check_outputs,
+    pack_productions,
+    pack_table,
+    producer_in_life,
+    publish_outbox,
+    publish_weakly,
+)
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore, Snapshot
 from penstock.streams.step import InputRange, OutputSpec, StepReport, check_start, open_interval, report_low
 from penstock.streams.step_logic import KeyedLogic, StepInput, StepLogic, StepResult
@@ -68,7 +76,9 @@ class StatefulStep:
         outputs: Sequence[OutputSpec],
         computation: Computation | StepLogic,
         timers_per_step_max: int = TIMERS_PER_STEP_MAX,
+        sending: Sending | None = None,
     ) -> None:
+        self._sending = sending or Sending()
         self._ref, self._token, self._rows, self._log = ref, token, rows, log
         self._outputs = {output.stream: output for output in outputs}
         self._logic: StepLogic = (
@@ -147,6 +157,17 @@ class StatefulStep:
         )
         counters = {**result.counters, "bad": bad}
         changes = self._changes(result, row, ends, low, counters)
+        if self._sending.weak:
+            check_outputs(self._log, changes.outbox)
+            left = publish_weakly(
+                changes.outbox,
+                log=self._log,
+                birth=self._ref.birth,
+                token=self._token,
+                version=row.version,
+                sending=self._sending,
+            )
+            changes = replace(changes, outbox=tuple(left))
         new = self._rows.commit(self._ref, token=self._token, version=row.version, changes=changes)
         return counters, new, bool(changes.outbox)
 
@@ -211,7 +232,11 @@ class StatefulStep:
         )
         if not snapshot.outbox:
             return snapshot.row, bool(snapshot.timers)
-        sent = publish_outbox(snapshot.outbox, log=self._log, producer=self._ref.birth, token=self._token)
+        dedup, birth = self._sending.dedup, self._ref.birth
+        producer = birth if dedup else producer_in_life(birth, self._token)
+        sent = publish_outbox(
+            snapshot.outbox, log=self._log, producer=producer, token=self._token, gapless=dedup
+        )
         row = self._rows.delivered(self._ref, token=self._token, ids=sent)
         return row, bool(snapshot.timers)
 

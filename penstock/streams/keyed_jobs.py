@@ -21,7 +21,7 @@ DEAD_COLUMNS: Columns = (
 
 def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
     """Where the records go at which user code raises, if they are to be put aside."""
-    if isinstance(step, Process) and step.poison == "skip":
+    if isinstance(step, Process) and ("poison", "skip") in step.settings:
         yield Output(
             stream=dead_stream(0),
             category=f"{job}.dead",

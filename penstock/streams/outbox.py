@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import CorruptData, ProductionRefused
+from penstock.core.errors import CorruptData, ProductionRefused, StoreUnavailable
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, Log
 from penstock.streams.keys import partitions_of
 from penstock.streams.rows.row_store import OutboxRow
 from penstock.streams.step import OutputSpec, check_category
 
 # (timestamp, key, is late, values in the order of the stream's columns)
+WEAK_INDEX_BITS = 24  # of one step and output partition
 Production = tuple[Millis, str, bool, tuple[object, ...]]
 
 
@@ -84,19 +87,83 @@ def _packed(
     return rows
 
 
-def publish_outbox(outbox: Iterable[OutboxRow], *, log: Log, producer: str, token: int) -> list[int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """How a job sends what it produces. `clock` is asked only for weak productions."""
+
+    weak: bool = False
+    dedup: bool = True
+    straggler_ms: Millis = 1000
+    clock: Callable[[], Millis] = lambda: 0
+
+    @staticmethod
+    def of(config: Mapping[str, Any], clock: Callable[[], Millis]) -> Sending:
+        """As the job's config says; without a word strong, and deduplicated."""
+        return Sending(
+            weak=config.get("productions", "strong") == "weak",
+            dedup=config.get("dedup", "on") == "on",
+            straggler_ms=config.get("straggler_ms", 1000),
+            clock=clock,
+        )
+
+
+def producer_in_life(birth: str, token: int) -> str:
+    """As whom an interval sends what nobody compares with what its earlier lives sent."""
+    return f"{birth}~{token}"
+
+
+def publish_weakly(
+    outbox: Sequence[OutboxRow], *, log: Log, birth: str, token: int, version: int, sending: Sending
+) -> list[OutboxRow]:
+    """Send productions before they are checkpointed; returns those that must be checkpointed after all.
+
+    These are stragglers: what was not sent within the delay, what the bus could not take, and what it took
+    for a repeat (a twin of this worker sent others under the same sequences).
+    """
+    began, left = sending.clock(), []
+    for row in outbox:
+        if sending.clock() - began > sending.straggler_ms:
+            left.append(row)
+            continue
+        batch = _batch_of(row)
+        # Steps of one life have different versions, so their sequences never meet.
+        first = (version << WEAK_INDEX_BITS) + 1
+        sequences = pa.array(np.arange(first, first + row.count, dtype=np.int64))
+        batch = batch.set_column(batch.schema.get_field_index("_seq"), batch.schema.field("_seq"), sequences)
+        try:
+            done = log.publish(
+                row.category,
+                producer=f"{producer_in_life(birth, token)}~weak",  # what is checkpointed counts otherwise
+                epoch=token,
+                batches={row.partition: batch},
+                gapless=False,
+            )
+        except StoreUnavailable:
+            left.append(row)
+            continue
+        if done.trimmed.get(row.partition):
+            left.append(row)
+    return left
+
+
+def publish_outbox(
+    outbox: Iterable[OutboxRow], *, log: Log, producer: str, token: int, gapless: bool = True
+) -> list[int]:
     """Send the rows in order, one publish in flight, and return their ids. The bus trims what it has."""
-    sent: list[int] = []
-    checked = set()
-    for group in _groups(outbox):
-        category, birth = group[0].category, group[0].category_birth
-        if (category, birth) not in checked:
-            check_category(log, category, birth)
-            checked.add((category, birth))
+    rows, sent = list(outbox), []
+    check_outputs(log, rows)
+    for group in _groups(rows):
+        category = group[0].category
         batches = {row.partition: _batch_of(row) for row in group}
-        log.publish(category, producer=producer, epoch=token, batches=batches, gapless=True)
+        log.publish(category, producer=producer, epoch=token, batches=batches, gapless=gapless)
         sent += [row.id for row in group]
     return sent
+
+
+def check_outputs(log: Log, outbox: Iterable[OutboxRow]) -> None:
+    """The categories of these rows are those that were planned."""
+    for category, birth in {(row.category, row.category_birth): None for row in outbox}:
+        check_category(log, category, birth)
 
 
 def _groups(outbox: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:

@@ -38,7 +38,14 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
-from penstock.streams.process_checks import check_streams, outputs_of, snake_case, state_of, wants_of
+from penstock.streams.process_checks import (
+    check_streams,
+    outputs_of,
+    settings_of,
+    snake_case,
+    state_of,
+    wants_of,
+)
 from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
@@ -265,7 +272,7 @@ class Stream:
             outputs=outputs,
             late=late,
             vectorised=hasattr(computation, "process_batch"),
-            poison=getattr(computation, "poison", "fail"),
+            settings=settings_of(computation),
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),
             state=state_of(computation),

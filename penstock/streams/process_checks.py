@@ -125,3 +125,10 @@ def check_process_inputs(step: Process, given: Sequence[Columns]) -> None:
                     why="all inputs of a computation travel in one table, so a name has one type",
                     fix=f'rename it before the key_by: .select("{column} AS {name}_{column}", …)',
                 )
+
+
+def settings_of(computation: Any) -> tuple[tuple[str, str], ...]:
+    """What a computation asks of its job, where that is not what every job does."""
+    defaults = {"poison": "fail", "productions": "strong", "dedup": "on"}
+    asked = ((name, str(getattr(computation, name, usual))) for name, usual in defaults.items())
+    return tuple((name, value) for name, value in asked if value != defaults[name])

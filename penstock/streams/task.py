@@ -82,6 +82,7 @@ class TaskDescriptor:
     batch_bytes_max: int = BATCH_BYTES_MAX
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
     poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
+    sending: Mapping[str, Any] = field(default_factory=dict)  # the job's words on productions and dedup
     # partition -> {input category birth: {offset: why}}: records at which Spark's own expressions failed.
     poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
@@ -137,6 +138,15 @@ def _told(source: Input) -> dict[str, Any]:
     """Fields that were added later are told if they say something: promises made before stay the same."""
     later = ("idle_after_ms", "ahead_max_ms")
     return {name: value for name, value in asdict(source).items() if value or name not in later}
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task takes over from its job's config as it is."""
+    words = ("productions", "dedup", "straggler_ms")
+    return {
+        "poison": config.get("poison", "dead_letter"),
+        "sending": {name: config[name] for name in words if name in config},
+    }
 
 
 def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:

@@ -21,12 +21,13 @@ from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.computation import Computation
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.interval import StatefulStep
+from penstock.streams.outbox import Sending
 from penstock.streams.reading import read_ranges
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
-from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of, settings_of
 from penstock.streams.task_logic import keyed_logic
 
 ROUNDS_MAX = 10_000
@@ -137,7 +138,7 @@ class Trial:
             package_hash="",
             package_folder="",
             package_entry="",
-            poison=job.config.get("poison", "dead_letter"),
+            **settings_of(job.config),
         )
         self.jobs[job.name] = job
 
@@ -222,6 +223,7 @@ class Trial:
                 log=self._bus,
                 outputs=task.outputs,
                 computation=keyed_logic(task, job.computation(), interval.ref.partition),
+                sending=Sending.of(task.sending, lambda: self.now_ms),
             )
             step.run(ranges, made, now_ms=self.now_ms)
             return

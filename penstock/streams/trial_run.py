@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +46,22 @@ class Scripted(ABC):
 
     def __init__(self) -> None:
         self.trial, self.schedule = Trial(), Schedule()
+        self._holds = False
         self._sequences: dict[str, dict[int, int]] = {}
 
     def prepare(self, schedule: Schedule, faults: Faults) -> None:
         """How the script is to be run. Requires: nothing was done yet."""
         self.schedule, self.trial.faults, self.trial.rows_max = schedule, faults, schedule.rows_max
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All calls inside are one batch: nothing runs until the end, unless something is asked for."""
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+        self._called("batch()")
 
     def advance_clock(self, now_ms: Millis) -> None:
         """Let it be this late by the clock. All that came before was done before."""
@@ -94,7 +106,7 @@ class Scripted(ABC):
     def _called(self, what: str, *, settles: bool = False) -> None:
         number, planned = len(self.schedule.calls), self.schedule.settles
         self.schedule.calls.append(what)
-        if settles or planned is None or number in planned:
+        if settles or (not self._holds and (planned is None or number in planned)):
             self.trial.settle()
 
     @abstractmethod
@@ -267,6 +279,8 @@ def _config(kind: type[Computation], streams: list[str]) -> dict[str, Any]:
         outputs.append({"stream": "dead", "category": DEAD, "partitions": 1, "columns": list(DEAD_COLUMNS)})
     return {
         "poison": kind.poison,
+        "productions": kind.productions,
+        "dedup": kind.dedup,
         "kind": "stateful",
         "lineage": 0,
         "partitions": 1,

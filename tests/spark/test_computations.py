@@ -122,3 +122,11 @@ def test_two_inputs_with_keys_and_columns_of_their_own_meet_in_one_task(spark: A
     found = {(row["user"], row["second"]): (row["clicks"], row["spent"]) for row in stage.records("per_user")}
     assert found == expected
     assert len(stage.records("per_user")) == len(expected)
+
+    from penstock.streams.engine.backfill import read_category
+    from tests.spark.test_backfill import frames
+
+    inputs = {name: read_category(spark, bus, stage.log.describe(name)) for name in made}
+    rows = frames(stage, inputs)["per_user"].collect()
+    assert {(row["user"], row["second"]): (row["clicks"], row["spent"]) for row in rows} == expected
+    assert len(rows) == len(expected), "a batch gives the same"

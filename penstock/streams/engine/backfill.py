@@ -178,12 +178,10 @@ def _computed(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any]
         rows.where(f"_kind = {DATA}")
         .withColumn("_key", F.coalesce("_key", F.lit("")))
         .repartition(partitions, "_key")
-        .sortWithinPartitions("_key", "_ts", "_offset")
+        .sortWithinPartitions("_key", "_ts", "_input", "_offset")
     )
     columns = [(name, kind) for name, kind in output["columns"]]
-    function = _computation_runner(
-        code, job["plan"]["computation"]["class"], output["stream"], job["name"], columns
-    )
+    function = _computation_runner(code, job["plan"]["computation"], output["stream"], job["name"], columns)
     return sorted_rows.mapInArrow(function, schema_ddl(columns))
 
 
@@ -323,8 +321,9 @@ def _bus_batch(columns: Mapping[str, pa.Array], category: Category, length: int)
 
 
 def _computation_runner(
-    code: Code, name: str, stream: str, job: str, columns: Sequence[tuple[str, str]]
+    code: Code, plan: Mapping[str, Any], stream: str, job: str, columns: Sequence[tuple[str, str]]
 ) -> _BATCHES:
+    name, inputs = plan["class"], plan.get("inputs", ())
     target = Input(
         category="",
         birth="",
@@ -339,7 +338,7 @@ def _computation_runner(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         computation: Computation = getattr(load_entry(code.folder, code.entry, code.hash), name)()
         made: list[Production] = []
-        for _, rows in itertools.groupby(_records(batches), key=lambda pair: pair[0].key):
+        for _, rows in itertools.groupby(_records(batches, inputs), key=lambda pair: pair[0].key):
             pairs = list(rows)
             work = KeyedWork(computation, job=job, low=LOW_MIN)
             records = [record for record, _ in pairs]
@@ -354,17 +353,33 @@ def _computation_runner(
     return run
 
 
-def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Record, int]]:
+def _records(
+    batches: Iterator[pa.RecordBatch], inputs: Sequence[tuple[str, Sequence[str]]]
+) -> Iterator[tuple[Record, int]]:
+    """The records of a partition; of several `inputs` (name, columns) each with its own columns."""
     system = {name for name, _ in SYSTEM_COLUMNS}
     for batch in batches:
         names = [name for name in batch.schema.names if name not in system]
         make = record_type(tuple(names))
+        if inputs:
+            yield from _of_inputs(batch, inputs)
+            continue
         own = [batch.column(name).to_pylist() for name in names]
         # A null key is the empty one, as in the stream.
         keys, stamps = batch.column("_key").fill_null("").to_pylist(), batch.column("_ts").to_pylist()
         late, offsets = batch.column("_late").to_pylist(), batch.column("_offset").to_pylist()
         for index, values in enumerate(zip(*own, strict=True) if own else [()] * batch.num_rows):
             yield make(keys[index], stamps[index], bool(late[index]), tuple(values)), offsets[index]
+
+
+def _of_inputs(
+    batch: pa.RecordBatch, inputs: Sequence[tuple[str, Sequence[str]]]
+) -> Iterator[tuple[Record, int]]:
+    kinds = [record_type(tuple(columns), name) for name, columns in inputs]
+    for row in batch.to_pylist():
+        number = row["_input"]
+        values = tuple(row[column] for column in inputs[number][1])
+        yield kinds[number](row["_key"] or "", row["_ts"], bool(row["_late"]), values), row["_offset"]
 
 
 def _cuts(records: Sequence[Record]) -> list[Cut]:

@@ -37,6 +37,7 @@ from penstock.streams.task import (
     input_from,
     input_of,
     output_from,
+    settings_of,
 )
 
 log = structlog.get_logger(__name__)
@@ -179,7 +180,7 @@ class SparkTasks:
             arguments=config.get("arguments", {}),
             batch_rows_max=config["batch_rows_max"],
             batch_bytes_max=config.get("batch_bytes_max", BATCH_BYTES_MAX),
-            poison=config.get("poison", "dead_letter"),
+            **settings_of(config),
         )
         return descriptor, tuple(found)
 

@@ -16,6 +16,7 @@ from penstock.core.errors import CorruptData
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
 from penstock.streams.operators.build import operator_of
+from penstock.streams.outbox import Sending
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
@@ -129,6 +130,7 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
         log=open_log(task.bus),
         outputs=task.outputs,
         computation=_logic(task, interval.ref.partition),
+        sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
     )
 
 
