@@ -31,6 +31,12 @@ def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
         )
 
 
+def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
+    keyed, _ = schemas.graph.key_of(edge)
+    assert keyed is not None, "checked before: it has a key"
+    return [part.text.strip("`") for part in schemas.key_parts[keyed.name]]
+
+
 def computation_json(
     step: Stateful, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
 ) -> dict[str, Any]:
@@ -41,8 +47,8 @@ def computation_json(
             "class": step.computation,
             **({"vectorised": True} if step.vectorised else {}),
         }
-        columns = [list(key_columns(schemas, edge)) for edge in graph.inputs_of(step.name)]
-        found["keys"] = columns[0] if len(columns) == 1 else [", ".join(one) for one in columns]
+        keys = [_key_texts(schemas, edge) for edge in graph.inputs_of(step.name)]
+        found["keys"] = keys[0] if len(keys) == 1 else [", ".join(one) for one in keys]
         found["state"] = dict(step.state)
         if len(step.inputs) > 1:
             edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)

@@ -95,7 +95,11 @@ def test_the_example_compiles_to_exactly_these_jobs():
             "plan": {
                 "stages": [],
                 "key": None,
-                "computation": {"class": "CountPerSecond"},
+                "computation": {
+                    "class": "CountPerSecond",
+                    "keys": ["query"],
+                    "state": {"counts": "dict[int, int]"},
+                },
                 "late": "drop",
                 "reads": [["query"]],
             },
