@@ -165,6 +165,7 @@ class Stock:
         from pyspark.sql import SparkSession
 
         self.folder, self.count = folder, count
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # else the first python3 of the path
         rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         self.spark = (
             SparkSession.builder.master("local[2]")
