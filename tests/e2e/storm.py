@@ -1,0 +1,266 @@
+"""A storm on real Spark: records without pause, a fault every few seconds, and in the end every count compared.
+
+`python -m tests.e2e.storm --minutes 10 --seed 1`: kill -9 of Python workers, of the JVM, of an engine, of a
+whole container; a container frozen beyond its lease and woken; rescaling 1 → 4 → 2 → 6; releases; a restart of
+the database. A quarter of the faults do not wait until the one before is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from penstock.core.errors import PenstockError
+from penstock.streams.injector import Injector
+from tests.e2e.platform import COUNT, ZEITGEIST, Platform, pause
+from tests.kin import kin_of
+from tests.postgres import PostgresServer, postgres_server
+
+CONTAINERS = 3
+PARTITIONS = 6
+RECORDS_PER_SECOND = 400
+FROZEN_S = 14  # the lease is over after 8 s, fail-over comes after 12 s
+RECOVERY_S_MAX = 120
+OUTPUT = "query_counts"
+COLUMNS = ("--columns", "query:string,lang:string,ts:bigint", "--ts", "ts", "--watermark", "injector")
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A fault as it was dealt, and how long it took until results came again; None: nobody waited."""
+
+    at_s: float
+    what: str
+    recovered_s: float | None
+
+
+@dataclass
+class Storm:
+    """One storm over one platform."""
+
+    platform: Platform
+    server: PostgresServer
+    seed: int
+    folder: Path
+    blows: list[Blow] = field(default_factory=list)
+    lows: list[int] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _errors: list[BaseException] = field(default_factory=list)
+
+    def run(self, *, seconds: float, faults_min: int, say: Callable[[str], None] = print) -> None:
+        """Deal faults for so long, and at least so many; then end the stream and compare everything."""
+        rng, began = random.Random(self.seed), time.monotonic()
+        self._prepare()
+        self._rescales = cycle((4, 2, 6, 1))
+        faults = [
+            self._kill_worker,
+            self._kill_jvm,
+            self._kill_engine,
+            self._kill_container,
+            self._freeze_container,
+            self._rescale,
+            self._release,
+            self._restart_database,
+        ]
+        helpers = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._load, self._watch)]
+        for helper in helpers:
+            helper.start()
+        try:
+            hand: list[Callable[[random.Random], str]] = []
+            while time.monotonic() - began < seconds or len(self.blows) < faults_min:
+                hand = hand or rng.sample(faults, len(faults))
+                self._deal(hand.pop(), rng, began, say)
+                assert not self._errors, self._errors
+        finally:
+            self._over.set()
+            for helper in helpers:
+                helper.join()
+        assert not self._errors, self._errors
+        self._injector.close(now_ms=10**15)
+        self.platform.assert_exact()
+        self._assert_in_order()
+        assert self.lows == sorted(self.lows), "the watermark went back"
+
+    def _prepare(self) -> None:
+        created = self.platform.cli(
+            "category", "queries", "--create", "--partitions", str(PARTITIONS), *COLUMNS
+        )
+        assert created.returncode == 0, created.stderr
+        self._releases = 0
+        self._release(random.Random(0))
+        self._injector = Injector(self.platform.log, "queries", "storm", epoch=1)
+        self.platform.inject(self._injector, seconds=range(1, 3), per_second=RECORDS_PER_SECOND)
+        self.platform.wait("first counts", lambda: sum(self.platform.log.end_offsets(OUTPUT)) > 0)
+
+    def _deal(
+        self,
+        fault: Callable[[random.Random], str],
+        rng: random.Random,
+        began: float,
+        say: Callable[[str], None],
+    ) -> None:
+        at_s, low = time.monotonic() - began, self.platform.log.watermark(OUTPUT)
+        try:
+            what = fault(rng)
+        except (PenstockError, StopIteration, IndexError, psutil.NoSuchProcess, ProcessLookupError) as error:
+            say(f"{at_s:6.1f} s  {fault.__name__[1:]}: nobody there to hit ({error})")
+            time.sleep(1)
+            return
+        recovered = None
+        if rng.random() < 0.75:
+            # Results of what was injected after the fault.
+            goal = max(low, self._injected_low()) + 1000
+            is_past = lambda: self.platform.log.watermark(OUTPUT) >= goal  # noqa: E731
+            recovered = self.platform.wait(f"results after: {what}", is_past, seconds=RECOVERY_S_MAX)
+        self.blows.append(Blow(at_s, what, recovered))
+        say(
+            f"{at_s:6.1f} s  {what}"
+            + ("" if recovered is None else f": results again after {recovered:.1f} s")
+        )
+        time.sleep(rng.uniform(0, 2))
+
+    def _injected_low(self) -> int:
+        return self.platform.injected[-1][0] * 1000
+
+    # -- what goes on all the time
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _load(self) -> None:
+        second = 3
+        while not self._over.wait(1):
+            self.platform.inject(
+                self._injector, seconds=range(second, second + 1), per_second=RECORDS_PER_SECOND
+            )
+            second += 1
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            self.lows.append(self.platform.log.watermark(OUTPUT))
+
+    def _assert_in_order(self) -> None:
+        """Seconds of one query were reported in their order: its timers fired so."""
+        last: dict[str, int] = {}
+        for partition, end in enumerate(self.platform.log.end_offsets(OUTPUT)):
+            for batch in self.platform.log.read(OUTPUT, partition, 0, end):
+                for row in batch.to_pylist():
+                    assert row["second"] > last.get(row["query"], -1), row
+                    last[row["query"]] = row["second"]
+
+    # -- faults
+
+    def _somebody(self, rng: random.Random) -> str:
+        return rng.choice(sorted({task["container"] for task in self.platform.running(COUNT)}))
+
+    def _kill_below(self, rng: random.Random, mark: str, what: str) -> str:
+        container = self._somebody(rng)
+        kin = kin_of(self.platform.engine_pid(container))
+        rng.choice(sorted((p for p, command in kin.items() if mark in command), key=lambda p: p.pid)).kill()
+        return f"kill -9 of {what} in {container}"
+
+    def _kill_worker(self, rng: random.Random) -> str:
+        return self._kill_below(rng, "worker_daemon", "a Python worker")
+
+    def _kill_jvm(self, rng: random.Random) -> str:
+        return self._kill_below(rng, "org.apache.spark.deploy.SparkSubmit", "the JVM")
+
+    def _kill_engine(self, rng: random.Random) -> str:
+        container = self._somebody(rng)
+        os.kill(self.platform.engine_pid(container), signal.SIGKILL)
+        return f"kill -9 of the engine of {container}"
+
+    def _kill_container(self, rng: random.Random) -> str:
+        container = self._somebody(rng)
+        os.kill(self.platform.engine_pid(container), signal.SIGKILL)
+        os.kill(self.platform.warden_pid(container), signal.SIGKILL)
+        return f"kill -9 of the whole container {container}"
+
+    def _freeze_container(self, rng: random.Random) -> str:
+        container = self._somebody(rng)
+        wakers = [pause(self.platform.engine_pid(container)), pause(self.platform.warden_pid(container))]
+        time.sleep(FROZEN_S)
+        for wake in wakers:
+            wake()
+        return f"{container} frozen for {FROZEN_S} s, beyond its lease"
+
+    def _rescale(self, rng: random.Random) -> str:
+        tasks = next(self._rescales)
+        said = self.platform.cli("oncall", "set", COUNT, f"task_count={tasks}", "--why", "storm")
+        assert said.returncode == 0, said.stderr
+        return f"rescale to {tasks} tasks"
+
+    def _release(self, rng: random.Random) -> str:
+        self._releases += 1
+        code = (ZEITGEIST / "pipeline.py").read_text() + f"\nRELEASE = {self._releases}\n"
+        path = self.folder / "pipeline.py"
+        path.write_text(code)
+        said = self.platform.cli("submit", str(path), "--version", str(self._releases))
+        assert said.returncode == 0, said.stderr
+        return f"release {self._releases}"
+
+    def _restart_database(self, rng: random.Random) -> str:
+        self.server.restart()
+        return "restart of PostgreSQL"
+
+
+@contextmanager
+def storm(folder: Path, *, seed: int) -> Iterator[Storm]:
+    """A platform on PostgreSQL to storm over; nothing of it is left afterwards."""
+    with postgres_server() as server:
+        environment = {"PENSTOCK_DATABASE": server.new_database()}
+        platform = Platform(folder / "penstock", containers=CONTAINERS, environment=environment)
+        try:
+            platform.start()
+            yield Storm(platform, server, seed, folder)
+        finally:
+            platform.kill()
+
+
+def main() -> int:
+    """Run one, and say how long each recovery took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--faults", type=int, default=20, help="at least so many")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory(prefix="storm-") as folder,
+        storm(Path(folder), seed=options.seed) as found,
+    ):
+        found.run(seconds=options.minutes * 60, faults_min=options.faults, say=console.print)
+        left = found.platform.stop()
+    table = Table(title=f"{len(found.blows)} faults, seed {options.seed}", title_justify="left")
+    for column in ("at", "fault", "results again after"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for blow in found.blows:
+        again = "not waited for" if blow.recovered_s is None else f"{blow.recovered_s:.1f} s"
+        table.add_row(f"{blow.at_s:.0f} s", blow.what, again)
+    console.print(table)
+    console.print(
+        f"{len(found.platform.injected):,} records; every count is there once and in order; the watermark never went back"
+    )
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
