@@ -392,6 +392,8 @@ MUTANTS = (
         bugs=_store(AnyTerm),
         faults=("control zombie", "control zombie in a round"),
         noticed_by=("I6 ", "I1 ", "I3 ", "I19 "),
+        # A look that moves nothing writes nothing: it takes a while until a zombie has something to write.
+        safety_ms=600_000,
     ),
     Mutant(
         name="brake off",

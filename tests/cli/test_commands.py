@@ -196,6 +196,7 @@ def test_there_are_these_commands():
         "container ls",
         "container run",
         "container uncordon",
+        "inject",
         "job apply",
         "job diff",
         "job get",
@@ -231,6 +232,7 @@ def test_there_are_these_commands():
         "token revoke",
         "top",
         "up",
+        "watermark",
     ]
 
 

@@ -101,6 +101,8 @@ def test_the_plan_reads_only_declared_columns_and_says_which_input_is_which() ->
     job = compile_pipeline(visits(), CATALOGUE, PACKAGE).to_json()["jobs"][-1]
     assert job["plan"]["computation"] == {
         "class": "Visits",
+        "keys": ["user", "buyer"],
+        "state": {"pages": "list[str]", "spent": "float"},
         "inputs": [["clicks", ["page"]], ["orders", ["price"]]],
     }
     assert [item["category"].split(".")[1] for item in job["inputs"]] == ["by_user", "by_buyer"]
