@@ -76,7 +76,7 @@ def read_ranges(
         lateness = _Lateness(source, log, partition, row.input_low, before, end)
         names = {name: task.column(number, name) for name, _ in source.columns}
         poison = {int(offset): why for offset, why in poisoned.get(source.birth, {}).items()}
-        for offsets, appended, batch in _scan(log, source, partition, start, end):
+        for offsets, appended, batch in scan_runs(log, source, partition, start, end):
             if batch.num_rows:
                 found = _rows(batch, offsets, appended, schema, source, lateness, number, names)
                 yield _set_aside(found, batch, offsets, schema, poison, number) if poison else found
@@ -86,7 +86,7 @@ def read_ranges(
     yield control_row(schema, END, {"partition": partition, "event_time_max": seen, "read": read})
 
 
-def _scan(
+def scan_runs(
     log: Log, source: Input, partition: int, start: int, end: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, pa.RecordBatch]]:
     """Runs of records; with the times at which they were appended where that matters."""
@@ -289,7 +289,12 @@ class _OnTime:
         return carried
 
 
-def rows_alone(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64], source: Input) -> pa.RecordBatch:
+def rows_alone(
+    batch: pa.RecordBatch,
+    offsets: npt.NDArray[np.int64],
+    source: Input,
+    appended: npt.NDArray[np.int64] | None = None,
+) -> pa.RecordBatch:
     """A batch of the bus as rows, without an interval: no begin, no end, lateness as the records carry it."""
     names = {name: name for name, _ in source.columns}
-    return _rows(batch, offsets, None, schema_of(source.columns), source, _OnTime(), 0, names)
+    return _rows(batch, offsets, appended, schema_of(source.columns), source, _OnTime(), 0, names)

@@ -38,6 +38,7 @@ SALES = {
     "format": "json",
     "watermark": "event_time",
     "ts_column": "ts",
+    "ahead_max_ms": 0,  # any time is fine
 }
 SHOPS_SQL = """
 CREATE PIPELINE shops_sql WITH (partitions = 2);
@@ -123,6 +124,21 @@ def test_stream_and_batch_make_the_same_rows(spark: Any, shops: Stage, tmp_path:
     some = batched(shops, "twice_sales", {"sales": rows}, span=Span(start=300, end=3000))
     assert some == Counter({row: count for row, count in stream.items() if 300 <= row[0] < 3000})
     assert 0 < some.total() < stream.total()
+
+
+def test_stream_and_batch_put_the_same_records_from_the_future_aside(spark: Any, tmp_path: Path):
+    from penstock.streams.engine.backfill import read_category
+
+    pipeline = tmp_path / "shops.py"
+    pipeline.write_text(SHOPS)
+    stage = Stage(spark, tmp_path, pipeline, {**SALES, "ahead_max_ms": 3_600_000})
+    published(stage, sales(100)[8:100])  # one of them is of 2100; those before are too small for the filter
+    stream = streamed(stage, next(iter(stage.configs)), "twice_sales", 91)
+    rows = read_category(spark, stage.bus, stage.log.describe("sales"))
+    assert batched(stage, "twice_sales", {"sales": rows}) == stream and stream.total() == 91
+    for dead in (batched(stage, "sales.dead", {"sales": rows}), stage.records("sales.dead")):
+        (record,) = dead
+        assert YEAR_2100_MS in (record if isinstance(record, tuple) else record.values())
 
 
 @pytest.mark.parametrize("format_", ["json", "avro"])

@@ -30,7 +30,7 @@ from penstock.streams.keyed_work import KeyedWork
 from penstock.streams.outbox import Production
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log
-from penstock.streams.reading import rows_alone, schema_of
+from penstock.streams.reading import rows_alone, scan_runs, schema_of
 from penstock.streams.record_lines import TABLE, LineRules, Lines, parse_lines
 from penstock.streams.step import dead_stream, is_dead
 from penstock.streams.task import BAD, DATA, SYSTEM_COLUMNS, Input, input_of, schema_ddl
@@ -190,9 +190,9 @@ def _range_reader(bus: str, source: Input) -> _BATCHES:
         log = open_log(bus)
         for batch in batches:
             for piece in batch.to_pylist():
-                runs = log.scan(source.category, piece["partition"], piece["start"], piece["stop"])
-                for offsets, found in runs:
-                    yield _placed(rows_alone(found, offsets, source), piece["partition"])
+                runs = scan_runs(log, source, piece["partition"], piece["start"], piece["stop"])
+                for offsets, appended, found in runs:
+                    yield _placed(rows_alone(found, offsets, source, appended), piece["partition"])
 
     return read
 
