@@ -1,0 +1,101 @@
+"""What a policy decides on: declared metrics of one job over a range of minutes, or why there are none. Pure.
+
+A minute nobody reported is NaN: unknown is not zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+MINUTE_MS = 60_000
+
+Points = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """How one number of a task becomes one number of its job and minute."""
+
+    name: str
+    unit: str
+    over_tasks: Literal["sum", "max", "min"]
+    over_time: Literal["mean", "max", "min", "last"]
+
+
+def _metric(
+    name: str,
+    unit: str,
+    over_tasks: Literal["sum", "max", "min"] = "sum",
+    over_time: Literal["mean", "max", "min", "last"] = "mean",
+) -> tuple[str, Metric]:
+    return name, Metric(name=name, unit=unit, over_tasks=over_tasks, over_time=over_time)
+
+
+# What a job's minute is made of. Rates are differences of cumulative counters over the time between them,
+# never averages of sampled rates; `ingest` is what arrived, whether it was read or not: read + growth of lag.
+METRICS: Mapping[str, Metric] = dict(
+    (
+        _metric("ingest_rate", "records/s"),
+        _metric("processed_rate", "records/s"),
+        _metric("output_rate", "records/s"),
+        _metric("busy", "share of a task's time", "max"),
+        _metric("busy_mean", "share of the tasks' time"),
+        _metric("lag_records", "records", "sum", "last"),
+        _metric("lag_bytes", "bytes", "sum", "last"),
+        _metric("lag_s", "s", "max", "last"),
+        _metric("lag_spread", "share: standard deviation over mean of the tasks' lag", "max", "last"),
+        _metric("cpu", "cores"),
+        _metric("memory_mb", "MB", "sum", "max"),
+        _metric("memory_task_mb", "MB", "max", "max"),
+        _metric("disk_mb", "MB", "sum", "max"),
+        _metric("network_mb_s", "MB/s"),
+        _metric("key_count", "keys", "sum", "last"),
+        _metric("state_bytes", "bytes", "sum", "last"),
+        _metric("watermark_lag_s", "s", "max", "last"),
+        _metric("restarts", "starts after a failure", "sum", "max"),
+        _metric("oom", "ends above the memory reserved", "sum", "max"),
+        _metric("exceptions", "failures", "sum", "max"),
+        _metric("task_count", "tasks", "max", "last"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A complete answer: every declared metric, one number per minute, oldest first."""
+
+    job: str
+    first_minute: int  # minutes since the epoch
+    values: Mapping[str, Points]
+
+    @property
+    def minutes(self) -> int:
+        """How many minutes it covers."""
+        return len(next(iter(self.values.values()))) if self.values else 0
+
+    def last(self, metric: str) -> float:
+        """The newest minute's number."""
+        return float(self.values[metric][-1])
+
+    def tail(self, minutes: int) -> Frame:
+        """Its newest minutes."""
+        kept = min(minutes, self.minutes)
+        return Frame(
+            job=self.job,
+            first_minute=self.first_minute + self.minutes - kept,
+            values={name: points[len(points) - kept :] for name, points in self.values.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFrame:
+    """Why a policy gets no numbers (I20), and which metrics are the reason."""
+
+    job: str
+    reason: str
+    metrics: tuple[str, ...] = ()
