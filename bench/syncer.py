@@ -31,7 +31,7 @@ from rich.table import Table
 from penstock.core import json_text
 from penstock.core.bulk_store import insert_rows, is_one_of
 from penstock.core.errors import CorruptData
-from penstock.core.loop import AsideThread, WorkerThreads
+from penstock.core.loop import AsideThreads, WorkerThreads
 from penstock.core.sql_store import COUNTERS, Database, next_value, next_values, take_term
 from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
@@ -138,7 +138,7 @@ class _World:
     ) -> None:
         self._failing, self._hanging, self._over = failing, hanging, threading.Event()
         self.workers: WorkerThreads[Any] = WorkerThreads("bench", CLOCK)
-        self._aside = AsideThread("bench writes")
+        self._aside = AsideThreads("bench aside", threads=2)
         self.syncer = StateSyncer(
             JobStore(database),
             self,

@@ -16,7 +16,7 @@ from penstock.core.installation_store import claim_places
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
-from penstock.core.loop import AsideThread, Loop, WorkerThreads
+from penstock.core.loop import AsideThreads, Loop, WorkerThreads
 from penstock.core.sql_store import Database
 from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import TokenStore
@@ -77,7 +77,7 @@ class ControlPlane:
         self._data_plane = StreamDataPlane(self.log, rows)
         self.watermarks = WatermarkView(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
-        self._aside = AsideThread("state syncer writes")
+        self._aside = AsideThreads("state syncer aside", threads=2)
         self._shard_manager: ShardManager | None = None
         self._syncer: StateSyncer | None = None
         holder = secrets.token_hex(8)

@@ -43,19 +43,59 @@ def update_rows(
         return
     key, *others = columns
     if connection.dialect.name == "postgresql":
-        kinds = {name: table.c[name].type.compile(connection.dialect) for name in columns}
-        texts = {name for name in columns if isinstance(table.c[name].type, sa.String | sa.JSON)}
-        given = ", ".join(f"%b::{'TEXT' if name in texts else kind}[]" for name, kind in kinds.items())
-        changes = ", ".join(f"{name} = given.{name}::{kinds[name]}" for name in others)
-        statement = (
-            f"UPDATE {table.name} SET {changes} FROM unnest({given}) AS given ({', '.join(columns)}) "
-            f"WHERE {table.name}.{key} = given.{key}"
-        )
-        connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
+        connection.exec_driver_sql(*_update_arrays(connection, table, columns, rows))
     else:
         changes = ", ".join(f"{name} = ?" for name in others)
         statement = f"UPDATE {table.name} SET {changes} WHERE {key} = ?"
         connection.exec_driver_sql(statement, [(*row[1:], row[0]) for row in rows])
+
+
+def update_rows_if(
+    connection: sa.Connection,
+    table: sa.Table,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    at: tuple[str, Sequence[int]],
+    unless_in: sa.Table,
+) -> set[str]:
+    """On PostgreSQL: like `update_rows`, of rows that still have this number in this column and whose key is
+    not in another table, looked at in the same statement. Returns the keys of those that it changed."""
+    if not rows:
+        return set()
+    key, (column, numbers) = columns[0], at
+    statement, values = _update_arrays(connection, table, columns, rows, beside=column)
+    guards = (
+        f" AND {table.name}.{column} = given.had"
+        f" AND NOT EXISTS (SELECT 1 FROM {unless_in.name} WHERE {unless_in.name}.{key} = given.{key})"
+        f" RETURNING {table.name}.{key}"
+    )
+    return {name for (name,) in connection.exec_driver_sql(statement + guards, (*values, list(numbers)))}
+
+
+def _update_arrays(
+    connection: sa.Connection,
+    table: sa.Table,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    beside: str | None = None,
+) -> tuple[str, Row]:
+    """The UPDATE from an array per column; with `beside` also one of numbers as in that column, as `had`."""
+    key, *others = columns
+    kinds = {name: table.c[name].type.compile(connection.dialect) for name in columns}
+    texts = {name for name in columns if isinstance(table.c[name].type, sa.String | sa.JSON)}
+    given = [f"%b::{'TEXT' if name in texts else kind}[]" for name, kind in kinds.items()]
+    names = list(columns)
+    if beside is not None:
+        given.append(f"%b::{kinds[beside]}[]")
+        names.append("had")
+    changes = ", ".join(f"{name} = given.{name}::{kinds[name]}" for name in others)
+    statement = (
+        f"UPDATE {table.name} SET {changes} FROM unnest({', '.join(given)}) AS given ({', '.join(names)}) "
+        f"WHERE {table.name}.{key} = given.{key}"
+    )
+    return statement, tuple(map(list, zip(*rows, strict=True)))
 
 
 def is_one_of(

@@ -93,17 +93,17 @@ class Loop:
             self._wake.clear()
 
 
-class AsideThread:
-    """`Aside` in one thread, one thing after another."""
+class AsideThreads:
+    """`Aside` in as many threads as there may be things under way."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    def __init__(self, name: str, *, threads: int = 1) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
 
     def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        return self._thread.submit(work).result
+        return self._threads.submit(work).result
 
     def stop(self) -> None:
-        self._thread.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
 
 @dataclass(slots=True)

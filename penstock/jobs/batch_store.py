@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from penstock.core import json_text
-from penstock.core.bulk_store import ByName, insert_rows, update_rows
+from penstock.core.bulk_store import ByName, insert_rows, update_rows, update_rows_if
 from penstock.core.clock import Millis
 from penstock.core.sql_store import COUNTERS, next_values, upsert
 from penstock.jobs.job_store import JobRecord
@@ -92,13 +92,14 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
     """Commit simple changes. A job whose row moved (a hold moves it too) or that has a plan is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
-        unmoved = leader.unmoved(connection, {item.job: item.version for item in batch})
-        items = [item for item in batch if item.job in unmoved]
-        changes = sum(item.is_change for item in items)
+        changes = sum(item.is_change for item in batch)
         numbers = iter(next_values(connection, TASKS_COUNTER, changes) if changes else ())
-        done = {item.job: next(numbers) if item.is_change else item.version for item in items}
-        rows = [_values_after(item, done[item.job], now_ms) for item in items]
-        update_rows(connection, RUNNING, _SIMPLE_COLUMNS, rows)
+        rows = [
+            _values_after(item, next(numbers) if item.is_change else item.version, now_ms) for item in batch
+        ]
+        written = _update_unmoved(leader, connection, batch, rows)
+        items = [item for item in batch if item.job in written]
+        done = {job: version for job, version, *_ in rows if job in written}
         paths = {found: json_text.dumps(found) for found in {item.paths for item in items}}
         recorded = [
             (
@@ -111,6 +112,23 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
         ]
         leader.record_all(connection, recorded, now_ms, silent="sync.noted")
     return BatchResult(versions=done, took_ms=leader.measure_ms() - began_ms)
+
+
+def _update_unmoved(
+    leader: LeaderStore,
+    connection: sa.Connection,
+    batch: Sequence[SimpleCommit],
+    rows: Sequence[tuple[Any, ...]],
+) -> set[str]:
+    """Write the rows of jobs that have not moved; returns these jobs. Numbers of the others are left out."""
+    if connection.dialect.name == "postgresql":
+        versions = [item.version for item in batch]
+        return update_rows_if(
+            connection, RUNNING, _SIMPLE_COLUMNS, rows, at=("version", versions), unless_in=PLANS
+        )
+    unmoved = leader.unmoved(connection, {item.job: item.version for item in batch})
+    update_rows(connection, RUNNING, _SIMPLE_COLUMNS, [row for row in rows if row[0] in unmoved])
+    return unmoved
 
 
 def open_plans(

@@ -29,7 +29,7 @@ from penstock.jobs.plan_store import PlanStore
 from penstock.jobs.ports import DataPlane, TaskActuator
 from penstock.jobs.quick_look import QuickLook
 from penstock.jobs.sync_plan import ComplexSync, SimpleSync, plan_batch, plan_sync
-from penstock.jobs.sync_store import SyncStore
+from penstock.jobs.sync_store import Bodies, Glance, SyncStore
 
 __all__ = ["StateSyncer", "SyncReport", "SyncerSettings"]
 
@@ -74,8 +74,8 @@ class StateSyncer:
     """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
 
     One per term. `workers` make the calls that may hang, a job's one after another; syncers of all terms may
-    share them. `aside` writes a batch while the next one is decided. `measure_ms` is a clock for durations,
-    `reach` is called at each of `FAILPOINTS`.
+    share them. `aside` writes a batch while the next one is decided, and reads the one after that meanwhile.
+    `measure_ms` is a clock for durations, `reach` is called at each of `FAILPOINTS`.
     """
 
     leader_store: type[LeaderStore] = LeaderStore
@@ -166,14 +166,23 @@ class StateSyncer:
         began_ms, limit_ms = self._measure_ms(), self._settings.round_ms
         # The first few teach the quick look what a release brings.
         start, end = 0, FIRST_JOBS
+        read = self._read_aside(work, names[start:end])
         while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
-            self._look(work, names[start:end])
+            # A row that moves after it was read is left out of its batch, however long ago it was read.
+            glances, read = read(), self._read_aside(work, names[end : end + READ_JOBS])
+            self._look(work, names[start:end], glances)
             start, end = end, end + READ_JOBS
         return max(0, len(names) - start)
 
-    def _look(self, work: _Round, names: Sequence[str]) -> None:
+    def _read_aside(
+        self, work: _Round, names: Sequence[str]
+    ) -> Callable[[], Sequence[tuple[Glance, Bodies]]]:
+        free = [name for name in names if name not in work.occupied]
+        return self._aside.start(partial(self._records.glance, free)) if free else tuple
+
+    def _look(self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]) -> None:
         """Decide for some jobs, and act on it as soon as there is enough for a batch."""
-        closer = self._look_quickly(work, names)
+        closer = self._look_quickly(work, names, glances)
         records = self._records.load(closer) if closer else {}
         for name in closer:
             record = records.get(name)
@@ -188,10 +197,12 @@ class StateSyncer:
                 work.failed.append((name, str(error)))
         self._write(work)
 
-    def _look_quickly(self, work: _Round, names: Sequence[str]) -> list[str]:
+    def _look_quickly(
+        self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]
+    ) -> list[str]:
         """Decide for the many jobs with which there is little to do; returns the others."""
         closer = set(names)
-        for glance, bodies in self._records.glance([name for name in names if name not in work.occupied]):
+        for glance, bodies in glances:
             quick = self._quick.compare(glance.job, bodies, glance.config)
             if quick is None:
                 continue

@@ -71,6 +71,9 @@ _OCCUPIED = sa.union_all(*(sa.select(table.c.job) for table in (PLANS, QUARANTIN
 _OCCUPIED = _OCCUPIED.execution_options(**MADE_ONCE)
 
 
+Bodies = list[tuple[int, str]]  # of a job's layers: precedence, JSON text
+
+
 class Glance(NamedTuple):
     """A job that exists and has a running row without a hold, its JSON as it is stored."""
 
@@ -93,11 +96,11 @@ class SyncStore:
         with self._database.reading() as connection:
             return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
-    def glance(self, names: Sequence[str]) -> list[tuple[Glance, list[tuple[int, str]]]]:
+    def glance(self, names: Sequence[str]) -> list[tuple[Glance, Bodies]]:
         """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
         with self._database.reading() as connection:
             rows = _GLANCES.rows(connection, names)
-        found: dict[str, tuple[Glance, list[tuple[int, str]]]] = {}
+        found: dict[str, tuple[Glance, Bodies]] = {}
         for job, *facts, precedence, body in rows:
             if job not in found:
                 found[job] = (Glance(job, *facts), [])

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import ByName, insert_rows, is_one_of, update_rows
+from penstock.core.bulk_store import ByName, insert_rows, is_one_of, update_rows, update_rows_if
 from penstock.core.errors import StoreUnavailable
 from penstock.core.sql_store import COUNTERS, Database
-from penstock.jobs.running_store import RUNNING
+from penstock.jobs.running_store import PLANS, RUNNING
 
 ODD = ["tab\tline\nback\\slash", "quote'\"", "\\N", "é\U0001f600", "%s $1 ?", ""]
 COLUMNS = tuple(column.name for column in RUNNING.columns)
@@ -81,3 +81,27 @@ def test_a_refused_row_refuses_all_of_them_and_says_so(database: Database) -> No
     with pytest.raises(StoreUnavailable), database.transaction() as connection:
         insert_rows(connection, COUNTERS, ("name", "value"), [("b", 1), ("a", 2)])
     assert counters(database) == {"a": 1}
+
+
+def test_rows_that_moved_or_are_in_another_table_are_left_as_they_are(database: Database) -> None:
+    if not database.is_shared:
+        pytest.skip("only PostgreSQL looks and writes in one statement")
+    plan = {name: 0 for name in ("id", "generation", "expected_version", "running_version", "attempts")}
+    plan |= {name: "" for name in ("job", "birth", "step", "error", "reason")}
+    plan |= {"mapping": [], "abandoned": [], "started_ms": 0, "updated_ms": 0}
+    with database.transaction() as connection:
+        insert_rows(connection, RUNNING, COLUMNS, [running(name, 1) for name in ("same", "planned", *ODD)])
+        insert_rows(connection, RUNNING, COLUMNS, [running("moved", 2)])
+        connection.execute(sa.insert(PLANS), plan | {"job": "planned"})
+    columns, names = ("job", "version"), ["same", "moved", "planned", "nobody", *ODD]
+    with database.transaction() as connection:
+        rows = [(name, 9) for name in names]
+        had = [1] * len(names)
+        assert update_rows_if(connection, RUNNING, columns, rows, at=("version", had), unless_in=PLANS) == {
+            "same",
+            *ODD,
+        }
+        assert update_rows_if(connection, RUNNING, columns, [], at=("version", []), unless_in=PLANS) == set()
+    with database.reading() as connection:
+        found = dict(connection.execute(sa.select(RUNNING.c.job, RUNNING.c.version)).all())
+    assert found == dict.fromkeys(["same", *ODD], 9) | {"moved": 2, "planned": 1}
