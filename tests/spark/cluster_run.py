@@ -12,10 +12,11 @@ from penstock.streams.testing import Stage, wait_for
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
 
 
-def run(folder: Path, master: str, count: int) -> dict[str, Any]:
-    """Publish, run until all is counted; says where the work was done."""
+def run(folder: Path, master: str, count: int, bus: str) -> dict[str, Any]:
+    """Publish, run until all is counted; says where the work was done. `bus`: empty, or where Kafka is."""
     spark = build_session("cluster test", 2, folder / "scratch", master=master)
-    stage = Stage(spark, folder, ZEITGEIST / "pipeline.py", CATEGORY)
+    category = {**CATEGORY, "partitions": 2}  # an executor each
+    stage = Stage(spark, folder, ZEITGEIST / "pipeline.py", category, bus=bus)
     injector = stage.injector("queries")
     records = queries(0, count)
     publish(stage, records[: count // 2], injector, now_ms=1000)
@@ -24,7 +25,7 @@ def run(folder: Path, master: str, count: int) -> dict[str, Any]:
     injector.close(now_ms=3000)
     expected = reference(records)
     wait_for(
-        lambda: sum(stage.log.end_offsets("query_counts")) >= expected.total(), "the counts", seconds=150
+        lambda: sum(stage.log.end_offsets("query_counts")) >= expected.total(), "the counts", seconds=300
     )
     executors = _tasks_done(spark)
     stage.stop(ids)
@@ -46,4 +47,4 @@ def _tasks_done(spark: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])))

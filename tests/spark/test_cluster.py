@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 
 from tests.kin import kill_all, kin_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(700)]
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,9 +43,10 @@ def daemon(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         )
 
 
-@pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A master and two workers with one core each, on loopback."""
+    tmp_path = tmp_path_factory.mktemp("spark")
     port = a_free_port()
     url = f"spark://127.0.0.1:{port}"
     started = [
@@ -78,16 +80,25 @@ def master(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
-def test_a_pipeline_on_two_executors_of_another_spark_is_exact(master: str, tmp_path: Path):
+def run_there(master: str, folder: Path, bus: str) -> None:
+    """The pipeline, driven from a process of its own; the work is done in the executors."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.cluster_run", str(tmp_path / "run"), master, "2000"],
+        [sys.executable, "-m", "tests.spark.cluster_run", str(folder), master, "2000", bus],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["is_exact"] and said["counted"] > 100 and not said["deaths"]
     # Each worker has one core, so each gave one executor, and both worked.
     assert len(said["executors"]) == 2 and min(said["executors"].values()) > 0, said
+
+
+def test_a_pipeline_on_two_executors_of_another_spark_is_exact(master: str, tmp_path: Path):
+    run_there(master, tmp_path / "run", "")
+
+
+def test_and_so_it_is_with_the_bus_on_kafka(master: str, kafka: Any, tmp_path: Path):
+    run_there(master, tmp_path / "run", kafka.new_place())
