@@ -47,8 +47,13 @@ def _names_its_own(metafunc: pytest.Metafunc, argument: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` or needs a broker `e2e`."""
+    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` or needs a broker `e2e`.
+
+    Where tests are dealt out to several processes by groups, all that need a broker go to one: it has the only one.
+    """
     for item in items:
+        if _needs_broker(item):
+            item.add_marker(pytest.mark.xdist_group("kafka"))
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
         if "e2e" in item.path.parts or _needs_broker(item):
