@@ -98,13 +98,7 @@ class WindowedAggregate:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
-        blocks = Blocks(
-            self._aggregates,
-            states=given.states,
-            read=given.read,
-            version=given.version,
-            job=given.job,
-        )
+        blocks = Blocks.of(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = 0
