@@ -193,7 +193,7 @@ COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # Fields that only a process has, and those that only work on streams has.
 PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
-OPERATORS = frozenset({"aggregate", "join"})
+OPERATORS = frozenset({"aggregate", "dedup", "join", "top"})
 # Fields that came later: at their defaults they are left out of the stored form.
 LATER_FIELDS = ("isolation", "poison", "batch_bytes_max", "productions", "dedup", "straggler_ms")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")

@@ -124,7 +124,7 @@ class CompiledJob:
 
     @property
     def operator(self) -> str:
-        """ "aggregate" or "join" if it runs one of these instead of user code."""
+        """What it runs instead of user code, as in "aggregate"; "" if it runs none."""
         return "" if self.computation is None else str(self.computation.get("operator", ""))
 
     def to_json(self) -> dict[str, Any]:

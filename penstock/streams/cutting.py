@@ -25,6 +25,7 @@ from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
     Columns,
+    Dedup,
     Edge,
     Join,
     KeyBy,
@@ -349,7 +350,11 @@ class Cutter:
             reader = self._graph.step(edge.target)
             if edge.stream == stream and isinstance(reader, Sink):
                 return self._sink_output(reader, stream)
-        return self._internal(step, dict(self._streams(step))[stream], f"stream {stream}", stream)
+        meaning = f"stream {stream}"
+        if isinstance(step, Dedup):  # who reads it may rely on the key that it leaves as it is
+            keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
+            meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
+        return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 
     def _is_direct(self, step: Step) -> bool:
         """True if a job with state writes this sink itself: the first right behind one of its streams."""

@@ -112,6 +112,13 @@ def _computation(computation: Mapping[str, Any], late: str) -> tuple[str, str]:
     near = ", ".join(f"{name} {value}" for name, value in spans.items())
     if computation["operator"] == "join":
         return "join", f"{computation['how']}, {near}"
+    if computation["operator"] == "dedup":
+        return "dedup", f"the first per {', '.join(computation['keys'])}, {near} (late records: {late})"
+    if computation["operator"] == "top":
+        order = "lowest" if computation["lowest"] else "highest"
+        return "top", f"{computation['count']} with the {order} {computation['by']} per " + ", ".join(
+            computation["keys"]
+        )
     values = ", ".join(
         f"{value['function']}({value['argument'] or '*'}) AS {value['name']} {value['type']}"
         for value in computation["columns"]

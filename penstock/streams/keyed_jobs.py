@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.streams.compiled import Output
-from penstock.streams.graph import Columns, Edge, Join, Process, Stateful, Step, Window
+from penstock.streams.graph import Columns, Dedup, Edge, Join, Process, Stateful, Step, Top, Window
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import arguments_of
 from penstock.streams.step import dead_stream
@@ -37,6 +37,10 @@ def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
     return [part.text.strip("`") for part in schemas.key_parts[keyed.name]]
 
 
+def _listed(columns: Columns) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)
+
+
 def computation_json(
     step: Stateful, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
 ) -> dict[str, Any]:
@@ -65,6 +69,24 @@ def computation_json(
             **({"window": step.spans.to_json()} if step.spans else {"within": near}),
         }
     edge = graph.input_of(step.name)
+    if isinstance(step, Dedup):
+        return {
+            "operator": "dedup",
+            "keys": _key_texts(schemas, edge),
+            "state": {"waiting": _listed(schemas.at(edge))},
+            **({"window": step.spans.to_json()} if step.spans else {"within": {"within_ms": step.within_ms}}),
+        }
+    if isinstance(step, Top):
+        return {
+            "operator": "top",
+            "keys": list(key_columns(schemas, edge)),
+            "count": step.count,
+            "by": step.by,
+            "lowest": step.lowest,
+            "state": {
+                "top": f"{step.count} by {step.by}{' up' * step.lowest} of {_listed(schemas.at(edge))}"
+            },
+        }
     window = graph.step(edge.source)
     assert isinstance(window, Window), "checked before: an aggregate reads a window"
     values = [

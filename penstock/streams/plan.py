@@ -10,7 +10,7 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.compiled import CompiledPipeline, PackageRef
 from penstock.streams.cutting import Cutter
-from penstock.streams.graph import Aggregate, Graph, Join, Process, Step, Window, check_graph
+from penstock.streams.graph import Aggregate, Dedup, Graph, Join, Process, Step, Top, Window, check_graph
 from penstock.streams.optimize import optimize
 from penstock.streams.pipeline import Pipeline
 from penstock.streams.schemas import resolve_schemas
@@ -44,7 +44,7 @@ def _check_neighbours(graph: Graph, step: Step) -> None:
             why="a window is read by aggregates, and by nothing else",
             fix="write .window(...).aggregate(...)",
         )
-    if isinstance(step, Process | Window | Join):
+    if isinstance(step, Process | Window | Join | Dedup | Top):
         for edge in graph.inputs_of(step.name):
             keyed, between = graph.key_of(edge)
             if keyed is None:
@@ -63,6 +63,8 @@ def _no_key(step: Step, before: Step) -> PipelineError:
         Process: f"process({getattr(step, 'computation', '')})",
         Window: "window(...)",
         Join: "join(...), on both sides",
+        Dedup: "dedup(...)",
+        Top: "top(...)",
     }
     return PipelineError(
         f"{step.place}: step {step.name!r} processes records that have no key",
