@@ -99,7 +99,7 @@ class Cutter:
         output = self._shuffle_output(step)
         road = self._road(self._graph.input_of(step.name), output.columns)
         key = self._schemas.keys[step.name].text
-        return self._stateless(step, without_keys(road), output, key)
+        return replace(self._stateless(step, without_keys(road), output, key), spread=step.spread)
 
     def _sink_job(self, step: Sink) -> CompiledJob:
         output = self._sink_output(step)
@@ -152,7 +152,7 @@ class Cutter:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)
             stages = build_stages(self._schemas, (*path.steps, *common), start, roads[0].kept)
-            if isinstance(step, Aggregate):
+            if isinstance(step, Aggregate) and step.phase != "combine":
                 stages = (*stages, *argument_stage(self._schemas, step.name))
         return CompiledJob(
             name=self._job_name(step),
@@ -312,7 +312,7 @@ class Cutter:
             place = self._graph.inputs_of(end.name).index(edge)
             wanted = dict(dict(end.wants)[end.inputs[place]])
             return tuple(column for column in there if column[0] in wanted)
-        if isinstance(end, Aggregate):
+        if isinstance(end, Aggregate) and end.phase != "combine":
             used = set(key_columns(self._schemas, edge))
             for _, value in self._schemas.summed[end.name]:
                 used |= set() if value.argument is None else value.argument.columns
@@ -336,7 +336,9 @@ class Cutter:
                             needed |= self._needed(road, path)
         there = self._schemas.columns[step.name, DEFAULT_STREAM]
         columns = tuple(column for column in there if column[0] in needed) or there[:1]
-        self._shuffles[step.name] = self._internal(step, columns, key.normal, DEFAULT_STREAM)
+        self._shuffles[step.name] = self._internal(
+            step, columns, key.normal + " spread" * step.spread, DEFAULT_STREAM
+        )
         return self._shuffles[step.name]
 
     def _streams(self, step: Stateful) -> tuple[tuple[str, Columns], ...]:

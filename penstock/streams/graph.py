@@ -70,6 +70,7 @@ class KeyBy:
     name: str
     place: Place
     keys: tuple[str, ...]
+    spread: bool = False  # records of a key go to all partitions: what reads them adds up a part of each key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,8 @@ class Aggregate:
     name: str
     place: Place
     columns: tuple[str, ...]  # "count(*) AS n"
+    two_phase: bool = False
+    phase: str = ""  # of one that was taken apart: "partial" or "combine"
     late: str = "drop"
 
 
@@ -284,6 +287,7 @@ def _node_json(step: Step) -> dict[str, Any]:
             node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
         case Aggregate():
             node |= {"op": "aggregate", "columns": list(step.columns)}
+            node |= {"two_phase": True} if step.two_phase else {}
         case Join():
             near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
             node |= {"op": "join", "how": step.how, **(step.spans.to_json() if step.spans else near)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.streams.compiled import Output
 from penstock.streams.graph import Columns, Dedup, Edge, Join, Process, Stateful, Step, Top, Window
-from penstock.streams.schemas import Schemas, key_columns
+from penstock.streams.schemas import Schemas, key_columns, window_edge
 from penstock.streams.stages import arguments_of
 from penstock.streams.step import dead_stream
 
@@ -87,6 +87,7 @@ def computation_json(
                 "top": f"{step.count} by {step.by}{' up' * step.lowest} of {_listed(schemas.at(edge))}"
             },
         }
+    edge = window_edge(graph, step)
     window = graph.step(edge.source)
     assert isinstance(window, Window), "checked before: an aggregate reads a window"
     values = [
@@ -103,7 +104,7 @@ def computation_json(
         )
     ]
     return {
-        "operator": "aggregate",
+        "operator": step.phase or "aggregate",
         "keys": list(key_columns(schemas, edge)),
         "window": window.spans.to_json(),
         "firing": window.firing.to_json(),

@@ -104,7 +104,10 @@ def _same_key(schemas: Schemas, step: Step) -> Found:
     for other in graph.steps:
         if other is step or not isinstance(other, KeyBy) or not needs_shuffle(graph, other):
             continue
-        same = schemas.keys[step.name].normal == schemas.keys[other.name].normal
+        same = (schemas.keys[step.name].normal, step.spread) == (
+            schemas.keys[other.name].normal,
+            other.spread,
+        )
         ours, theirs = graph.input_of(step.name), graph.input_of(other.name)
         if same and (ours.source, ours.stream) == (theirs.source, theirs.stream):
             edges = tuple(

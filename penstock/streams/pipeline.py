@@ -40,7 +40,13 @@ from penstock.streams.graph import (
     check_sink,
     safe_name,
 )
-from penstock.streams.pipeline_checks import check_dedup, check_texts, check_top, check_window
+from penstock.streams.pipeline_checks import (
+    check_dedup,
+    check_texts,
+    check_top,
+    check_two_phase,
+    check_window,
+)
 from penstock.streams.process_checks import (
     check_streams,
     outputs_of,
@@ -377,15 +383,17 @@ class Windowed:
     pipeline: Pipeline
     step: str
 
-    def aggregate(self, *columns: str, name: str | None = None) -> Stream:
+    def aggregate(self, *columns: str, two_phase: bool = False, name: str | None = None) -> Stream:
         """One record per key and window: the key's columns, window_start, window_end, and these values.
 
         "count(*) AS n", and sum, min, max, avg, approx_count_distinct and approx_percentile of a column.
+        `two_phase`: the records of a key are added up in all partitions first, for keys that have very many.
         """
         place = self.pipeline._where()
         check_texts(columns, what="aggregate", place=place)
         step_name = self.pipeline._name(name, "aggregate", place)
-        step = Aggregate(name=step_name, place=place, columns=columns)
+        check_two_phase(two_phase, place)
+        step = Aggregate(name=step_name, place=place, columns=columns, two_phase=two_phase)
         return Stream(pipeline=self.pipeline, step=self.step)._then(step)
 
 

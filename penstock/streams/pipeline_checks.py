@@ -71,3 +71,13 @@ def check_top(count: object, by: object, per: tuple[object, ...], place: Place) 
             why="it goes by a column of the results, and has a list for each value of other columns",
             fix=fix,
         )
+
+
+def check_two_phase(two_phase: object, place: Place) -> None:
+    """Whether an aggregate is taken apart."""
+    if not isinstance(two_phase, bool):
+        raise PipelineError(
+            f"{place}: two_phase={two_phase!r} is not possible",
+            why="records of a key are added up in one place, or in all partitions first",
+            fix="write two_phase=True, or leave it out",
+        )

@@ -14,6 +14,7 @@ from penstock.streams.graph import Aggregate, Dedup, Graph, Join, Process, Step,
 from penstock.streams.optimize import optimize
 from penstock.streams.pipeline import Pipeline
 from penstock.streams.schemas import resolve_schemas
+from penstock.streams.two_phase import take_apart
 
 
 def compile_pipeline(pipeline: Pipeline, catalogue: Catalogue, package: PackageRef) -> CompiledPipeline:
@@ -28,11 +29,12 @@ def compile_graph(
     check_graph(graph)
     for step in graph.steps:
         _check_neighbours(graph, step)
-    schemas, rewrites = optimize(graph, catalogue) if optimized else (resolve_schemas(graph, catalogue), ())
+    whole, parted = take_apart(graph)
+    schemas, rewrites = optimize(whole, catalogue) if optimized else (resolve_schemas(whole, catalogue), ())
     cutter = Cutter(schemas, package)
     jobs = cutter.jobs()
     return CompiledPipeline(
-        graph=graph, package=package, jobs=jobs, rewrites=(*rewrites, *cutter.notes(jobs))
+        graph=graph, package=package, jobs=jobs, rewrites=(*parted, *rewrites, *cutter.notes(jobs))
     )
 
 

@@ -42,7 +42,7 @@ from penstock.streams.graph import (
     check_columns,
 )
 from penstock.streams.process_checks import check_process_inputs
-from penstock.streams.windows import RANK, WINDOW_END, WINDOW_START
+from penstock.streams.windows import PARTIAL_COLUMNS, RANK, WINDOW_END, WINDOW_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +174,19 @@ def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
     return tuple(part.text.strip("`") for part in schemas.key_parts[keyed.name])
 
 
+def window_edge(graph: Graph, step: Aggregate) -> Edge:
+    """The stream of the window behind which an aggregate stands; of one in two phases, the first one's."""
+    edge = graph.input_of(step.name)
+    return graph.input_of(edge.source) if step.phase == "combine" else edge
+
+
 def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
-    columns = schemas.into(step.name)
-    keys = key_columns(schemas, schemas.graph.input_of(step.name))
+    edge = window_edge(schemas.graph, step)
+    columns, keys = schemas.at(edge), key_columns(schemas, edge)
     summed = tuple(check_aggregate(text, columns) for text in step.columns)
     schemas.summed[step.name] = summed
+    if step.phase == "partial":
+        return PARTIAL_COLUMNS
     made = (
         *((name, dict(columns)[name]) for name in keys),
         (WINDOW_START, "bigint"),

@@ -49,7 +49,9 @@ def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any])
     plan = dict(job["plan"]["computation"])
     if "firing" in plan:
         plan["firing"] = Firing().to_json()
-    keyed = _keyed(rows).repartition(partitions, "_key")
+    keyed = _keyed(rows)
+    if plan["operator"] != "partial":  # a part of a key is added up wherever it is read
+        keyed = keyed.repartition(partitions, "_key")
     in_order = plan["operator"] == "dedup"  # so that it need not keep all records until the end
     if in_order:
         keyed = keyed.sortWithinPartitions("_ts")

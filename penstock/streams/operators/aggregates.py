@@ -96,6 +96,15 @@ class Aggregates:
                 long[str(place)] = _lifted_long(value, column, main)
         return Partials(main=pa.table(main), long=long)
 
+    def type_of(self, column: str) -> pa.DataType:
+        """Of a column of partial results, by its name."""
+        place, suffix = column.split(".", 1)
+        value = self._values[int(place)]
+        if suffix in ("min", "max") and value.function in ("min", "max"):
+            kind = ARROW_TYPES[value.type]
+            return kind if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) else pa.int64()
+        return pa.int64()
+
     def merge(self, parts: Sequence[Partials]) -> Partials:
         """One row for each group."""
         main = _grouped([part.main for part in parts], (CELL, KEY))

@@ -9,6 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.streams.operators.dedup import Dedup, DedupSpec
 from penstock.streams.operators.firings import FiringAggregate
 from penstock.streams.operators.joins import JoinSpec, StreamJoin
+from penstock.streams.operators.phases import CombinedAggregate, PartialAggregate
 from penstock.streams.operators.sessions import SessionAggregate
 from penstock.streams.operators.top import TopOfWindow, TopSpec
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
@@ -24,6 +25,9 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
         if not spec.firing.is_plain:
             return FiringAggregate(spec)
         return WindowedAggregate(spec)
+    if plan["operator"] in ("partial", "combine"):
+        spec = WindowSpec.of(plan, columns)
+        return PartialAggregate(spec) if plan["operator"] == "partial" else CombinedAggregate(spec)
     if plan["operator"] == "join":
         return StreamJoin(JoinSpec.of(plan))
     if plan["operator"] == "dedup":

@@ -120,7 +120,7 @@ class WindowedAggregate:
         chosen = is_open & ~flagged
         rows = stretch.rows if chosen.all() else stretch.rows.filter(pa.array(chosen))
         if rows.num_rows:
-            blocks.add(self._aggregates.merge([self._aggregates.lift(rows, cells[chosen])]))
+            blocks.add(self._aggregates.merge([self._lifted(rows, cells[chosen])]))
 
     def _fire(self, blocks: Blocks, low: Millis, low_after: Millis) -> tuple[pa.Table | None, int]:
         due: dict[int, list[int]] = {}  # end of a window -> its cells
@@ -144,9 +144,13 @@ class WindowedAggregate:
         if self._slide != self._size:
             held = self._aggregates.merge(found)
             found = [held.where(group).in_cell(end - self._size) for end, group in sorted(due.items())]
-        merged = self._aggregates.merge(found)
-        rows = window_rows(self._spec, merged, self._aggregates, ends=merged.cells + self._size)
-        return rows, len(due)
+        return self._results(self._aggregates.merge(found)), len(due)
+
+    def _lifted(self, rows: pa.Table, cells: Ints) -> Partials:
+        return self._aggregates.lift(rows, cells)
+
+    def _results(self, merged: Partials) -> pa.Table:
+        return window_rows(self._spec, merged, self._aggregates, ends=merged.cells + self._size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
