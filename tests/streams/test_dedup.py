@@ -64,7 +64,7 @@ def rows_of(world: OperatorWorld) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("span", [WITHIN, WINDOW], ids=["within", "window"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),

@@ -66,7 +66,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
     return [*events, Low(low=LOW_MAX)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),

@@ -10,6 +10,7 @@ from penstock.streams.operators.dedup import Dedup, DedupSpec
 from penstock.streams.operators.firings import FiringAggregate
 from penstock.streams.operators.joins import JoinSpec, StreamJoin
 from penstock.streams.operators.phases import CombinedAggregate, PartialAggregate
+from penstock.streams.operators.session_firings import SessionFirings
 from penstock.streams.operators.sessions import SessionAggregate
 from penstock.streams.operators.top import TopOfWindow, TopSpec
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
@@ -21,7 +22,7 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
     if plan["operator"] == "aggregate":
         spec = WindowSpec.of(plan, columns)
         if spec.spans.kind == "session":
-            return SessionAggregate(spec)
+            return SessionAggregate(spec) if spec.firing.is_plain else SessionFirings(spec)
         if not spec.firing.is_plain:
             return FiringAggregate(spec)
         return WindowedAggregate(spec)

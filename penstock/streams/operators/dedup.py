@@ -127,13 +127,10 @@ class Dedup:
 
     def _ties(self, rows: pa.Table, codes: Ints) -> Ints:
         """Ranks by content of those rows that share key and time with another; 0 for all others."""
-        ranks = np.zeros(rows.num_rows, dtype=np.int64)
-        if not rows.num_rows:
-            return ranks
-        _, group, sizes = np.unique(
-            np.stack((codes, times_of(rows))), axis=1, return_inverse=True, return_counts=True
-        )
-        tied = np.flatnonzero(sizes[group.reshape(-1)] > 1)
+        ranks, stamps = np.zeros(rows.num_rows, dtype=np.int64), times_of(rows)
+        order = np.lexsort((stamps, codes))
+        same = (np.diff(codes[order]) == 0) & (np.diff(stamps[order]) == 0)
+        tied = np.union1d(order[:-1][same], order[1:][same])
         if len(tied):
             encode = msgspec.msgpack.Encoder().encode
             own = rows.select([name for name, _ in self._spec.columns]).take(pa.array(tied))

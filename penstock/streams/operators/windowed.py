@@ -198,18 +198,16 @@ def window_rows(
     aggregates: Aggregates,
     *,
     ends: Ints,
-    stamps: Mapping[int, Millis] | None = None,
+    stamps: Ints | None = None,
     late: bool = False,
 ) -> pa.Table:
     """Results of windows, a row per key: by end, then by key. Cells of `merged` are the windows' starts.
 
-    `stamps`: by cell; otherwise one millisecond before the end.
+    `stamps`: of each row; otherwise one millisecond before the end.
     """
     columns = aggregates.finish(merged)
     starts = merged.cells
-    times = ends - 1
-    if stamps is not None:
-        times = np.array([stamps[cell] for cell in starts.tolist()], dtype=np.int64)
+    times = ends - 1 if stamps is None else stamps
     keys = merged.main.column(KEY).combine_chunks()
     rows = pa.table(
         {
