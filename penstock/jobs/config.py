@@ -284,11 +284,9 @@ class JobConfig(_Part):
         """The plain form that is stored, compared and sent to containers."""
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
         unused: dict[str, Any] = {} if self.kind == "process" else dict.fromkeys(PROCESS_FIELDS, True)
-        unused |= {
-            name: True for name in LATER_FIELDS if getattr(self, name) == JobConfig.model_fields[name].default
-        }
-        if not self.plan.spread:
-            unused["plan"] = {"spread": True}
+        known = JobConfig.model_fields
+        unused |= {name: True for name in LATER_FIELDS if getattr(self, name) == known[name].default}
+        unused |= {} if self.plan.spread else {"plan": {"spread": True}}
         return self.model_dump(mode="json", exclude=unused)
 
 
