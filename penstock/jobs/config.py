@@ -159,6 +159,7 @@ class WorkPlan(_Part):
         default=(), max_length=INPUTS_MAX, strict=False, description="Columns of each input; none: all."
     )
     key: Code | None = None
+    spread: bool = Field(default=False, description="Records of a key go to all partitions in turn.")
     computation: dict[str, Any] | None = None
     late: Literal["drop", "process"] = "drop"
 
@@ -193,7 +194,7 @@ COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
 # Fields that only a process has, and those that only work on streams has.
 PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
-OPERATORS = frozenset({"aggregate", "join"})
+OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
 # Fields that came later: at their defaults they are left out of the stored form.
 LATER_FIELDS = ("isolation", "poison", "batch_bytes_max", "productions", "dedup", "straggler_ms")
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
@@ -282,10 +283,10 @@ class JobConfig(_Part):
     def to_json(self) -> dict[str, Any]:
         """The plain form that is stored, compared and sent to containers."""
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
-        unused = set() if self.kind == "process" else {*PROCESS_FIELDS}
-        unused |= {
-            name for name in LATER_FIELDS if getattr(self, name) == JobConfig.model_fields[name].default
-        }
+        unused: dict[str, Any] = {} if self.kind == "process" else dict.fromkeys(PROCESS_FIELDS, True)
+        known = JobConfig.model_fields
+        unused |= {name: True for name in LATER_FIELDS if getattr(self, name) == known[name].default}
+        unused |= {} if self.plan.spread else {"plan": {"spread": True}}
         return self.model_dump(mode="json", exclude=unused)
 
 

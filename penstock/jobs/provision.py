@@ -103,18 +103,15 @@ def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
     computation = plan.get("computation") if isinstance(plan, Mapping) else None
     if not isinstance(computation, Mapping) or computation.get("operator") is None:
         return None
-    window, firing = computation.get("window"), computation.get("firing")
-    if not isinstance(window, Mapping) or window.get("kind") != "session":
+    window = computation.get("window")
+    is_session = isinstance(window, Mapping) and window.get("kind") == "session"
+    if computation["operator"] != "join" or not is_session:
         return None
-    if computation["operator"] == "join":
-        why = "it joins two streams by session, and only tumbling and sliding windows can be joined by"
-        fix = "use within=(before, after), or a tumbling or sliding window"
-    elif isinstance(firing, Mapping) and (firing.get("early_ms") or firing.get("late") == "update"):
-        why = "a session gives one result, when it has ended: no early ones, and no updates"
-        fix = "leave early= and late= out, or use a tumbling or sliding window"
-    else:
-        return None
-    return Refused(f"the job {job!r} cannot be run yet", why=why, fix=fix)
+    return Refused(
+        f"the job {job!r} cannot be run yet",
+        why="it joins two streams by session, and only tumbling and sliding windows can be joined by",
+        fix="use within=(before, after), or a tumbling or sliding window",
+    )
 
 
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:

@@ -116,6 +116,7 @@ class CompiledJob:
     outputs: tuple[Output, ...]
     steps: tuple[str, ...]  # of the graph, in order
     settings: Mapping[str, str] = field(default_factory=dict)  # of its config, beside what is above
+    spread: bool = False  # records of a key go to all partitions in turn
 
     @property
     def partitions(self) -> int:
@@ -124,18 +125,20 @@ class CompiledJob:
 
     @property
     def operator(self) -> str:
-        """ "aggregate" or "join" if it runs one of these instead of user code."""
+        """What it runs instead of user code, as in "aggregate"; "" if it runs none."""
         return "" if self.computation is None else str(self.computation.get("operator", ""))
 
     def to_json(self) -> dict[str, Any]:
         """The body of the provisioner layer."""
-        plan = {
+        plan: dict[str, Any] = {
             "stages": [stage_json(stage) for stage in self.stages],
             "key": self.key,
             "computation": None if self.computation is None else dict(self.computation),
             "late": self.late,
             "reads": [list(source.reads) for source in self.inputs],
         }
+        if self.spread:
+            plan["spread"] = True
         if self.branches:
             plan["branches"] = [
                 {"input": branch.input, "stages": [stage_json(stage) for stage in branch.stages]}

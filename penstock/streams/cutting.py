@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import has_dead_letters
@@ -25,6 +25,7 @@ from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
     Columns,
+    Dedup,
     Edge,
     Join,
     KeyBy,
@@ -34,33 +35,13 @@ from penstock.streams.graph import (
     Stateful,
     Step,
     Union,
-    Window,
 )
 from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
+from penstock.streams.roads import Path, Road, plain_steps, without_keys
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before, side_stage
 from penstock.streams.step import dead_stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Path:
-    """The way of records from the category a job reads, up to the last union or to the job's end."""
-
-    origin: Source | KeyBy | Stateful
-    stream: str  # of the origin
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Road:
-    """All ways to one end of a job; `common`: what happens to all records, behind the last union."""
-
-    paths: tuple[_Path, ...]
-    union: str | None  # the last one before the end
-    common: tuple[Step, ...]
-    kept: Columns
-    crossed: tuple[str, ...]  # names of all steps between, for people
 
 
 class Cutter:
@@ -118,14 +99,14 @@ class Cutter:
         output = self._shuffle_output(step)
         road = self._road(self._graph.input_of(step.name), output.columns)
         key = self._schemas.keys[step.name].text
-        return self._stateless(step, _without_keys(road), output, key)
+        return replace(self._stateless(step, without_keys(road), output, key), spread=step.spread)
 
     def _sink_job(self, step: Sink) -> CompiledJob:
         output = self._sink_output(step)
         road, key = self._with_last_key(self._road(self._graph.input_of(step.name), output.columns))
         return self._stateless(step, road, output, key)
 
-    def _stateless(self, end: Step, road: _Road, output: Output, key: str | None) -> CompiledJob:
+    def _stateless(self, end: Step, road: Road, output: Output, key: str | None) -> CompiledJob:
         inputs = self._inputs([road])
         branches: tuple[Branch, ...] = ()
         if len(road.paths) == 1:
@@ -171,7 +152,7 @@ class Cutter:
             ((path,), common) = roads[0].paths, roads[0].common
             start = self._read_columns(path, inputs)
             stages = build_stages(self._schemas, (*path.steps, *common), start, roads[0].kept)
-            if isinstance(step, Aggregate):
+            if isinstance(step, Aggregate) and step.phase != "combine":
                 stages = (*stages, *argument_stage(self._schemas, step.name))
         return CompiledJob(
             name=self._job_name(step),
@@ -197,7 +178,7 @@ class Cutter:
         )
 
     def _side_by_side(
-        self, step: Process, roads: Sequence[_Road], inputs: Sequence[JobInput]
+        self, step: Process, roads: Sequence[Road], inputs: Sequence[JobInput]
     ) -> tuple[Branch, ...]:
         """One branch for each input of a computation: all columns of all inputs, null where it has none."""
         if len(inputs) < len(roads):
@@ -221,32 +202,32 @@ class Cutter:
 
     # --- roads
 
-    def _road(self, edge: Edge, kept: Columns) -> _Road:
+    def _road(self, edge: Edge, kept: Columns) -> Road:
         paths = list(self._paths(edge))
         longest = paths[0].steps  # all share what is behind the last union
         unions = [number for number, step in enumerate(longest) if isinstance(step, Union)]
         behind = len(longest) - unions[-1] - 1 if unions else 0
         crossed = {step.name for path in paths for step in path.steps}
-        return _Road(
+        return Road(
             paths=tuple(
-                _Path(origin=p.origin, stream=p.stream, steps=_plain(p.steps, behind)) for p in paths
+                Path(origin=p.origin, stream=p.stream, steps=plain_steps(p.steps, behind)) for p in paths
             ),
             union=longest[unions[-1]].name if unions else None,
-            common=_plain(longest[len(longest) - behind :], 0),
+            common=plain_steps(longest[len(longest) - behind :], 0),
             kept=kept,
             crossed=tuple(step.name for step in self._graph.ordered() if step.name in crossed),
         )
 
-    def _paths(self, edge: Edge) -> Iterator[_Path]:
+    def _paths(self, edge: Edge) -> Iterator[Path]:
         step = self._graph.step(edge.source)
         if isinstance(step, Source | Stateful) or (isinstance(step, KeyBy) and step.name in self._cuts):
-            yield _Path(origin=step, stream=edge.stream, steps=())
+            yield Path(origin=step, stream=edge.stream, steps=())
             return
         for before in self._graph.inputs_of(step.name):
             for path in self._paths(before):
-                yield _Path(origin=path.origin, stream=path.stream, steps=(*path.steps, step))
+                yield Path(origin=path.origin, stream=path.stream, steps=(*path.steps, step))
 
-    def _with_last_key(self, road: _Road) -> tuple[_Road, str | None]:
+    def _with_last_key(self, road: Road) -> tuple[Road, str | None]:
         """The key of a sink's records: computed at the end if its columns are there, else on the way."""
         steps = (*(road.paths[0].steps if len(road.paths) == 1 else ()), *road.common)
         keys = [number for number, step in enumerate(steps) if isinstance(step, KeyBy)]
@@ -255,10 +236,10 @@ class Cutter:
         last = steps[keys[-1]]
         key = self._schemas.keys[last.name]
         if self._schemas.passes(key.columns, steps[keys[-1] :]):
-            return _without_keys(road), key.text
-        return _without_keys(road, except_for=last), None
+            return without_keys(road), key.text
+        return without_keys(road, except_for=last), None
 
-    def _together(self, road: _Road) -> Columns:
+    def _together(self, road: Road) -> Columns:
         """The columns of a union that are used behind it."""
         assert road.union is not None, "several paths come together in a union"
         there = self._schemas.columns[road.union, DEFAULT_STREAM]
@@ -266,13 +247,13 @@ class Cutter:
         return tuple(column for column in there if column[0] in needed) or there[:1]
 
     def _branch(
-        self, path: _Path, inputs: Sequence[JobInput], kept: Columns, common: tuple[Step, ...] = ()
+        self, path: Path, inputs: Sequence[JobInput], kept: Columns, common: tuple[Step, ...] = ()
     ) -> Branch:
         number = [source.category for source in inputs].index(self._category(path)[0])
         start = self._read_columns(path, inputs)
         return Branch(input=number, stages=build_stages(self._schemas, (*path.steps, *common), start, kept))
 
-    def _inputs(self, roads: Sequence[_Road]) -> tuple[JobInput, ...]:
+    def _inputs(self, roads: Sequence[Road]) -> tuple[JobInput, ...]:
         """Each category once, with the columns that any branch reads."""
         found: dict[str, JobInput] = {}
         for road in roads:
@@ -289,7 +270,7 @@ class Cutter:
                 found[category] = JobInput(category=category, partitions=partitions, start=start, reads=reads)
         return tuple(found.values())
 
-    def _needed(self, road: _Road, path: _Path) -> frozenset[str]:
+    def _needed(self, road: Road, path: Path) -> frozenset[str]:
         kept = names_of(road.kept if len(road.paths) == 1 else self._together(road))
         steps = (*path.steps, *road.common) if len(road.paths) == 1 else path.steps
         needed = needed_before(self._schemas, steps, kept)
@@ -299,17 +280,17 @@ class Cutter:
                 needed |= {spec.ts_column}  # the record's event time
         return needed
 
-    def _read_columns(self, path: _Path, inputs: Sequence[JobInput]) -> Columns:
+    def _read_columns(self, path: Path, inputs: Sequence[JobInput]) -> Columns:
         category, _ = self._category(path)
         reads = next(source.reads for source in inputs if source.category == category)
         return tuple(column for column in self._category_columns(path) if column[0] in reads)
 
-    def _category_columns(self, path: _Path) -> Columns:
+    def _category_columns(self, path: Path) -> Columns:
         if isinstance(path.origin, KeyBy):
             return self._shuffle_output(path.origin).columns
         return self._schemas.columns[path.origin.name, path.stream]
 
-    def _category(self, path: _Path) -> tuple[str, int]:
+    def _category(self, path: Path) -> tuple[str, int]:
         """Name and partitions of the category a path begins with."""
         match path.origin:
             case Source() as source:
@@ -331,7 +312,7 @@ class Cutter:
             place = self._graph.inputs_of(end.name).index(edge)
             wanted = dict(dict(end.wants)[end.inputs[place]])
             return tuple(column for column in there if column[0] in wanted)
-        if isinstance(end, Aggregate):
+        if isinstance(end, Aggregate) and end.phase != "combine":
             used = set(key_columns(self._schemas, edge))
             for _, value in self._schemas.summed[end.name]:
                 used |= set() if value.argument is None else value.argument.columns
@@ -355,7 +336,9 @@ class Cutter:
                             needed |= self._needed(road, path)
         there = self._schemas.columns[step.name, DEFAULT_STREAM]
         columns = tuple(column for column in there if column[0] in needed) or there[:1]
-        self._shuffles[step.name] = self._internal(step, columns, key.normal, DEFAULT_STREAM)
+        self._shuffles[step.name] = self._internal(
+            step, columns, key.normal + " spread" * step.spread, DEFAULT_STREAM
+        )
         return self._shuffles[step.name]
 
     def _streams(self, step: Stateful) -> tuple[tuple[str, Columns], ...]:
@@ -369,7 +352,11 @@ class Cutter:
             reader = self._graph.step(edge.target)
             if edge.stream == stream and isinstance(reader, Sink):
                 return self._sink_output(reader, stream)
-        return self._internal(step, dict(self._streams(step))[stream], f"stream {stream}", stream)
+        meaning = f"stream {stream}"
+        if isinstance(step, Dedup):  # who reads it may rely on the key that it leaves as it is
+            keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
+            meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
+        return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 
     def _is_direct(self, step: Step) -> bool:
         """True if a job with state writes this sink itself: the first right behind one of its streams."""
@@ -390,7 +377,7 @@ class Cutter:
             internal=False,
         )
 
-    def _dead_letters(self, road: _Road, inputs: Sequence[JobInput]) -> Iterator[Output]:
+    def _dead_letters(self, road: Road, inputs: Sequence[JobInput]) -> Iterator[Output]:
         specs = {
             path.origin.category: self._schemas.sources[path.origin.name]
             for path in road.paths
@@ -416,18 +403,6 @@ class Cutter:
 
     def _job_name(self, step: Step) -> str:
         return f"{self._graph.name}.{step.name}"
-
-
-def _plain(steps: Sequence[Step], behind: int) -> tuple[Step, ...]:
-    return tuple(step for step in steps[: len(steps) - behind] if not isinstance(step, Union | Window))
-
-
-def _without_keys(road: _Road, except_for: Step | None = None) -> _Road:
-    def plain(steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(step for step in steps if not isinstance(step, KeyBy) or step is except_for)
-
-    paths = tuple(_Path(origin=p.origin, stream=p.stream, steps=plain(p.steps)) for p in road.paths)
-    return replace(road, paths=paths, common=plain(road.common))
 
 
 def _check_start(origin: Step, before: JobInput, start: str) -> None:

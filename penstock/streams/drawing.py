@@ -84,7 +84,7 @@ def _contents(job: CompiledJob) -> Iterator[tuple[str, str]]:
         yield "together", "from here on all branches" if job.operator != "join" else "pairs, as below"
     yield from map(_stage, job.stages)
     if job.key is not None:
-        yield "key", _one_line(job.key)
+        yield "key", _one_line(job.key) + "; in turn to all partitions" * job.spread
     if job.computation is not None:
         yield _computation(job.computation, job.late)
     yield from (("promise", text) for text in guarantees_of(job.settings))
@@ -112,10 +112,22 @@ def _computation(computation: Mapping[str, Any], late: str) -> tuple[str, str]:
     near = ", ".join(f"{name} {value}" for name, value in spans.items())
     if computation["operator"] == "join":
         return "join", f"{computation['how']}, {near}"
+    if computation["operator"] == "dedup":
+        return "dedup", f"the first per {', '.join(computation['keys'])}, {near} (late records: {late})"
+    if computation["operator"] == "top":
+        order = "lowest" if computation["lowest"] else "highest"
+        return "top", f"{computation['count']} with the {order} {computation['by']} per " + ", ".join(
+            computation["keys"]
+        )
     values = ", ".join(
         f"{value['function']}({value['argument'] or '*'}) AS {value['name']} {value['type']}"
         for value in computation["columns"]
     )
+    if computation["operator"] == "partial":
+        keys = ", ".join(computation["keys"])
+        return "partial", f"{near}; {values} (per {keys} in each partition; late records: {late})"
+    if computation["operator"] == "combine":
+        near += ", of partial results"
     return "window", f"{near}; {values} (per {', '.join(computation['keys'])}; late records: {late})"
 
 

@@ -70,6 +70,7 @@ class KeyBy:
     name: str
     place: Place
     keys: tuple[str, ...]
+    spread: bool = False  # records of a key go to all partitions: what reads them adds up a part of each key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,8 @@ class Aggregate:
     name: str
     place: Place
     columns: tuple[str, ...]  # "count(*) AS n"
+    two_phase: bool = False
+    phase: str = ""  # of one that was taken apart: "partial" or "combine"
     late: str = "drop"
 
 
@@ -148,9 +151,47 @@ class Join:
     late: str = "drop"
 
 
-Step = Source | Filter | Select | FlatMap | Union | KeyBy | Process | Window | Aggregate | Join | Sink
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dedup:
+    """The first record of each key, and again when `within_ms` or its window is over; others are dropped."""
+
+    name: str
+    place: Place
+    within_ms: int | None = None
+    spans: Spans | None = None  # instead: up to the end of its window
+    late: str = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Top:
+    """The first records of each window, keyed by it, in the order of a column; of results of an aggregate."""
+
+    name: str
+    place: Place
+    count: int
+    by: str
+    lowest: bool = False
+    late: str = "drop"
+
+
+Step = (
+    Source
+    | Filter
+    | Select
+    | FlatMap
+    | Union
+    | KeyBy
+    | Process
+    | Window
+    | Aggregate
+    | Join
+    | Dedup
+    | Top
+    | Sink
+)
 Stateless = Filter | Select | FlatMap | Union  # what a job does on the way; KeyBy too where nothing follows
-Stateful = Process | Aggregate | Join  # what needs the records of a key together: a job of its own
+# What needs the records of a key together: a job of its own.
+Stateful = Process | Aggregate | Join | Dedup | Top
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +228,7 @@ class Graph:
         """The key_by whose key the records of a stream have, and the steps from there on, nearest last."""
         between: list[Step] = []
         step = self.step(edge.source)
-        while isinstance(step, Filter | Select | FlatMap | Window):
+        while isinstance(step, Filter | Select | FlatMap | Window | Dedup):
             between.append(step)
             step = self.step(self.input_of(step.name).source)
         return (step if isinstance(step, KeyBy) else None), tuple(reversed(between))
@@ -246,9 +287,15 @@ def _node_json(step: Step) -> dict[str, Any]:
             node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
         case Aggregate():
             node |= {"op": "aggregate", "columns": list(step.columns)}
+            node |= {"two_phase": True} if step.two_phase else {}
         case Join():
             near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
             node |= {"op": "join", "how": step.how, **(step.spans.to_json() if step.spans else near)}
+        case Dedup():
+            span = step.spans.to_json() if step.spans else {"within_ms": step.within_ms}
+            node |= {"op": "dedup", **span}
+        case Top():
+            node |= {"op": "top", "count": step.count, "by": step.by, "lowest": step.lowest}
         case Sink():
             node |= {"op": "sink", "category": step.category, "partitions": step.partitions}
     return node

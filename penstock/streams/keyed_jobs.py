@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.streams.compiled import Output
-from penstock.streams.graph import Columns, Edge, Join, Process, Stateful, Step, Window
-from penstock.streams.schemas import Schemas, key_columns
+from penstock.streams.graph import Columns, Dedup, Edge, Join, Process, Stateful, Step, Top, Window
+from penstock.streams.schemas import Schemas, key_columns, window_edge
 from penstock.streams.stages import arguments_of
 from penstock.streams.step import dead_stream
 
@@ -35,6 +35,10 @@ def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
     keyed, _ = schemas.graph.key_of(edge)
     assert keyed is not None, "checked before: it has a key"
     return [part.text.strip("`") for part in schemas.key_parts[keyed.name]]
+
+
+def _listed(columns: Columns) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)
 
 
 def computation_json(
@@ -65,6 +69,25 @@ def computation_json(
             **({"window": step.spans.to_json()} if step.spans else {"within": near}),
         }
     edge = graph.input_of(step.name)
+    if isinstance(step, Dedup):
+        return {
+            "operator": "dedup",
+            "keys": _key_texts(schemas, edge),
+            "state": {"waiting": _listed(schemas.at(edge))},
+            **({"window": step.spans.to_json()} if step.spans else {"within": {"within_ms": step.within_ms}}),
+        }
+    if isinstance(step, Top):
+        return {
+            "operator": "top",
+            "keys": list(key_columns(schemas, edge)),
+            "count": step.count,
+            "by": step.by,
+            "lowest": step.lowest,
+            "state": {
+                "top": f"{step.count} by {step.by}{' up' * step.lowest} of {_listed(schemas.at(edge))}"
+            },
+        }
+    edge = window_edge(graph, step)
     window = graph.step(edge.source)
     assert isinstance(window, Window), "checked before: an aggregate reads a window"
     values = [
@@ -81,7 +104,7 @@ def computation_json(
         )
     ]
     return {
-        "operator": "aggregate",
+        "operator": step.phase or "aggregate",
         "keys": list(key_columns(schemas, edge)),
         "window": window.spans.to_json(),
         "firing": window.firing.to_json(),

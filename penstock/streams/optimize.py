@@ -12,16 +12,14 @@ from typing import Any
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.expressions import cannot_fail
 from penstock.streams.graph import (
-    Aggregate,
     Edge,
     Filter,
     FlatMap,
     Graph,
-    Join,
     KeyBy,
-    Process,
     Select,
     Sink,
+    Stateful,
     Step,
 )
 from penstock.streams.schemas import Schemas, resolve_schemas
@@ -79,13 +77,13 @@ def key_is_used(graph: Graph, step: KeyBy) -> bool:
 
 def needs_shuffle(graph: Graph, step: KeyBy) -> bool:
     """True if something behind it needs the records of a key together."""
-    return any(isinstance(reader, Process | Aggregate | Join) for reader in _ends_behind(graph, step))
+    return any(isinstance(reader, Stateful) for reader in _ends_behind(graph, step))
 
 
 def _ends_behind(graph: Graph, step: Step) -> Iterable[Step]:
     for edge in graph.readers_of(step.name):
         reader = graph.step(edge.target)
-        if isinstance(reader, KeyBy | Process | Aggregate | Join | Sink):
+        if isinstance(reader, KeyBy | Stateful | Sink):
             yield reader
         else:
             yield from _ends_behind(graph, reader)
@@ -106,7 +104,10 @@ def _same_key(schemas: Schemas, step: Step) -> Found:
     for other in graph.steps:
         if other is step or not isinstance(other, KeyBy) or not needs_shuffle(graph, other):
             continue
-        same = schemas.keys[step.name].normal == schemas.keys[other.name].normal
+        same = (schemas.keys[step.name].normal, step.spread) == (
+            schemas.keys[other.name].normal,
+            other.spread,
+        )
         ours, theirs = graph.input_of(step.name), graph.input_of(other.name)
         if same and (ours.source, ours.stream) == (theirs.source, theirs.stream):
             edges = tuple(

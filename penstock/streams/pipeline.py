@@ -9,7 +9,7 @@ The same in SQL: p.sql("INSERT INTO english SELECT query FROM queries WHERE lang
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from penstock.streams.catalogue import nearest
 from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
+    Dedup,
     Edge,
     Filter,
     FlatMap,
@@ -30,6 +31,7 @@ from penstock.streams.graph import (
     Sink,
     Source,
     Step,
+    Top,
     Union,
     Window,
     check_category,
@@ -37,6 +39,13 @@ from penstock.streams.graph import (
     check_partitions,
     check_sink,
     safe_name,
+)
+from penstock.streams.pipeline_checks import (
+    check_dedup,
+    check_texts,
+    check_top,
+    check_two_phase,
+    check_window,
 )
 from penstock.streams.process_checks import (
     check_streams,
@@ -46,7 +55,7 @@ from penstock.streams.process_checks import (
     state_of,
     wants_of,
 )
-from penstock.streams.windows import Firing, Spans, duration_ms, offset_ms
+from penstock.streams.windows import WINDOW_START, Firing, Spans, duration_ms, offset_ms
 
 HOWS = ("inner", "left", "outer")
 
@@ -155,28 +164,28 @@ class Stream:
     def filter(self, condition: str, *, name: str | None = None) -> Stream:
         """Keep the records for which a Spark SQL condition is true."""
         place = self.pipeline._where()
-        _check_texts((condition,), what="filter", place=place)
+        check_texts((condition,), what="filter", place=place)
         step_name = self.pipeline._name(name, "filter", place, numbered=True)
         return self._then(Filter(name=step_name, place=place, condition=condition))
 
     def select(self, *columns: str, name: str | None = None) -> Stream:
         """Make new columns: "expression AS name" in Spark SQL, or a column as it is. Others are dropped."""
         place = self.pipeline._where()
-        _check_texts(columns, what="select", place=place)
+        check_texts(columns, what="select", place=place)
         step_name = self.pipeline._name(name, "select", place, numbered=True)
         return self._then(Select(name=step_name, place=place, columns=columns))
 
     def key_by(self, *keys: str, name: str | None = None) -> Stream:
         """Bring records with the same key together: one or more columns or Spark SQL expressions."""
         place = self.pipeline._where()
-        _check_texts(keys, what="key_by", place=place)
+        check_texts(keys, what="key_by", place=place)
         step_name = self.pipeline._name(name, safe_name("by_" + "_".join(keys)), place)
         return self._then(KeyBy(name=step_name, place=place, keys=keys))
 
     def flat_map(self, generator: str, *, name: str | None = None) -> Stream:
         """Make a record of each element of an array: "explode(split(text, ' ')) AS word". Columns stay."""
         place = self.pipeline._where()
-        _check_texts((generator,), what="flat_map", place=place)
+        check_texts((generator,), what="flat_map", place=place)
         step_name = self.pipeline._name(name, "flat_map", place, numbered=True)
         return self._then(FlatMap(name=step_name, place=place, generator=generator))
 
@@ -208,7 +217,7 @@ class Stream:
         within `lateness`; `mode`: each result is the whole ("accumulating") or what is new ("discarding").
         """
         place = self.pipeline._where()
-        _check_window(spans, late, mode, place)
+        check_window(spans, late, mode, place)
         firing = Firing(
             early_ms=None if early is None else duration_ms(early),
             late=late,
@@ -240,6 +249,38 @@ class Stream:
         step_name = self.pipeline._name(name, "join", place)
         step = Join(name=step_name, place=place, how=how, before_ms=before, after_ms=after, spans=window)
         return self._then(step, right)
+
+    def dedup(
+        self, *, within: str | int | None = None, window: Spans | None = None, name: str | None = None
+    ) -> Stream:
+        """Keep the first record of each key, by event time, and drop those that come `within` so long after
+        it; with `window=tumbling(...)` up to the end of its window. The key stays.
+        """
+        place = self.pipeline._where()
+        check_dedup(within, window, place)
+        step_name = self.pipeline._name(name, "dedup", place)
+        within_ms = None if within is None else duration_ms(within)
+        return self._then(Dedup(name=step_name, place=place, within_ms=within_ms, spans=window))
+
+    def top(
+        self,
+        count: int,
+        *,
+        by: str,
+        per: str | Sequence[str] = (),
+        lowest: bool = False,
+        name: str | None = None,
+    ) -> Stream:
+        """Of the results of each window the first `count` by a column, with their `rank`.
+
+        `per`: each value of these columns has a list of its own. `lowest`: the smallest values come first.
+        """
+        place = self.pipeline._where()
+        columns = (per,) if isinstance(per, str) else tuple(per)
+        check_top(count, by, columns, place)
+        step_name = self.pipeline._name(name, "top", place)
+        keyed = self.key_by(WINDOW_START, *columns, name=safe_name(f"{step_name}_by_window"))
+        return keyed._then(Top(name=step_name, place=place, count=count, by=by, lowest=bool(lowest)))
 
     def process(self, computation: type, *, name: str | None = None) -> Processed:
         """Run a Computation per key. Choose among several output streams with ["stream"]."""
@@ -342,48 +383,18 @@ class Windowed:
     pipeline: Pipeline
     step: str
 
-    def aggregate(self, *columns: str, name: str | None = None) -> Stream:
+    def aggregate(self, *columns: str, two_phase: bool = False, name: str | None = None) -> Stream:
         """One record per key and window: the key's columns, window_start, window_end, and these values.
 
         "count(*) AS n", and sum, min, max, avg, approx_count_distinct and approx_percentile of a column.
+        `two_phase`: the records of a key are added up in all partitions first, for keys that have very many.
         """
         place = self.pipeline._where()
-        _check_texts(columns, what="aggregate", place=place)
+        check_texts(columns, what="aggregate", place=place)
         step_name = self.pipeline._name(name, "aggregate", place)
-        step = Aggregate(name=step_name, place=place, columns=columns)
+        check_two_phase(two_phase, place)
+        step = Aggregate(name=step_name, place=place, columns=columns, two_phase=two_phase)
         return Stream(pipeline=self.pipeline, step=self.step)._then(step)
-
-
-def _check_window(spans: object, late: object, mode: object, place: Place) -> None:
-    what = ""
-    if not isinstance(spans, Spans):
-        what, why = f"window({spans!r}) is not possible", "a window is tumbling, sliding or a session"
-        fix = 'write .window(tumbling("10s")), with from penstock import tumbling'
-    elif late not in ("drop", "update"):
-        what, why = f"late={late!r} is not possible", "what comes too late is dropped or updates the result"
-        fix = 'write late="drop" or late="update"'
-    elif mode not in ("accumulating", "discarding"):
-        what, why = f"mode={mode!r} is not possible", "a further result is the whole again, or what is new"
-        fix = 'write mode="accumulating" or mode="discarding"'
-    if what:
-        raise PipelineError(f"{place}: {what}", why=why, fix=fix)
-
-
-def _check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
-    if texts and all(isinstance(text, str) and text.strip() for text in texts):
-        return
-    wrong = next((text for text in texts if not isinstance(text, str) or not text.strip()), None)
-    raise PipelineError(
-        f"{place}: {what}() needs Spark SQL text" + (f", not {wrong!r}" if texts else ""),
-        why="expressions run inside Spark, so they are given as text",
-        fix={
-            "filter": "write .filter(\"lang = 'en'\")",
-            "select": 'write .select("lower(query) AS query", "ts")',
-            "key_by": 'write .key_by("query")',
-            "flat_map": "write .flat_map(\"explode(split(text, ' ')) AS word\")",
-            "aggregate": 'write .aggregate("count(*) AS n")',
-        }[what],
-    )
 
 
 def _here() -> Place:

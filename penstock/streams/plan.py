@@ -10,10 +10,11 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.compiled import CompiledPipeline, PackageRef
 from penstock.streams.cutting import Cutter
-from penstock.streams.graph import Aggregate, Graph, Join, Process, Step, Window, check_graph
+from penstock.streams.graph import Aggregate, Dedup, Graph, Join, Process, Step, Top, Window, check_graph
 from penstock.streams.optimize import optimize
 from penstock.streams.pipeline import Pipeline
 from penstock.streams.schemas import resolve_schemas
+from penstock.streams.two_phase import take_apart
 
 
 def compile_pipeline(pipeline: Pipeline, catalogue: Catalogue, package: PackageRef) -> CompiledPipeline:
@@ -28,11 +29,12 @@ def compile_graph(
     check_graph(graph)
     for step in graph.steps:
         _check_neighbours(graph, step)
-    schemas, rewrites = optimize(graph, catalogue) if optimized else (resolve_schemas(graph, catalogue), ())
+    whole, parted = take_apart(graph)
+    schemas, rewrites = optimize(whole, catalogue) if optimized else (resolve_schemas(whole, catalogue), ())
     cutter = Cutter(schemas, package)
     jobs = cutter.jobs()
     return CompiledPipeline(
-        graph=graph, package=package, jobs=jobs, rewrites=(*rewrites, *cutter.notes(jobs))
+        graph=graph, package=package, jobs=jobs, rewrites=(*parted, *rewrites, *cutter.notes(jobs))
     )
 
 
@@ -44,7 +46,7 @@ def _check_neighbours(graph: Graph, step: Step) -> None:
             why="a window is read by aggregates, and by nothing else",
             fix="write .window(...).aggregate(...)",
         )
-    if isinstance(step, Process | Window | Join):
+    if isinstance(step, Process | Window | Join | Dedup | Top):
         for edge in graph.inputs_of(step.name):
             keyed, between = graph.key_of(edge)
             if keyed is None:
@@ -63,6 +65,8 @@ def _no_key(step: Step, before: Step) -> PipelineError:
         Process: f"process({getattr(step, 'computation', '')})",
         Window: "window(...)",
         Join: "join(...), on both sides",
+        Dedup: "dedup(...)",
+        Top: "top(...)",
     }
     return PipelineError(
         f"{step.place}: step {step.name!r} processes records that have no key",

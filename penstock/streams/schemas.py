@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.errors import NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
-from penstock.streams.catalogue import Catalogue, no_category
+from penstock.streams.catalogue import Catalogue, nearest, no_category
 from penstock.streams.expressions import (
     Checked,
     Generated,
@@ -24,6 +24,7 @@ from penstock.streams.graph import (
     DEFAULT_STREAM,
     Aggregate,
     Columns,
+    Dedup,
     Edge,
     Filter,
     FlatMap,
@@ -35,12 +36,13 @@ from penstock.streams.graph import (
     Sink,
     Source,
     Step,
+    Top,
     Union,
     Window,
     check_columns,
 )
 from penstock.streams.process_checks import check_process_inputs
-from penstock.streams.windows import WINDOW_END, WINDOW_START
+from penstock.streams.windows import PARTIAL_COLUMNS, RANK, WINDOW_END, WINDOW_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,10 @@ def _resolve(step: Step, schemas: Schemas, catalogue: Catalogue) -> None:
             schemas.keys[step.name] = check_key(step.keys, columns)
             schemas.key_parts[step.name] = check_key_parts(step.keys, columns)
             schemas.columns[out] = columns
-        case Window():
+        case Window() | Dedup():
             schemas.columns[out] = schemas.into(step.name)
+        case Top():
+            schemas.columns[out] = _topped(step, schemas)
         case Aggregate():
             schemas.columns[out] = _aggregated(step, schemas)
         case Join():
@@ -170,11 +174,19 @@ def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
     return tuple(part.text.strip("`") for part in schemas.key_parts[keyed.name])
 
 
+def window_edge(graph: Graph, step: Aggregate) -> Edge:
+    """The stream of the window behind which an aggregate stands; of one in two phases, the first one's."""
+    edge = graph.input_of(step.name)
+    return graph.input_of(edge.source) if step.phase == "combine" else edge
+
+
 def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
-    columns = schemas.into(step.name)
-    keys = key_columns(schemas, schemas.graph.input_of(step.name))
+    edge = window_edge(schemas.graph, step)
+    columns, keys = schemas.at(edge), key_columns(schemas, edge)
     summed = tuple(check_aggregate(text, columns) for text in step.columns)
     schemas.summed[step.name] = summed
+    if step.phase == "partial":
+        return PARTIAL_COLUMNS
     made = (
         *((name, dict(columns)[name]) for name in keys),
         (WINDOW_START, "bigint"),
@@ -206,6 +218,38 @@ def _joined(step: Join, schemas: Schemas) -> Columns:
                 fix=f'rename it on one side before the key_by: .select("{name} AS right_{name}", …)',
             )
     return (*left, *(column for column in right if column[0] not in once))
+
+
+def _topped(step: Top, schemas: Schemas) -> Columns:
+    graph, edge = schemas.graph, schemas.graph.input_of(step.name)
+    columns, between = schemas.at(edge), []
+    before = graph.step(edge.source)
+    while isinstance(before, Filter | Select | KeyBy):
+        between.append(before)
+        before = graph.step(graph.input_of(before.name).source)
+    if not isinstance(before, Aggregate) or not schemas.passes((WINDOW_START, WINDOW_END), between):
+        raise PipelineError(
+            "top(...) needs the results of an aggregate, with window_start and window_end as they are",
+            why="it takes the first of each window, when the window is over",
+            fix='write .window(...).aggregate("count(*) AS n").top(3, by="n")',
+        )
+    window = graph.step(graph.input_of(before.name).source)
+    if isinstance(window, Window) and (window.spans.kind == "session" or not window.firing.is_plain):
+        raise PipelineError(
+            "top(...) needs windows that are the same for all keys and give one result",
+            why="sessions differ from key to key, and early results and updates would be counted as others",
+            fix='use .window(tumbling("1m")) or sliding(...), without early= and late=',
+        )
+    if step.by not in dict(columns):
+        near = nearest(step.by, dict(columns))
+        raise PipelineError(
+            f"there is no column {step.by!r} to go by",
+            why=f"the results have {_listed(columns)}",
+            fix=f"did you mean {near!r}?" if near else "name one of these",
+        )
+    made = (*columns, (RANK, "int"))
+    check_columns(made, what=f"step {step.name!r}", place=step.place)
+    return made
 
 
 @contextmanager

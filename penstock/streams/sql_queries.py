@@ -12,6 +12,7 @@ from penstock.streams.functions import AGGREGATES, GENERATORS
 from penstock.streams.graph import safe_name
 from penstock.streams.pipeline import Pipeline, Stream
 from penstock.streams.sql_joins import read_condition
+from penstock.streams.sql_qualify import FIRST, TOP, check_first, read_qualify, top_column
 from penstock.streams.sql_tokens import Cursor
 from penstock.streams.windows import WINDOW_END, WINDOW_START, Spans, session, sliding, tumbling
 
@@ -29,7 +30,7 @@ _UNENDING = "a stream has no end, so there is no moment at which this is known"
 _NOT_HERE = {
     "ORDER BY": (_UNENDING, "remove it; sort where the sink is read"),
     "SORT BY": (_UNENDING, "remove it; sort where the sink is read"),
-    "LIMIT": (_UNENDING, "remove it, or filter by a column"),
+    "LIMIT": (_UNENDING, f"remove it; the first of each window are {TOP}"),
     "OFFSET": (_UNENDING, "remove it, or filter by a column"),
     "HAVING": ("results are filtered like other records", "SELECT … FROM (SELECT … GROUP BY …) t WHERE …"),
     "CLUSTER BY": ("records of a stream are not sorted", "write DISTRIBUTE BY"),
@@ -95,7 +96,7 @@ class Query:
                 "a hint cannot be used", why="how a pipeline runs is decided by its plan", fix="remove it"
             )
         if cursor.take("DISTINCT"):
-            fix = "remove it, or use a Computation that remembers a bounded time"
+            fix = f"remove it, or keep the first of each within a bounded time: {FIRST}"
             cursor.fail(
                 "DISTINCT cannot be used", why="it would have to remember every record for ever", fix=fix
             )
@@ -107,8 +108,24 @@ class Query:
             stream = stream.filter(self._plain(cursor.expression(), names))
         if cursor.take("GROUP BY"):
             return self._grouped(stream, items, names)
+        if cursor.take("QUALIFY"):
+            self._here()
+            stream = self._first(stream, self._plain(cursor.expression(), names))
         self._pipeline._place_of_sql = at
         return self._selected(stream, items, names)
+
+    def _first(self, stream: Stream, text: str) -> Stream:
+        """The first record of each key and window: key_by, dedup."""
+        found = read_qualify(self._cursor, text)
+        check_first(self._cursor, found)
+        spans = self._spans(found.window)
+        if spans.kind != "tumbling":
+            self._cursor.fail(
+                f"{found.window} cannot be used here",
+                why="a record would be the first of several windows, or of one that is not known yet",
+                fix=f"write {FIRST}",
+            )
+        return self._keyed(stream, found.columns).dedup(window=spans, name=self._free("dedup"))
 
     def _selected(self, stream: Stream, items: Sequence[Sequence[Token]], names: set[str]) -> Stream:
         if len(items) == 1 and self._plain(items[0], names) == "*":
@@ -248,6 +265,13 @@ class Query:
         windowed = self._keyed(stream, keys).window(spans)
         result = windowed.aggregate(*values, name=self._free("aggregate"))
         made = [*keys, WINDOW_START, WINDOW_END, *(value.split()[-1] for value in values)]
+        if self._cursor.take("QUALIFY"):
+            self._here()
+            found = read_qualify(self._cursor, self._plain(self._cursor.expression(), names))
+            by = top_column(self._cursor, found, values)
+            lowest, name = not found.descending, self._free("top")
+            result = result.top(found.count, by=by, per=found.columns, lowest=lowest, name=name)
+            return result.select(*wanted)
         return result if wanted == made else result.select(*wanted)
 
     def _spans(self, text: str) -> Spans:

@@ -282,6 +282,10 @@ class StatelessStep:
         if keys.null_count == len(keys):  # unkeyed: stay together; a key that is missing is the empty one
             return {self._ref.partition % output.partitions: batch}
         targets = partitions_of(keys, output.partitions)
+        if (self._plan.get("plan") or {}).get("spread"):
+            # By the offset of the record it was made of: the same again when the step is repeated.
+            offsets = np.asarray(batch.column("_seq").to_numpy(), dtype=np.int64) >> INDEX_BITS
+            targets = (targets + offsets) % output.partitions
         return {
             partition: batch.take(pa.array(np.flatnonzero(targets == partition)))
             for partition in np.unique(targets).tolist()

@@ -1,18 +1,31 @@
-"""A computation as its task's plan says: which inputs it has, where records go at which it raises. Pure."""
+"""The work of a task's steps as its plan says: an operator of our own, or a user's computation. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.streams.computation import Computation
+from penstock.streams.operators.build import operator_of
 from penstock.streams.step import is_dead
-from penstock.streams.step_logic import KeyedLogic
+from penstock.streams.step_logic import KeyedLogic, StepLogic
 from penstock.streams.task import TaskDescriptor
+from penstock.streams.vectorised import VectorComputation, VectorLogic
 
 
-def keyed_logic(task: TaskDescriptor, computation: Computation, partition: int) -> KeyedLogic:
-    """The work of a step of this task. Without a place for dead letters a record that raises stops it."""
+def logic_of(
+    task: TaskDescriptor, partition: int, make: Callable[[str], Computation | VectorComputation]
+) -> StepLogic:
+    """What the steps of a stateful task run; `make`: a computation by the name of its class."""
+    computation = task.plan["computation"]
+    if "operator" in computation:
+        return operator_of(computation, task.outputs[0].columns)
+    found = make(computation["class"])
+    if isinstance(found, VectorComputation):
+        return VectorLogic(found)
+    # Without a place for dead letters a record that raises stops it.
     dead = next((output.stream for output in task.outputs if is_dead(output.stream)), None)
     return KeyedLogic(
-        computation,
-        inputs=task.plan["computation"].get("inputs", ()),
+        found,
+        inputs=computation.get("inputs", ()),
         dead=(dead, partition) if dead is not None and task.poison == "skip" else None,
     )

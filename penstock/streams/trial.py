@@ -28,7 +28,8 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
 from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of, settings_of
-from penstock.streams.task_logic import keyed_logic
+from penstock.streams.task_logic import logic_of
+from penstock.streams.vectorised import VectorComputation
 
 ROUNDS_MAX = 10_000
 _MARK_MS = 1000  # between two reports of a low: far enough apart for a mark each
@@ -36,6 +37,8 @@ _EFFECTS = {
     "rows": frozenset({"acquire", "commit", "delivered"}),
     "bus": frozenset({"fence", "publish", "report_low"}),
 }
+
+_NOT_FOR_USERS = ["_kind", "_meta", "_raw"]
 
 Stages = Callable[[pa.RecordBatch], list[pa.RecordBatch]]
 
@@ -91,7 +94,7 @@ class TrialJob:
     name: str
     config: Mapping[str, Any]
     stages: Stages
-    computation: Callable[[], Computation] | None = None
+    computation: Callable[[], Computation | VectorComputation] | None = None
     task: TaskDescriptor | None = None
     owned: dict[int, OwnedInterval] = field(default_factory=dict)  # those with a living owner
     seen: dict[int, object] = field(default_factory=dict)  # what each interval's last step went by
@@ -99,6 +102,11 @@ class TrialJob:
     @property
     def birth(self) -> str:
         return f"birth-{self.name}"
+
+    def make(self, name: str) -> Computation | VectorComputation:
+        """A computation for one step, as new."""
+        assert self.computation is not None, f"job {self.name} has no class {name}"
+        return self.computation()
 
     def ref(self, partition: int) -> IntervalRef:
         """The interval of a partition."""
@@ -215,17 +223,16 @@ class Trial:
         found = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
         made = [new for batch in found for new in _worked(batch, job.stages)]
         if job.config["kind"] == "stateful":
-            assert job.computation is not None, "a stateful job has a computation"
             step = StatefulStep(
                 ref=interval.ref,
                 token=interval.token,
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=keyed_logic(task, job.computation(), interval.ref.partition),
+                computation=logic_of(task, interval.ref.partition, job.make),
                 sending=Sending.of(task.sending, lambda: self.now_ms),
             )
-            step.run(ranges, made, now_ms=self.now_ms)
+            step.run(ranges, [batch.drop_columns(_NOT_FOR_USERS) for batch in made], now_ms=self.now_ms)
             return
         self._stateless(task, interval, ranges, made, _end_of(found))
 

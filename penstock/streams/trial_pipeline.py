@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.jobs.config import validate_config
+from penstock.jobs.provision import cannot_run
 from penstock.streams.bus.log import LOW_MAX, CategorySpec
 from penstock.streams.catalogue import LogCatalogue, category_from_json
 from penstock.streams.compiled import PackageRef
@@ -25,6 +26,7 @@ from penstock.streams.task import input_of
 from penstock.streams.trial import TrialJob
 from penstock.streams.trial_run import Produced, Scripted
 from penstock.streams.trial_stages import stages_in_arrow
+from penstock.streams.vectorised import VectorComputation
 
 # A task would find its code by this; here it is in this process already.
 _PACKAGE = PackageRef(name="trial", version="1", hash="0" * 64, entry="trial.py")
@@ -118,16 +120,12 @@ class PipelineRun(Scripted):
         return self._specs[category]
 
     def _job(self, config: Mapping[str, Any], computations: Mapping[str, type]) -> TrialJob:
-        made: Callable[[], Computation] | None = None
-        if config["kind"] == "stateful":
-            name = config["plan"]["computation"].get("class")
-            if name is None:
-                raise PipelineError(
-                    f"job {config['name']} cannot be tried here",
-                    why=f"it runs Penstock's own {config['plan']['computation'].get('operator')}",
-                    fix="try the steps before and behind it apart, or run the pipeline with `penstock run`",
-                )
-            blank = computations[name]()
+        made: Callable[[], Computation | VectorComputation] | None = None
+        refused = cannot_run(config["name"], config)
+        if refused is not None:
+            raise PipelineError(refused.what, why=refused.why, fix=refused.fix)
+        if config["kind"] == "stateful" and "class" in config["plan"]["computation"]:
+            blank = computations[config["plan"]["computation"]["class"]]()
             made = lambda: copy.deepcopy(blank)  # noqa: E731
         sources = [self.trial.log.describe(item["category"]) for item in config["inputs"]]
         reads = config["plan"]["reads"]

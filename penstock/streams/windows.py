@@ -8,7 +8,10 @@ from typing import Any
 
 from penstock.core.errors import PipelineError
 
-WINDOW_START, WINDOW_END = "window_start", "window_end"
+WINDOW_START, WINDOW_END, RANK = "window_start", "window_end", "rank"
+# A part of a result on its way to the whole.
+PARTIAL = "partial"
+PARTIAL_COLUMNS = ((WINDOW_START, "bigint"), (PARTIAL, "binary"))
 DURATION_MS_MAX = 400 * 24 * 3600 * 1000
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _WORDS = {
@@ -48,6 +51,11 @@ class Firing:
     late: str = "drop"
     lateness_ms: int = 0
     mode: str = "accumulating"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a window gives one result."""
+        return self.early_ms is None and self.late == "drop"
 
     def to_json(self) -> dict[str, Any]:
         """As in a job's plan."""

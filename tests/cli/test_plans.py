@@ -15,10 +15,11 @@ p = Pipeline("words", partitions=3)
 stream = p.source("queries").flat_map("explode(split(lower(query), ' ')) AS word").filter("lang <> 'robot'")
 stream.select("word", "lang").key_by("word").sink("words")
 """
-UPDATED_SESSIONS = """from penstock import Pipeline, session
+JOINED_SESSIONS = """from penstock import Pipeline, session
 p = Pipeline("windows", partitions=3)
-sessions = p.source("queries").key_by("query").window(session(gap="1m"), late="update", lateness="1m")
-sessions.aggregate("count(*) AS n").sink("per_query")
+queries = p.source("queries")
+left, right = queries.select("query").key_by("query"), queries.select("query", "lang").key_by("query", name="by")
+left.join(right, window=session(gap="1m")).sink("pairs")
 """
 WINDOWS_SQL = """INSERT INTO per_query SELECT query, window.start, count(*) AS n FROM queries
 GROUP BY query, window(event_time, '10 seconds');
@@ -74,12 +75,12 @@ def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Ru
 def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: Run, tmp_path: Path):
     folder = ("--folder", empty.folder)
     assert run(*QUERIES_SIX, *folder).code == 0
-    path, before = a_file(tmp_path, "windows.py", UPDATED_SESSIONS), empty.everything()
+    path, before = a_file(tmp_path, "windows.py", JOINED_SESSIONS), empty.everything()
     drawn = run("plan", path, *folder)
-    assert drawn.code == 0 and "cannot run yet" in drawn.text and "windows.aggregate: aggregate" in drawn.text
+    assert drawn.code == 0 and "cannot run yet" in drawn.text and "windows.join: join" in drawn.text
     compiled = run("plan", path, "-o", "json", *folder).json["compiled"]
     said = run("submit", path, *folder).is_refused()
-    assert "'windows.aggregate' cannot be run yet" in said and "one result" in said
+    assert "'windows.join' cannot be run yet" in said and "by session" in said
     assert empty.everything() == before
     # A client that does not check is refused all the same.
     from penstock.cli.connection import connect

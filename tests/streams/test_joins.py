@@ -88,7 +88,7 @@ def expected(events: list[Event], how: str, window: Spans | None) -> Counter[tup
 @pytest.mark.parametrize(
     "window", [None, tumbling(10), sliding(20, every=5)], ids=["within", "tumbling", "sliding"]
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     events=logs(),
     how=st.sampled_from(["inner", "left", "outer"]),

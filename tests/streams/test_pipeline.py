@@ -211,6 +211,18 @@ MISTAKES = {
     ),
     "endless join": (lambda: _a().key_by("a").join(_a().key_by("a")), ["within= or window="]),
     "join of a kind": (lambda: _a().join(_a(), within=(0, 1), how="anti"), ["inner, left, outer"]),
+    "endless dedup": (lambda: _a().key_by("a").dedup(), ["dedup() needs within=", "grow for ever"]),
+    "dedup by both": (
+        lambda: _a().key_by("a").dedup(within="1s", window=tumbling(5)),
+        ["within= or window="],
+    ),
+    "dedup by sliding windows": (
+        lambda: _a().key_by("a").dedup(window=sliding(10, every=5)),
+        ["window=tumbling(...)"],
+    ),
+    "top of nothing": (lambda: _a().top(0, by="n"), ["top(0)", "1 to 10000"]),
+    "top by nothing": (lambda: _a().top(3, by=""), ["names of columns"]),
+    "top per nothing": (lambda: _a().top(3, by="n", per=[5]), ["names of columns"]),
     "sql of nothing": (lambda: Pipeline("p").sql(""), ["there is no statement"]),
     "sql of a number": (lambda: Pipeline("p").sql(5), ["sql() needs text"]),
     "unknown stream": (

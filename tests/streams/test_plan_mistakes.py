@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock import tumbling
+from penstock import session, tumbling
 from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
@@ -32,6 +32,12 @@ from tests.streams.plans import (
 
 def _process_without_key(p):
     p.source("queries").filter("ts > 0").process(Count).sink("counts")
+
+
+def topped(p, spans, *, by="n", per=(), select=(), early=None):
+    windows = p.source("queries").key_by("query").window(spans, early=early)
+    results = windows.aggregate("count(*) AS n")
+    (results.select(*select) if select else results).top(3, by=by, per=per).sink("x")
 
 
 def counted(keyed, value):
@@ -145,6 +151,32 @@ MISTAKES = {
     "window without a key": (
         lambda p: p.source("queries").window(tumbling("1s")).aggregate("count(*) AS n").sink("x"),
         ["have no key", ".key_by"],
+    ),
+    "dedup without a key": (
+        lambda p: p.source("queries").dedup(within="1h").sink("x"),
+        ["have no key", ".key_by", ".dedup("],
+    ),
+    "top of records": (
+        lambda p: p.source("queries").select("ts AS window_start").top(3, by="window_start").sink("x"),
+        ["results of an aggregate", ".aggregate("],
+    ),
+    "top of changed windows": (
+        lambda p: topped(p, tumbling("1s"), select=("n", "window_start + 1 AS window_start", "window_end")),
+        ["window_start and window_end as they are"],
+    ),
+    "top of sessions": (lambda p: topped(p, session(gap="1s")), ["the same for all keys", "tumbling"]),
+    "top of early results": (lambda p: topped(p, tumbling("1m"), early="1s"), ["one result"]),
+    "top by an unknown column": (
+        lambda p: topped(p, tumbling("1s"), by="nn"),
+        ["no column 'nn'", "did you mean 'n'"],
+    ),
+    "top per an unknown column": (
+        lambda p: topped(p, tumbling("1s"), per="lnag"),
+        ["no column 'lnag'"],
+    ),
+    "top takes a name that is there": (
+        lambda p: topped(p, tumbling("1s"), select=("n AS rank", "window_start", "window_end"), by="rank"),
+        ["column 'rank' comes twice"],
     ),
     "key that has no name": (
         lambda p: counted(p.source("queries").key_by("lower(query)"), "count(*) AS n"),

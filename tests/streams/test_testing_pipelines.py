@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from penstock import testing
+from penstock import VectorComputation, session, testing, tumbling
 from penstock.core.errors import PipelineError
 from penstock.streams.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.pipeline import Pipeline
@@ -150,7 +151,7 @@ def test_values_that_only_spark_computes_are_told() -> None:
     [
         (lambda run: run.record("sales", 1, shop="x"), "is not read here"),
         (lambda run: run.record("returns", 1, price=1.0), "has no column 'price'"),
-        (lambda run: run.outputs("totals"), "has no sink 'totals'"),
+        (lambda run: run.outputs("so_far"), "has no sink 'totals'"),
     ],
 )
 def test_mistakes_are_told(act: Any, said: str) -> None:
@@ -158,3 +159,65 @@ def test_mistakes_are_told(act: Any, said: str) -> None:
     p.source("returns").sink("copies")
     with pytest.raises(PipelineError, match=said):
         act(testing.PipelineRun(p, RETURNS))
+
+
+class Totals(VectorComputation):
+    """Counts its records per key, over tables."""
+
+    outputs = {"out": {"n": "bigint"}}
+    state = {"n": "bigint"}
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> tuple[pa.Table, dict[str, pa.Table]]:
+        known = dict(zip(states.column("_key").to_pylist(), states.column("n").to_pylist(), strict=True))
+        stamps = {}
+        for key, ts in zip(
+            records.column("_key").to_pylist(), records.column("_ts").to_pylist(), strict=True
+        ):
+            known[key], stamps[key] = known.get(key, 0) + 1, ts
+        changed = pa.table({"_key": list(known), "n": pa.array(list(known.values()), pa.int64())})
+        counts = pa.array([known[key] for key in stamps], pa.int64())
+        made = pa.table({"_key": list(stamps), "_ts": list(stamps.values()), "n": counts})
+        return changed, {"out": made}
+
+
+def every_operator() -> testing.PipelineRun:
+    p = Pipeline("shops", partitions=2)
+    sales = p.source("sales")
+    first = sales.key_by("shop").dedup(within="1s")
+    first.sink("first")
+    counts = sales.key_by("shop", name="counted").window(tumbling("1s")).aggregate("sum(amount) AS total")
+    counts.top(1, by="total").select("shop", "total", "rank").sink("best")
+    returns = p.source("returns").select("shop", "amount AS back").key_by("shop", name="returned")
+    first.join(returns, within=("0s", "1s"), how="left").sink("pairs")
+    sales.key_by("shop", name="for_totals").process(Totals).sink("so_far")
+    return testing.PipelineRun(p, SALES, RETURNS)
+
+
+def a_day_of_sales(run: testing.PipelineRun) -> None:
+    with run.batch():
+        for ts, shop, amount in [(100, "a", 1.0), (150, "a", 2.0), (900, "b", 2.5), (1200, "a", 7.0)]:
+            run.record("sales", ts, shop, shop=shop, amount=amount)
+        run.record("returns", 600, "a", shop="a", amount=0.5)
+    run.close()
+
+
+def test_windows_joins_and_the_like_run_in_the_kit():
+    run = every_operator()
+    a_day_of_sales(run)
+    firsts = sorted((row["shop"], row["amount"]) for row in run.outputs("first"))
+    assert firsts == [("a", 1.0), ("a", 7.0), ("b", 2.5)]
+    best = sorted((row["total"], row["shop"], row["rank"]) for row in run.outputs("best"))
+    assert best == [(3.0, "a", 1), (7.0, "a", 1)]
+    pairs = sorted((row["shop"], row["amount"], row["back"]) for row in run.outputs("pairs"))
+    assert pairs == [("a", 1.0, 0.5), ("a", 7.0, None), ("b", 2.5, None)]
+    assert sorted(row["n"] for row in run.outputs("so_far"))[-1] == 3
+
+
+def test_what_no_version_runs_yet_is_told_when_the_run_is_made():
+    p = Pipeline("shops", partitions=2)
+    left = p.source("sales").key_by("shop")
+    right = p.source("returns").select("shop", "amount AS back").key_by("shop", name="returned")
+    left.join(right, window=session(gap="1s")).sink("pairs")
+    with pytest.raises(PipelineError, match="cannot be run yet") as caught:
+        testing.PipelineRun(p, SALES, RETURNS)
+    assert "by session" in caught.value.why and caught.value.fix

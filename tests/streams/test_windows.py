@@ -64,10 +64,10 @@ def a_world(
 
 
 @st.composite
-def logs(draw: st.DrawFn, values: st.SearchStrategy[Any] = numbers) -> list[Event]:
+def logs(draw: st.DrawFn, values: st.SearchStrategy[Any] = numbers, size: int = 40) -> list[Event]:
     """Records around a low that rises; some are behind it. At the end everything has come."""
     low, events = 0, []
-    for _ in range(draw(st.integers(1, 40))):
+    for _ in range(draw(st.integers(1, size))):
         if draw(st.integers(0, 3)) == 0:
             low += draw(st.integers(1, 40))
             events.append(Low(low=low))
@@ -94,7 +94,7 @@ SPANS = [(tumbling(20), 20, 20), (sliding(30, every=10), 30, 10)]
 
 
 @pytest.mark.parametrize(("spans", "size", "slide"), SPANS, ids=["tumbling", "sliding"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -118,7 +118,7 @@ def test_windows_are_those_of_plain_python_however_the_log_is_cut_and_whoever_di
     assert not interval.states and not interval.timers  # nothing is left behind
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(events=logs(doubles), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: list[Event], cuts: list[int]):
     expected = on_time_results(events, size=20, slide=20, functions=FUNCTIONS)
@@ -127,7 +127,7 @@ def test_sums_of_doubles_are_exact_so_that_no_order_and_no_cut_shows(events: lis
     assert rows_of(world) == by_partition(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
@@ -177,7 +177,7 @@ def test_early_results_and_late_updates_are_those_of_plain_python(
     assert not interval.states
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     events=logs(),
     cuts=st.lists(st.integers(1, 7), min_size=1, max_size=5),

@@ -128,3 +128,63 @@ def session_results(events: Iterable[Event], *, gap: int, functions: Sequence[st
             found.append((start, end, key, *results))
         sessions = [s for s in sessions if s[2] > low]
     return found
+
+
+def sessions_with_firing(
+    events: Iterable[Event],
+    *,
+    gap: int,
+    early: int | None,
+    lateness: int | None,
+    accumulating: bool,
+    functions: Sequence[str],
+) -> list[tuple[Any, ...]]:
+    """(_ts, late, window_start, window_end, key, values…) in the order of giving. `lateness` None: late ones
+    are dropped.
+    """
+    low, found = LOW_MIN, []
+    sessions: list[dict[str, Any]] = []
+
+    def give(stamp: int, is_late: bool, one: dict[str, Any], values: Sequence[Any]) -> None:
+        results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
+        found.append((stamp, is_late, one["start"], one["end"], one["key"], *results))
+
+    for event in events:
+        if isinstance(event, Rec):
+            if event.ts < low and lateness is None:
+                continue
+            start, end = event.ts, event.ts + gap
+            mine = [s for s in sessions if s["key"] == event.key and s["start"] < end and start < s["end"]]
+            whole = {
+                "key": event.key,
+                "start": min([start, *(s["start"] for s in mine)]),
+                "end": max([end, *(s["end"] for s in mine)]),
+                "new": [value for s in mine for value in s["new"]],
+                "given": [value for s in mine for value in s["given"]],
+            }
+            if whole["end"] <= low and whole["end"] + (lateness or 0) <= low:
+                continue
+            sessions = [*(s for s in sessions if all(s is not other for other in mine)), whole]
+            if whole["end"] > low:
+                whole["new"].append(event.values[0])
+            else:
+                whole["given"].append(event.values[0])
+                give(whole["end"] - 1, True, whole, whole["given"] if accumulating else [event.values[0]])
+            continue
+        assert isinstance(event, Low)
+        before, low = low, max(low, event.low)
+        due = []
+        for one in sessions:
+            if before < one["end"] <= low:
+                due.append((one["end"], one["start"], one["key"], one))
+            elif one["end"] > low and early and low < 2**62 and one["new"]:
+                at = one["start"] + (low - one["start"]) // early * early
+                if at > max(before, one["start"]):
+                    due.append((at, one["start"], one["key"], one))
+        for at, _, _, one in sorted(due, key=lambda item: item[:3]):
+            fresh, one["new"] = one["new"], []
+            one["given"] += fresh
+            if fresh or (accumulating and at == one["end"]):
+                give(at - 1, False, one, one["given"] if accumulating else fresh)
+        sessions = [one for one in sessions if one["end"] + (lateness or 0) > low]
+    return found

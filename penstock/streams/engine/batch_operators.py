@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.operators.build import operator_of
 from penstock.streams.operators.windowed import STREAM
@@ -48,9 +49,15 @@ def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any])
     plan = dict(job["plan"]["computation"])
     if "firing" in plan:
         plan["firing"] = Firing().to_json()
-    keyed = _keyed(rows).repartition(partitions, "_key")
+    keyed = _keyed(rows)
+    if plan["operator"] != "partial":  # a part of a key is added up wherever it is read
+        keyed = keyed.repartition(partitions, "_key")
+    in_order = plan["operator"] == "dedup"  # so that it need not keep all records until the end
+    if in_order:
+        keyed = keyed.sortWithinPartitions("_ts")
     logic = partial(operator_of, plan, columns)
-    return keyed.mapInArrow(_runner(logic, STREAM, columns, job["name"]), schema_ddl(columns))
+    function = _runner(logic, STREAM, columns, job["name"], in_order=in_order)
+    return keyed.mapInArrow(function, schema_ddl(columns))
 
 
 def vectorised(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any], code: Code) -> DataFrame:
@@ -71,14 +78,22 @@ def _keyed(rows: DataFrame) -> DataFrame:
 
 
 def _runner(
-    logic: Callable[[], StepLogic], stream: str, columns: Sequence[tuple[str, str]], job: str
+    logic: Callable[[], StepLogic],
+    stream: str,
+    columns: Sequence[tuple[str, str]],
+    job: str,
+    *,
+    in_order: bool = False,
 ) -> _BATCHES:
+    """`in_order`: rows come by their event times, and the low watermark follows them."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         work = _Whole(logic(), stream, job)
         for table in _pieces(batches):
-            for made in work.add(table, last=False):
+            low = table.column("_ts")[table.num_rows - 1].as_py() if in_order else LOW_MIN
+            for made in work.add(table, low):
                 yield _row_batch(made, columns)
-        for made in work.add(None, last=True):
+        for made in work.add(None, LOW_MAX):
             yield _row_batch(made, columns)
 
     return run
@@ -91,19 +106,20 @@ class _Whole:
         self._logic, self._stream, self._job = logic, stream, job
         self._states: dict[str, bytes] = {}
         self._timers: dict[tuple[str, str], TimerRow] = {}
-        self._version = 0
+        self._version, self._low = 0, LOW_MIN
 
-    def add(self, table: pa.Table | None, *, last: bool) -> Iterable[pa.Table]:
+    def add(self, table: pa.Table | None, low: Millis) -> Iterable[pa.Table]:
+        """What these rows make, and what is due when nothing before `low` can come any more."""
         rows = _nothing() if table is None else table
-        timers = tuple(self._timers.values()) if last else ()
+        timers = tuple(timer for timer in self._timers.values() if timer.at_ms <= low)
         asked = {*self._logic.wanted(rows), *(timer.key for timer in timers)}
         result = self._logic.run(
             StepInput(
                 job=self._job,
                 version=self._version,
-                low=LOW_MIN,
+                low=self._low,
                 table=rows,
-                cuts=[Cut(position=rows.num_rows, low=LOW_MAX)] if last else [],
+                cuts=[Cut(position=rows.num_rows, low=low)] if low > self._low else [],
                 states=self._read(asked),
                 timers=timers,
                 read=self._read,
@@ -111,6 +127,7 @@ class _Whole:
             )
         )
         self._keep(result)
+        self._low = low
         made = result.produced.get(self._stream)
         return [made] if isinstance(made, pa.Table) and made.num_rows else []
 

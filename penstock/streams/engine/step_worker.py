@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ import pyarrow as pa
 from penstock.core.errors import CorruptData
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
-from penstock.streams.operators.build import operator_of
 from penstock.streams.outbox import Sending
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
-from penstock.streams.step_logic import StepLogic
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
-from penstock.streams.task_logic import keyed_logic
-from penstock.streams.vectorised import VectorComputation, VectorLogic
+from penstock.streams.task_logic import logic_of
+from penstock.streams.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -129,20 +128,15 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
-        computation=_logic(task, interval.ref.partition),
+        computation=logic_of(task, interval.ref.partition, partial(_made, task)),
         sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
     )
 
 
-def _logic(task: TaskDescriptor, partition: int) -> StepLogic:
-    computation = task.plan["computation"]
-    if "operator" in computation:
-        return operator_of(computation, task.outputs[0].columns)
+def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    found: Computation | VectorComputation = getattr(module, computation["class"])()
-    if isinstance(found, VectorComputation):
-        return VectorLogic(found)
-    return keyed_logic(task, found, partition)
+    found: Computation | VectorComputation = getattr(module, name)()
+    return found
 
 
 def _begin(batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], Iterator[pa.RecordBatch]]:

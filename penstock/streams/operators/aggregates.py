@@ -96,6 +96,15 @@ class Aggregates:
                 long[str(place)] = _lifted_long(value, column, main)
         return Partials(main=pa.table(main), long=long)
 
+    def type_of(self, column: str) -> pa.DataType:
+        """Of a column of partial results, by its name."""
+        place, suffix = column.split(".", 1)
+        value = self._values[int(place)]
+        if suffix in ("min", "max") and value.function in ("min", "max"):
+            kind = ARROW_TYPES[value.type]
+            return kind if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) else pa.int64()
+        return pa.int64()
+
     def merge(self, parts: Sequence[Partials]) -> Partials:
         """One row for each group."""
         main = _grouped([part.main for part in parts], (CELL, KEY))
@@ -141,9 +150,9 @@ def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.A
         limbs = exact_sums.limbs_of(_doubles(column))
         return {"sum.n": known, **{f"sum.{name}": pa.array(limb) for name, limb in limbs.items()}}
     if value.function in ("min", "max"):
-        return {value.function: _ordered(column)}
+        return {value.function: in_order(column)}
     if value.function == "approx_percentile":
-        ordered = _ordered(column.cast(pa.float64()))
+        ordered = in_order(column.cast(pa.float64()))
         return {"min": ordered, "max": ordered}
     return {}
 
@@ -244,7 +253,7 @@ def _grouped(tables: Sequence[pa.Table], by: Sequence[str], how: str = "") -> pa
     return pa.table(columns)
 
 
-def _ordered(column: pa.Array) -> pa.Array:
+def in_order(column: pa.Array) -> pa.Array:
     """Values for `min` and `max`: doubles as whole numbers in Spark's order, NaN above all."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())

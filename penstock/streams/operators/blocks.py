@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.operators.aggregates import CELL, Aggregates, Partials
+from penstock.streams.step_logic import StepInput
 
 INDEX = "#index"
 FAN = 8
@@ -47,6 +48,11 @@ class Blocks:
         self._stored = set(self._decoded_index(self._before))
         self._gone: list[Block] = []
         self._fresh: dict[int, list[Partials]] = {0: [], 1: []}
+
+    @staticmethod
+    def of(aggregates: Aggregates, given: StepInput) -> Blocks:
+        """Those of a step's interval."""
+        return Blocks(aggregates, states=given.states, read=given.read, version=given.version, job=given.job)
 
     def cells(self, fired: int) -> set[int]:
         """Cells that have something."""

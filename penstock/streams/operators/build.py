@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.streams.operators.dedup import Dedup, DedupSpec
 from penstock.streams.operators.firings import FiringAggregate
 from penstock.streams.operators.joins import JoinSpec, StreamJoin
+from penstock.streams.operators.phases import CombinedAggregate, PartialAggregate
+from penstock.streams.operators.session_firings import SessionFirings
 from penstock.streams.operators.sessions import SessionAggregate
+from penstock.streams.operators.top import TopOfWindow, TopSpec
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
 from penstock.streams.step_logic import StepLogic
 
@@ -18,12 +22,19 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
     if plan["operator"] == "aggregate":
         spec = WindowSpec.of(plan, columns)
         if spec.spans.kind == "session":
-            return SessionAggregate(spec)
-        if spec.firing.early_ms is not None or spec.firing.late == "update":
+            return SessionAggregate(spec) if spec.firing.is_plain else SessionFirings(spec)
+        if not spec.firing.is_plain:
             return FiringAggregate(spec)
         return WindowedAggregate(spec)
+    if plan["operator"] in ("partial", "combine"):
+        spec = WindowSpec.of(plan, columns)
+        return PartialAggregate(spec) if plan["operator"] == "partial" else CombinedAggregate(spec)
     if plan["operator"] == "join":
         return StreamJoin(JoinSpec.of(plan))
+    if plan["operator"] == "dedup":
+        return Dedup(DedupSpec.of(plan, columns))
+    if plan["operator"] == "top":
+        return TopOfWindow(TopSpec.of(plan, columns))
     raise ConfigError(
         f"{plan['operator']!r} cannot be run",
         why="this version has no such operator",

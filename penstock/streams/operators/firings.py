@@ -50,13 +50,7 @@ class FiringAggregate:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
-        blocks = Blocks(
-            self._aggregates,
-            states=given.states,
-            read=given.read,
-            version=given.version,
-            job=given.job,
-        )
+        blocks = Blocks.of(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = 0
@@ -129,7 +123,8 @@ class FiringAggregate:
         for cell, at in sorted(due.items(), key=lambda item: (item[1], item[0])):
             result = self._result(blocks, cell, on_time=at == cell + self._size)
             if result is not None:
-                ends, stamps = result.cells + self._size, {cell: at - 1}
+                ends = result.cells + self._size
+                stamps = np.full(len(ends), at - 1, dtype=np.int64)
                 made.append(window_rows(self._spec, result, self._aggregates, ends=ends, stamps=stamps))
         gone = [
             cell

@@ -117,7 +117,7 @@ def values_of(buckets: Ints) -> npt.NDArray[np.float64]:
     special = (buckets == 0) | (np.abs(buckets) >= _INFINITE)
     size = 2 * np.power(_GAMMA, np.where(special, 0.0, steps)) / (1 + _GAMMA)
     found = np.where(buckets == 0, 0.0, np.sign(buckets) * size)
-    found = np.where(np.abs(buckets) == _INFINITE, np.sign(buckets) * np.inf, found)
+    found = np.where(np.abs(buckets) == _INFINITE, np.where(buckets < 0, -np.inf, np.inf), found)
     return np.where(buckets == _NAN, np.nan, found)
 
 

@@ -98,13 +98,7 @@ class WindowedAggregate:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
-        blocks = Blocks(
-            self._aggregates,
-            states=given.states,
-            read=given.read,
-            version=given.version,
-            job=given.job,
-        )
+        blocks = Blocks.of(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = 0
@@ -126,7 +120,7 @@ class WindowedAggregate:
         chosen = is_open & ~flagged
         rows = stretch.rows if chosen.all() else stretch.rows.filter(pa.array(chosen))
         if rows.num_rows:
-            blocks.add(self._aggregates.merge([self._aggregates.lift(rows, cells[chosen])]))
+            blocks.add(self._aggregates.merge([self._lifted(rows, cells[chosen])]))
 
     def _fire(self, blocks: Blocks, low: Millis, low_after: Millis) -> tuple[pa.Table | None, int]:
         due: dict[int, list[int]] = {}  # end of a window -> its cells
@@ -150,9 +144,13 @@ class WindowedAggregate:
         if self._slide != self._size:
             held = self._aggregates.merge(found)
             found = [held.where(group).in_cell(end - self._size) for end, group in sorted(due.items())]
-        merged = self._aggregates.merge(found)
-        rows = window_rows(self._spec, merged, self._aggregates, ends=merged.cells + self._size)
-        return rows, len(due)
+        return self._results(self._aggregates.merge(found)), len(due)
+
+    def _lifted(self, rows: pa.Table, cells: Ints) -> Partials:
+        return self._aggregates.lift(rows, cells)
+
+    def _results(self, merged: Partials) -> pa.Table:
+        return window_rows(self._spec, merged, self._aggregates, ends=merged.cells + self._size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,18 +198,16 @@ def window_rows(
     aggregates: Aggregates,
     *,
     ends: Ints,
-    stamps: Mapping[int, Millis] | None = None,
+    stamps: Ints | None = None,
     late: bool = False,
 ) -> pa.Table:
     """Results of windows, a row per key: by end, then by key. Cells of `merged` are the windows' starts.
 
-    `stamps`: by cell; otherwise one millisecond before the end.
+    `stamps`: of each row; otherwise one millisecond before the end.
     """
     columns = aggregates.finish(merged)
     starts = merged.cells
-    times = ends - 1
-    if stamps is not None:
-        times = np.array([stamps[cell] for cell in starts.tolist()], dtype=np.int64)
+    times = ends - 1 if stamps is None else stamps
     keys = merged.main.column(KEY).combine_chunks()
     rows = pa.table(
         {

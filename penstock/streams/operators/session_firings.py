@@ -1,0 +1,260 @@
+"""Sessions that give more than one result: early ones, updates by late records, accumulating or discarding.
+
+Pure. What is new in a session and what was given of it are two tables with the same starts and ends. An early
+result comes when the low watermark passes a multiple of `early_ms` after the session's start. A session that
+is over is kept until the low is `lateness_ms` beyond its end: a late record that belongs to it gives an
+update, or opens it again if it makes it longer than the low. A later result may so have another start or end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, Partials
+from penstock.streams.operators.session_rows import (
+    KeyRow,
+    decoded,
+    encoded,
+    ends_of,
+    joined,
+    lifted_sessions,
+    mismatch,
+    parted,
+)
+from penstock.streams.operators.windowed import (
+    STREAM,
+    Flags,
+    Lateness,
+    Stretch,
+    WindowSpec,
+    step_result,
+    times_of,
+    window_rows,
+)
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.step_logic import StepInput, StepResult
+from penstock.streams.watermark import Ints
+
+_TAG = "session"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """All sessions of some keys: what is new in them, and what was given."""
+
+    new: Partials | None
+    given: Partials | None
+
+
+class SessionFirings:
+    """The step logic of sessions with early results or late updates: from cut to cut."""
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self._spec, self._aggregates, self._gap = spec, Aggregates(spec.values), spec.spans.size_ms
+        self._early = spec.firing.early_ms
+        self._updates = spec.firing.late == "update"
+        self._accumulates = spec.firing.mode == "accumulating"
+        self._patience = spec.firing.lateness_ms if self._updates else 0
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        return {STREAM: dict(self._spec.columns)}
+
+    def wanted(self, table: pa.Table) -> Iterable[str]:
+        found: list[str] = table.column(KEY).unique().to_pylist()
+        return found
+
+    def run(self, given: StepInput) -> StepResult:
+        flags = Lateness.of(given)
+        held = _decoded(given.states, given.job)
+        made: list[pa.Table] = []
+        fired = 0
+        for stretch in flags.stretches(given, apart=True):
+            self._add(held, stretch)
+            made += self._add_late(held, stretch)
+            results = self._fire(held, stretch.low, stretch.low_after)
+            fired += sum(table.num_rows for table in results)
+            made += results
+        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        states, timers = self._encoded(held, keys, given.low_after)
+        done = step_result(
+            {key: row for key, row in states.items() if given.states.get(key) != row},
+            made,
+            flags.counters(fired),
+        )
+        return StepResult(
+            states=done.states,
+            timers_set=timers,
+            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
+            produced=done.produced,
+            counters=done.counters,
+        )
+
+    def _add(self, held: _Held, stretch: Stretch) -> None:
+        """Records that open or prolong sessions, whoever comes first."""
+        stamps = times_of(stretch.rows)
+        chosen = ~stretch.late
+        if not self._updates:  # one behind the low by somebody's mistake counts where it alone is open
+            flagged = np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
+            chosen |= ~flagged & (stamps + self._gap > stretch.low)
+        if chosen.any():
+            rows = stretch.rows.filter(pa.array(chosen))
+            self._take_in(held, self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)]))
+
+    def _take_in(self, held: _Held, fresh: Partials) -> None:
+        held.new = self._together(held.new, fresh)
+        self._join(held)
+
+    def _join(self, held: _Held) -> None:
+        assert held.new is not None
+        if held.given is None:
+            (held.new,) = joined(self._aggregates, [held.new])
+        else:
+            held.new, held.given = joined(self._aggregates, [held.new, held.given])
+
+    def _add_late(self, held: _Held, stretch: Stretch) -> list[pa.Table]:
+        """Late records in their order, one of each key at a time: what an earlier one made of its session
+        decides about the next.
+        """
+        if not self._updates or not stretch.late.any():
+            return []
+        rows = stretch.rows.filter(pa.array(stretch.late))
+        made = [
+            table
+            for chosen in _turns(rows.column(KEY))
+            for table in self._one_each(held, rows.take(pa.array(chosen)), chosen, stretch.low)
+        ]
+        if not made:
+            return []
+        return [pa.concat_tables(made).sort_by([("_place", "ascending")]).drop_columns(["_place"])]
+
+    def _one_each(self, held: _Held, rows: pa.Table, places: Ints, low: Millis) -> Iterable[pa.Table]:
+        fresh = lifted_sessions(self._aggregates, rows, self._gap)
+        ends = self._ends_with(held, fresh)
+        is_open, is_update = ends > low, (ends <= low) & (ends + self._patience > low)
+        if is_open.any():
+            self._take_in(held, self._aggregates.merge([fresh.rows(np.flatnonzero(is_open))]))
+        if not is_update.any():
+            return
+        chosen = np.flatnonzero(is_update)
+        late = self._aggregates.merge([fresh.rows(chosen)])
+        if held.given is not None:  # it may reach further, and two sessions may become one
+            late, held.given = joined(self._aggregates, [late, held.given])
+        else:
+            (late,) = joined(self._aggregates, [late])
+        given = held.given = self._aggregates.merge([late, *([held.given] if held.given else [])])
+        result = _same_sessions(given, late.main.select([CELL, KEY])) if self._accumulates else late
+        shown = window_rows(self._spec, result, self._aggregates, ends=ends_of(result), late=True)
+        by_key = dict(zip(rows.column(KEY).take(pa.array(chosen)).to_pylist(), places[chosen], strict=True))
+        order = [by_key[key] for key in shown.column("_key").to_pylist()]
+        yield shown.append_column("_place", pa.array(order, pa.int64()))
+
+    def _ends_with(self, held: _Held, fresh: Partials) -> Ints:
+        """The end of the session that each record would belong to. Requires: each key once."""
+        tables = [fresh, *(table for table in (held.new, held.given) if table is not None)]
+        whole = joined(self._aggregates, tables)[0]
+        found = dict(zip(whole.main.column(KEY).to_pylist(), ends_of(whole).tolist(), strict=True))
+        return np.array([found[key] for key in fresh.main.column(KEY).to_pylist()], dtype=np.int64)
+
+    def _fire(self, held: _Held, low: Millis, low_after: Millis) -> list[pa.Table]:
+        if low_after <= low:
+            return []
+        made: list[pa.Table] = []
+        fresh: Partials | None = None
+        if held.new is not None and (due := self._due(held.new, low, low_after)).any():
+            fresh, left = parted(held.new, due)
+            held.new = left if left.main.num_rows else None
+            held.given = self._together(held.given, fresh)
+        result = fresh
+        if self._accumulates and held.given is not None:
+            # On time a session is told again as a whole, also if nothing is new in it.
+            over = held.given.main.filter(pa.array(_passed(held.given, low, low_after)))
+            wanted = [table.select([CELL, KEY]) for table in (over, *([fresh.main] if fresh else []))]
+            result = _same_sessions(held.given, pa.concat_tables(wanted))
+        if result is not None and result.main.num_rows:
+            ends = ends_of(result)
+            stamps = np.where(ends <= low_after, ends, self._passed_by(result.cells, low_after)) - 1
+            made.append(window_rows(self._spec, result, self._aggregates, ends=ends, stamps=stamps))
+        if held.given is not None:
+            kept = parted(held.given, ends_of(held.given) + self._patience > low_after)[0]
+            held.given = kept if kept.main.num_rows else None
+        return made
+
+    def _due(self, new: Partials, low: Millis, low_after: Millis) -> Flags:
+        over = ends_of(new) <= low_after
+        if self._early is None or low_after >= LOW_MAX:
+            return over
+        return over | (self._passed_by(new.cells, low_after) > np.maximum(low, new.cells))
+
+    def _passed_by(self, starts: Ints, low: Millis) -> Ints:
+        """The last time of an early result up to this low; at or before the start if there is none."""
+        step = self._early or 1
+        return starts + (np.maximum(low, starts) - starts) // step * step
+
+    def _together(self, *parts: Partials | None) -> Partials | None:
+        found = [part for part in parts if part is not None and part.main.num_rows]
+        return self._aggregates.merge(found) if found else None
+
+    def _encoded(
+        self, held: _Held, keys: Iterable[str], low: Millis
+    ) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
+        new, given = encoded(held.new), encoded(held.given)
+        states: dict[str, bytes | None] = dict.fromkeys(keys)
+        blank = KeyRow(names=[], rows=[], long={})
+        for key in {*new, *given}:
+            states[key] = msgspec.msgpack.encode((new.get(key, blank), given.get(key, blank)))
+        timers: dict[str, int] = {}
+        for sessions, is_new in ((held.new, True), (held.given, False)):
+            if sessions is None:
+                continue
+            ends, starts = ends_of(sessions), sessions.cells
+            at = np.where(ends > low, ends, ends + self._patience)
+            if is_new and self._early is not None:
+                at = np.minimum(at, self._passed_by(starts, low) + self._early)
+            for key, time in zip(sessions.main.column(KEY).to_pylist(), at.tolist(), strict=True):
+                timers[key] = min(time, timers.get(key, time))
+        rows = (TimerRow(key=key, tag=_TAG, at_ms=at, hold_ms=at - 1) for key, at in timers.items())
+        return states, tuple(rows)
+
+
+def _passed(sessions: Partials, low: Millis, low_after: Millis) -> Flags:
+    """Whose end the low passes now."""
+    ends = ends_of(sessions)
+    return np.asarray((low < ends) & (ends <= low_after), dtype=np.bool_)
+
+
+def _same_sessions(whole: Partials, groups: pa.Table) -> Partials:
+    """Those sessions of `whole` that are named, by start and key."""
+    tables = {"": whole.main, **whole.long}
+    found = {
+        name: rows.join(groups, keys=[CELL, KEY], join_type="left semi") for name, rows in tables.items()
+    }
+    return Partials(main=found.pop(""), long=found)
+
+
+def _turns(keys: pa.ChunkedArray) -> Sequence[Ints]:
+    """Places such that no key comes twice in a turn, and each key's come in order."""
+    codes = np.asarray(keys.combine_chunks().dictionary_encode().indices.to_numpy(), dtype=np.int64)
+    order = np.argsort(codes, kind="stable")
+    firsts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    turn = np.empty(len(order), dtype=np.int64)
+    turn[order] = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
+    return [np.flatnonzero(turn == number) for number in range(int(turn.max(initial=-1)) + 1)]
+
+
+def _decoded(states: Mapping[str, bytes], job: str) -> _Held:
+    try:
+        rows = {key: msgspec.msgpack.decode(data, type=tuple[KeyRow, KeyRow]) for key, data in states.items()}
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise mismatch(job, error) from error
+    return _Held(
+        new=decoded({key: new for key, (new, _) in rows.items()}),
+        given=decoded({key: given for key, (_, given) in rows.items()}),
+    )

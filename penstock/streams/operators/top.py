@@ -1,0 +1,174 @@
+"""The first few results of each window, in the order of one of their values.
+
+Pure. A key is a window, with the columns for which each has a list of its own. Its state row is the list so
+far, which is all that a later result can change; it is given when the low watermark passes the window's end.
+NULL is below every value. Of results with the same value the one whose columns, one after the other, are
+smaller comes first, so that neither the order of arrival nor a cut shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.errors import StateMismatch
+from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.operators.aggregates import in_order
+from penstock.streams.operators.windowed import STREAM, Lateness, step_result
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.step_logic import StepInput, StepResult
+from penstock.streams.watermark import Ints
+from penstock.streams.windows import RANK, WINDOW_END
+
+_TAG = "top"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopSpec:
+    """A plan as values. `columns`: of the results, without their rank."""
+
+    count: int
+    by: str
+    lowest: bool
+    columns: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> TopSpec:
+        """From a job's plan and the columns of its output."""
+        return TopSpec(
+            count=plan["count"],
+            by=plan["by"],
+            lowest=plan["lowest"],
+            columns=tuple((name, kind) for name, kind in columns if name != RANK),
+        )
+
+
+class TopOfWindow:
+    """The step logic: a state row and a timer per window."""
+
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+        self._schema = pa.schema(
+            [("_key", pa.string()), *((name, ARROW_TYPES[kind]) for name, kind in spec.columns)]
+        )
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        return {STREAM: {**dict(self._spec.columns), RANK: "int"}}
+
+    def wanted(self, table: pa.Table) -> Iterable[str]:
+        found: list[str] = table.column("_key").unique().to_pylist()
+        return found
+
+    def run(self, given: StepInput) -> StepResult:
+        flags = Lateness.of(given)
+        rows = self._decoded(given.states, given.job)
+        if given.table.num_rows:
+            # A result on time is of a window that no earlier cut of this step closes.
+            chosen = ~flags.late & (_ends(given.table) > flags.lows)
+            fresh = given.table.filter(pa.array(chosen)).select(self._schema.names)
+            rows = pa.concat_tables([rows, fresh.cast(self._schema)])
+        rows, ranks = self._first(rows.combine_chunks())
+        over = _ends(rows) <= given.low_after
+        made = _results(rows.filter(pa.array(over)), ranks[over])
+        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        states, timers = _encoded(rows.filter(pa.array(~over)), keys)
+        done = step_result(
+            {key: row for key, row in states.items() if given.states.get(key) != row},
+            [made] if made.num_rows else [],
+            flags.counters(len(given.timers)),
+        )
+        return StepResult(
+            states=done.states,
+            timers_set=timers,
+            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
+            produced=done.produced,
+            counters=done.counters,
+        )
+
+    def _first(self, rows: pa.Table) -> tuple[pa.Table, Ints]:
+        """The first of each key, in order, with their ranks."""
+        if not rows.num_rows:
+            return rows, np.empty(0, dtype=np.int64)
+        keys, value = _codes(rows.column("_key")), _codes(rows.column(self._spec.by))
+        ties = [_codes(rows.column(name)) for name, _ in reversed(self._spec.columns)]
+        order = np.lexsort((*ties, value if self._spec.lowest else -value, keys))
+        firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        places = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
+        kept = places < self._spec.count
+        return rows.take(pa.array(order[kept])), places[kept] + 1
+
+    def _decoded(self, states: Mapping[str, bytes], job: str) -> pa.Table:
+        names = self._schema.names
+        rows: list[tuple[Any, ...]] = []
+        for key, data in sorted(states.items()):
+            try:
+                found = msgspec.msgpack.decode(data, type=list[list[Any]])
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise _mismatch(key, job, str(error)) from error
+            if any(len(row) != len(names) - 1 for row in found):
+                raise _mismatch(key, job, "it has other columns")
+            rows += [(key, *row) for row in found]
+        columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
+        try:
+            arrays = [pa.array(column, self._schema.field(n).type) for n, column in enumerate(columns)]
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise _mismatch(next(iter(states)), job, str(error)) from error
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+def _results(rows: pa.Table, ranks: Ints) -> pa.Table:
+    """Each list when its window ends, by key."""
+    made = rows.append_column(RANK, pa.array(ranks, pa.int32()))
+    made = made.append_column("_ts", pa.array(_ends(rows) - 1))
+    made = made.append_column("_late", pa.array(np.zeros(len(ranks), dtype=np.bool_)))
+    return made.sort_by([("_ts", "ascending"), ("_key", "ascending"), (RANK, "ascending")])
+
+
+def _encoded(rows: pa.Table, keys: Iterable[str]) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
+    """State and timer of each key; None for a window that is over."""
+    held: dict[str, list[Any]] = {}
+    ends: dict[str, int] = {}
+    columns = [column.to_pylist() for column in rows.columns]
+    for end, key, *values in zip(_ends(rows).tolist(), *columns, strict=True):
+        held.setdefault(key, []).append(values)
+        ends[key] = end
+    states: dict[str, bytes | None] = dict.fromkeys(keys)
+    encode = msgspec.msgpack.Encoder().encode
+    states |= {key: encode(values) for key, values in held.items()}
+    timers = tuple(TimerRow(key=key, tag=_TAG, at_ms=at, hold_ms=at - 1) for key, at in ends.items())
+    return states, timers
+
+
+def _ends(rows: pa.Table) -> Ints:
+    return np.asarray(rows.column(WINDOW_END).to_numpy(), dtype=np.int64)
+
+
+def _codes(column: pa.ChunkedArray) -> Ints:
+    """Numbers in the order of the values; NULL below all of them."""
+    whole = column.combine_chunks()
+    if pa.types.is_list(whole.type):
+        encode = msgspec.msgpack.Encoder().encode
+        whole = pa.array(
+            [None if value is None else encode(value) for value in whole.to_pylist()], pa.binary()
+        )
+    elif pa.types.is_boolean(whole.type):
+        whole = whole.cast(pa.int8())
+    else:
+        whole = in_order(whole)
+    ranks = np.asarray(pc.rank(whole, "ascending", tiebreaker="dense").to_numpy(), dtype=np.int64)
+    return np.where(np.asarray(whole.is_null()), 0, ranks)
+
+
+def _mismatch(key: str, job: str, why: str) -> StateMismatch:
+    return StateMismatch(
+        f"the state of window {key!r} of job {job!r} does not fit its top",
+        why=why,
+        fix="reset the job's state: another plan wrote it",
+    )
