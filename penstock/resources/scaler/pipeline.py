@@ -24,7 +24,7 @@ from penstock.resources.scaler.window import Window, optional, read_window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One job's output is another's input. Selectivity: records sent per record processed; None: as measured."""
+    """One job feeds another. Selectivity: records sent per record processed; None: as measured."""
 
     above: str
     below: str
@@ -43,7 +43,7 @@ def decide_pipeline(
     edges: Iterable[Edge],
     look_back: Mapping[str, LookBack] | None = None,
 ) -> dict[str, Decision]:
-    """A decision for every job, those above first. A job without numbers holds, and says nothing to others."""
+    """A decision for every job, those above first. One without numbers holds, and tells the others nothing."""
     graph = _graph(observations, edges)
     seen = {name: found for name in graph if (found := _look(observations[name])) is not None}
     _set_selectivities(graph, observations, seen)

@@ -21,6 +21,7 @@ from penstock.resources.scaler.growth import (
 )
 from penstock.resources.scaler.load import (
     FORMULA,
+    SATURATED,
     Load,
     inputs_of,
     is_imbalanced,
@@ -138,10 +139,18 @@ def _enough_but_lagging(
 ) -> Decision:
     inputs = inputs_of(observation, window, load)
     t = observation.settings.recovery_s
-    if window.lag_growth < 0 and window.lag_records <= -window.lag_growth * t:
+    falls = -min(window.lag_growth, window.lag_step)
+    if falls > 0 and window.lag_records <= falls * t:
         return Hold(
-            reason=f"{lag}, and it drains: gone in {window.lag_records / -window.lag_growth:.0f} s",
+            reason=f"{lag}, and it drains: gone in {window.lag_records / falls:.0f} s",
             bound="draining",
+            formula=FORMULA,
+            inputs=inputs,
+        )
+    if window.lag_s_min <= observation.job.slo_lag_s:
+        return Hold(
+            reason=f"{lag}, for less than {window.minutes} min and with enough resources: it should drain",
+            bound="window_min",
             formula=FORMULA,
             inputs=inputs,
         )
@@ -158,6 +167,8 @@ def _enough_but_lagging(
         cause = (
             f"a thread gives {measured / load.thread_rate:.0%} of what it gave: a dependency, a host or a bug"
         )
+    elif window.busy_mean >= SATURATED:
+        cause = "its threads work all the time, and what waits does not get less"
     else:
         cause = f"its threads are only {window.busy_mean:.0%} busy: it waits for something"
     return Untriaged(reason=f"{lag}, but {cause}", ruled_out=tuple(ruled_out), formula=FORMULA, inputs=inputs)

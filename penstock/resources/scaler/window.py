@@ -40,6 +40,8 @@ class Window(NamedTuple):
     lag_grows: bool
     lag_s: float  # how long the oldest record waits
     lag_s_before: float  # a minute before
+    lag_s_min: float  # the least of these minutes
+    lag_step: float  # records per second, over the last minute alone
     lag_spread: float
     oom: float
     failures: float  # restarts and exceptions
@@ -104,6 +106,8 @@ def read_window(observation: Observation) -> Window | Hold:
         growth > LAG_GROWTH_MIN * input_rate or _only_grows(lag),
         lag_s[-1],
         lag_s[-2] if count > 1 else lag_s[-1],
+        min(lag_s),
+        (lag[-1] - lag[-2]) / 60.0 if count > 1 else 0.0,
         optional(values, "lag_spread"),
         total(values, "oom", count),
         total(values, "restarts", count) + total(values, "exceptions", count),
