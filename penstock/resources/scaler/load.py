@@ -112,8 +112,9 @@ def rate_after_change(observation: Observation, input_rate: float, backlog: floa
     """What a changed job must be able to do: its input at the target share, and within t the backlog and what
     comes in while it restarts."""
     settings = observation.settings
-    piled_up = backlog + input_rate * observation.job.restart_s
-    return input_rate / settings.target + piled_up / settings.recovery_s
+    catch_up = (backlog + input_rate * observation.job.restart_s) / settings.recovery_s
+    # The second keeps a job that is mostly backlog from being short again at once.
+    return max(input_rate / settings.target + catch_up, (input_rate + catch_up) / settings.up_at)
 
 
 def useful_part(observation: Observation, rate: float) -> float:

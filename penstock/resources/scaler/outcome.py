@@ -12,7 +12,7 @@ from penstock.core.clock import Millis
 from penstock.resources.frames import MINUTE_MS
 from penstock.resources.scaler.estimators import capacity
 from penstock.resources.scaler.growth import fits, task_range
-from penstock.resources.scaler.load import Load, inputs_of
+from penstock.resources.scaler.load import SATURATED, Load, inputs_of, known_thread_rate
 from penstock.resources.scaler.observation import (
     Action,
     Learnt,
@@ -91,16 +91,21 @@ def _judge_down(
     observation: Observation, window: Window, load: Load, action: Action, since: int
 ) -> tuple[Learnt, Resize | None]:
     shrank = parallel_of(action.after, observation) < action.parallel_before
-    if load.is_lagging and shrank and window.input_rate <= SAME_INPUT * action.input_rate:
+    is_saturated = window.busy_mean >= SATURATED
+    # Threads that are busy all the time will break the SLO: nobody needs to wait for it.
+    broke = load.is_lagging or (is_saturated and load.used > observation.settings.up_at)
+    if broke and shrank and window.input_rate <= SAME_INPUT * action.input_rate:
         # The estimate of P was too high; what the larger shape did is a lower bound.
         sustained = action.input_rate / action.parallel_before
+        p = known_thread_rate(observation) or load.thread_rate
+        measured = load.measured_rate if is_saturated else None
         alert = (
             f"{action.after.task_count} tasks broke the SLO at {window.input_rate:.3g} records/s; "
             f"{action.before.task_count} had kept it"
         )
         learnt = replace(
             _judged(observation, action, "broke_slo", alert=alert),
-            thread_rate=between(sustained, load.thread_rate) if isfinite(load.thread_rate) else None,
+            thread_rate=between(sustained, p, measured) if isfinite(p) else None,
         )
         return learnt, _undo(observation, window, load, action, learnt, alert)
     if since >= observation.settings.observe_min:

@@ -9,6 +9,7 @@ from penstock.resources.scaler.estimators import BUSY_MIN
 from penstock.resources.scaler.observation import JobFacts
 from penstock.resources.scaler.shapes import parallel
 
+NOISE = 0.01  # so little above what P allows is no sign that it is wrong
 STAGING_MIN = 30  # minutes of work that show what a thread can do
 
 
@@ -43,13 +44,16 @@ def adjust_rate(*, p: float, x: float, slots: float, measured: float | None) -> 
 
     It becomes the average throughput of a thread, or what its busy time shows if that is more.
     """
-    if p * slots >= x:
+    if p * slots * (1 + NOISE) >= x:
         return None
     average = x / slots
     return average if measured is None else max(average, measured)
 
 
-def between(sustained: float, p: float) -> float:
-    """P after a step down that broke the SLO: between X/n, which was sustained, and the estimate before."""
+def between(sustained: float, p: float, measured: float | None) -> float:
+    """P after a step down that broke the SLO: between X/n, which was sustained, and the estimate before.
+
+    Threads that are busy all the time show where in between; else it is the middle.
+    """
     low, high = min(sustained, p), max(sustained, p)
-    return (low + high) / 2
+    return measured if measured is not None and low <= measured <= high else (low + high) / 2

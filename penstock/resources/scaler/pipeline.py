@@ -43,7 +43,7 @@ def decide_pipeline(
     edges: Iterable[Edge],
     look_back: Mapping[str, LookBack] | None = None,
 ) -> dict[str, Decision]:
-    """A decision for every job, those above first. One without numbers holds, and tells the others nothing."""
+    """A decision for every job, those above first. One without numbers holds, and tells others nothing."""
     graph = _graph(observations, edges)
     seen = {name: found for name in graph if (found := _look(observations[name])) is not None}
     _set_selectivities(graph, observations, seen)

@@ -44,7 +44,7 @@ from penstock.resources.scaler.window import Window, optional
 
 # A job that lags after an update gets so much more at once: it helps most of the time (V-D).
 UPDATE_STEP = 1.5
-UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P"
+UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P, at least (X + (B + X*restart_s)/t) / (up_at*P)"
 
 
 def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:

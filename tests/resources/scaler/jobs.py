@@ -126,11 +126,12 @@ class JobModel:
         most = self.thread_rate * parallel(shape.task_count, shape.task.threads, self.job.partitions)
         return min(most, self.sink_rate_max)
 
-    def run(self, minutes: int, keep: int = 1600) -> JobModel:
-        for _ in range(minutes):
+    def run(self, minutes: int, *, keep: int = 100, every: int = 1) -> JobModel:
+        for minute in range(minutes):
             self._work()
             self._rows = self._rows[-keep:]
-            self._ask()
+            if minute % every == 0:
+                self._ask()
         return self
 
     def _work(self) -> None:
