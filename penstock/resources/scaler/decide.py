@@ -13,7 +13,7 @@ from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.scaler.load import Load, assess, inputs_of, known_thread_rate
 from penstock.resources.scaler.observation import Action, Decision, Hold, Learnt, Observation, Resize
 from penstock.resources.scaler.outcome import judge, record
-from penstock.resources.scaler.pattern import History, analyse
+from penstock.resources.scaler.pattern import RECENT_MIN, History, analyse
 from penstock.resources.scaler.pattern_rate import STAGING_MIN, adjust_rate, bootstrap_rate
 from penstock.resources.scaler.plan_generator import plan
 from penstock.resources.scaler.reactive import react
@@ -109,7 +109,12 @@ def _held_against_past(
         why = "nobody gave one" if history is None else history.reason
         return replace(decision, bounds=(*decision.bounds, f"history off: {why}"))
     settings = observation.settings
-    pattern = analyse(history, end_minute=window.end_minute, settings=settings)
+    pattern = analyse(
+        history,
+        frame.values["ingest_rate"][-RECENT_MIN:],
+        end_minute=window.end_minute,
+        settings=settings,
+    )
     if pattern.off:
         return replace(decision, bounds=(*decision.bounds, f"history off: {pattern.off}"))
     # What is asked of a shape: that the peak of the next hours does not make it short again.

@@ -44,20 +44,22 @@ class Pattern:
     key_peak: float = float("nan")
 
 
-def analyse(history: History, *, end_minute: int, settings: Settings) -> Pattern:
-    """The pattern of the next `history_hours` from `end_minute` on, the first minute not yet seen."""
-    recent = _days(history.input_rate, history.first_minute, end_minute - RECENT_MIN, RECENT_MIN)
+def analyse(history: History, recent: Points, *, end_minute: int, settings: Settings) -> Pattern:
+    """The pattern of the next `history_hours` from `end_minute` on, the first minute not yet seen.
+
+    `recent` is the input of the last half hour.
+    """
     hours_min = max(1, round(settings.history_hours * 60))
-    ahead = _days(history.input_rate, history.first_minute, end_minute, hours_min)[1:]
-    today, before = recent[0], recent[1:]
-    known = _is_known(ahead) & _is_known(before)
+    before = _days(history.input_rate, history.first_minute, end_minute - RECENT_MIN, RECENT_MIN)
+    ahead = _days(history.input_rate, history.first_minute, end_minute, hours_min)
+    known, usual_known = _is_known(ahead), _is_known(before)
     days = int(known.sum())
-    if days < settings.history_days_min:
+    if min(days, int(usual_known.sum())) < settings.history_days_min:
         return Pattern(off=f"{days} days of history are no pattern", days=days)
-    if not _is_known(today[None, :])[0]:
+    if len(recent) < RECENT_MIN or not _is_known(recent[None, :])[0]:
         return Pattern(off="the last half hour has gaps", days=days)
-    recent_rate = float(np.nanmean(today))
-    means = np.nanmean(before[known], axis=1)
+    recent_rate = float(np.nanmean(recent))
+    means = np.nanmean(before[usual_known], axis=1)
     usual, spread = float(means.mean()), float(means.std())
     if abs(recent_rate - usual) > max(settings.unlike_at * usual, USUAL_DEVIATIONS * spread):
         return Pattern(
@@ -80,7 +82,7 @@ def analyse(history: History, *, end_minute: int, settings: Settings) -> Pattern
 def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np.bool_], odd: int) -> float:
     if history.key_count is None or len(history.key_count) != len(history.input_rate):
         return float("nan")
-    keys = _days(history.key_count, history.first_minute, end_minute, minutes)[1:][known]
+    keys = _days(history.key_count, history.first_minute, end_minute, minutes)[known]
     kept = keys[_is_known(keys)]
     if not len(kept):
         return float("nan")
@@ -88,8 +90,8 @@ def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np
 
 
 def _days(points: Points, first_minute: int, begin: int, minutes: int) -> Points:
-    """A row per day, today's first, each the same `minutes` of its day; NaN outside what is known."""
-    offsets = begin - first_minute - DAY_MIN * np.arange(DAYS + 1)
+    """A row per day before today, each the same `minutes` of its day; NaN outside what is known."""
+    offsets = begin - first_minute - DAY_MIN * np.arange(1, DAYS + 1)
     at = offsets[:, None] + np.arange(minutes)[None, :]
     inside = (at >= 0) & (at < len(points))
     found = np.full(at.shape, np.nan)

@@ -75,6 +75,14 @@ def an_observation(job: JobFacts | None = None, **changes: Any) -> Observation:
     )
 
 
+def share_busy(job: JobFacts) -> float:
+    """How busy tasks are on average when the busiest is busy all the time: some have a partition less."""
+    n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
+    held = -(-partitions // n)
+    at_a_time = held / -(-held // k) if partitions else k
+    return parallel(n, k, partitions) / (n * at_a_time)
+
+
 def at_rest(
     job: JobFacts, *, thread_rate: float, input_rate: float, backlog: float = 0.0, **changes: Any
 ) -> Observation:
@@ -88,7 +96,7 @@ def at_rest(
         **{
             "ingest_rate": input_rate,
             "processed_rate": processed,
-            "busy_mean": processed / most,
+            "busy_mean": processed / most * share_busy(job),
             "lag_records": backlog,
             "lag_s": lag_s,
             "footprint": Footprint(thread_rate=thread_rate),
@@ -142,7 +150,7 @@ class JobModel:
         self.backlog += arrived - done
         lag_s = self.backlog / self.capacity
         self.lags.append(lag_s)
-        busy = done / (self.capacity * 60)
+        busy = done / (self.capacity * 60) * share_busy(self.job)
         self._rows.append(
             (arrived / 60, done / 60, busy, self.backlog, lag_s, float(self.job.shape.task_count))
         )
