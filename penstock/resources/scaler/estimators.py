@@ -16,6 +16,7 @@ from penstock.resources.scaler.shapes import (
     Room,
     Shape,
     TaskResources,
+    at_work,
     parallel,
     share_of_busiest,
 )
@@ -26,6 +27,8 @@ BITS_PER_BYTE = 8
 # Below this a thread was too idle to tell what it can do.
 BUSY_MIN = 0.05
 CPU_STEP, MEMORY_STEP_MB = 0.05, 16.0
+# No task is made smaller than this, however little it was seen using.
+CPU_MIN, MEMORY_MIN_MB = 0.1, 128.0
 
 
 # --- cpu
@@ -46,22 +49,10 @@ def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
     """P as the last minutes show it: what a busy thread processes per second; None: too idle to tell."""
     if window.busy_mean < BUSY_MIN or window.processed_rate <= 0:
         return None
-    n, k, p = job.shape.task_count, job.shape.task.threads, job.partitions
-    return window.processed_rate / (window.busy_mean * n * _threads_used(n, k, p))
-
-
-def _threads_used(n: int, k: int, partitions: int) -> float:
-    """How many threads of a busy task work at a time."""
-    if k == 1 or partitions <= 0:
-        return float(k)
-    held = -(-partitions // n)
-    return held / -(-held // k)
-
-
-def proved_thread_rate(window: Window, job: JobFacts) -> float:
-    """What each thread did at least: P is not below it."""
     shape = job.shape
-    return window.processed_rate / parallel(shape.task_count, shape.task.threads, job.partitions)
+    return window.processed_rate / (
+        window.busy_mean * at_work(shape.task_count, shape.task.threads, job.partitions)
+    )
 
 
 # --- memory and disk
@@ -161,8 +152,10 @@ def task_resources(
     limit = vertical_limit(job.limits.container, settings)
     head = settings.headroom
     scaled_cpu = now.cpu * threads / now.threads
-    cpu = _up(needs.cores * share * head, CPU_STEP)
-    memory = _up((needs.memory_fixed_mb + needs.memory_split_mb * share) * head, MEMORY_STEP_MB)
+    cpu = _up(needs.cores * share * head, CPU_STEP, CPU_MIN)
+    memory = _up(
+        (needs.memory_fixed_mb + needs.memory_split_mb * share) * head, MEMORY_STEP_MB, MEMORY_MIN_MB
+    )
     # With more tasks each has less state: only memory that follows the state shrinks while others grow.
     memory_shrinks = may_shrink or needs.memory_split_mb > 0
     return TaskResources(
@@ -191,11 +184,11 @@ def _choose(needed: float, now: float, limit: float, *, shrinks: bool) -> float:
     return min(chosen, max(limit, now))
 
 
-def _up(amount: float, step: float) -> float:
-    """Rounded up, so that small changes of an estimate change nothing. At least one step."""
+def _up(amount: float, step: float, least: float = 1.0) -> float:
+    """Rounded up, so that small changes of an estimate change nothing."""
     if not amount < inf:
         return amount
-    return max(1, ceil(round(amount / step, 6))) * step
+    return max(least, ceil(round(amount / step, 6)) * step)
 
 
 def capacity(shape: Shape, partitions: int, thread_rate: float) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from penstock.resources.frames import Frame
 from penstock.resources.scaler.estimators import BUSY_MIN
 from penstock.resources.scaler.observation import JobFacts
-from penstock.resources.scaler.shapes import parallel
+from penstock.resources.scaler.shapes import at_work
 
 NOISE = 0.01  # so little above what P allows is no sign that it is wrong
 STAGING_MIN = 30  # minutes of work that show what a thread can do
@@ -35,8 +35,8 @@ def bootstrap_rate(frame: Frame, job: JobFacts, *, minutes: int) -> float | None
         return None
     processed, busy = processed[usable], np.minimum(busy[usable], 1.0)
     busier = busy >= np.median(busy)
-    slots = parallel(job.shape.task_count, job.shape.task.threads, job.partitions)
-    return float(np.median(processed[busier] / busy[busier])) / slots
+    threads = at_work(job.shape.task_count, job.shape.task.threads, job.partitions)
+    return float(np.median(processed[busier] / busy[busier])) / threads
 
 
 def adjust_rate(*, p: float, x: float, slots: float, measured: float | None) -> float | None:

@@ -80,6 +80,15 @@ def parallel(task_count: int, threads: int, partitions: int) -> float:
     return partitions / rounds
 
 
+def at_work(task_count: int, threads: int, partitions: int) -> float:
+    """How many threads work at a time while every task is busy: a task's last round may leave some idle."""
+    if threads == 1 or partitions <= 0:
+        return float(task_count * threads)
+    held, more = divmod(partitions, task_count)
+    rounds = more * -(-(held + 1) // threads) + (task_count - more) * -(-held // threads)
+    return task_count * partitions / rounds
+
+
 def rounds_for(wanted: float, partitions: int) -> int:
     """How many partitions a thread may carry so that the job works as `wanted` threads; 0: it cannot."""
     if wanted <= 0 or not isfinite(partitions / wanted):

@@ -24,7 +24,7 @@ from penstock.resources.scaler.settings import Settings
 from penstock.resources.scaler.shapes import Shape, TaskResources, parallel, tasks_for, threads_for
 from penstock.resources.scaler.window import Window, optional
 
-DOWN_FORMULA = "max over the time (X/target + X*restart_s/t) / P"
+DOWN_FORMULA = "max over the time of (X/target + (B + X*restart_s)/t) / P, at least 2*B/slo_lag_s / P"
 
 
 def plan_down(
@@ -39,7 +39,7 @@ def plan_down(
     """Less, if it has been enough for long; else why not. The floors are what must be carried besides."""
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
-    now = _size(observation, load, load.input_rate)
+    now = _size(observation, window, load, load.input_rate)
     # The need of the whole time is not below that of now: where that saves nothing, nobody need look further.
     if not _saves_threads(job, settings, *now) and not _may_save_resources(observation, frame):
         return Hold(reason=f"{load.used:.0%} used", bound="dead band", formula=FORMULA, inputs=inputs)
@@ -56,7 +56,7 @@ def plan_down(
     if keys > 0 and key_floor > keys:
         needs = needs._replace(memory_split_mb=needs.memory_split_mb * key_floor / keys)
     inputs = {**inputs, "X max": input_max, "minutes": settings.down_after_min}
-    tasks, threads = _size(observation, load, max(input_max, load.input_rate))
+    tasks, threads = _size(observation, window, load, max(input_max, load.input_rate))
     for_memory = tasks_for_memory(needs, job, settings, tasks)
     if for_memory is None or for_memory > job.shape.task_count:
         for_memory = job.shape.task_count
@@ -133,11 +133,14 @@ def _checked(
 # --- how much
 
 
-def _size(observation: Observation, load: Load, input_rate: float) -> tuple[int, int]:
+def _size(observation: Observation, window: Window, load: Load, input_rate: float) -> tuple[int, int]:
     """Tasks and threads for an input rate: fewer tasks first, then fewer threads; never more than now."""
     job = observation.job
     n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
-    wanted = wanted_parallel(rate_after_change(observation, input_rate, 0.0), load)
+    # What waits is more seconds of work for a smaller job: that too stays well within the SLO.
+    backlog = window.lag_records
+    rate = max(rate_after_change(observation, input_rate, backlog), 2 * backlog / job.slo_lag_s)
+    wanted = wanted_parallel(rate, load)
     fewest, _ = task_range(job)
     tasks = tasks_for(wanted, threads=k, partitions=partitions) if wanted < 1e18 else None
     if tasks is None or tasks >= n:

@@ -77,10 +77,12 @@ def an_observation(job: JobFacts | None = None, **changes: Any) -> Observation:
 
 def share_busy(job: JobFacts) -> float:
     """How busy tasks are on average when the busiest is busy all the time: some have a partition less."""
-    n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
-    held = -(-partitions // n)
-    at_a_time = held / -(-held // k) if partitions else k
-    return parallel(n, k, partitions) / (n * at_a_time)
+    n, k = job.shape.task_count, job.shape.task.threads
+    if not job.partitions:
+        return 1.0
+    held = [len(range(task, job.partitions, n)) for task in range(n)]
+    rounds = [-(-count // k) for count in held]
+    return sum(rounds) / (n * max(rounds))
 
 
 def at_rest(

@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.scaler.decide import decide
+from penstock.resources.scaler.estimators import MB
 from penstock.resources.scaler.growth import task_range, threads_limit
-from penstock.resources.scaler.observation import Decision, JobFacts, Limits, Observation, Remaining, Resize
+from penstock.resources.scaler.observation import (
+    Decision,
+    Footprint,
+    JobFacts,
+    Limits,
+    Observation,
+    Remaining,
+    Resize,
+)
 from penstock.resources.scaler.settings import Settings
-from penstock.resources.scaler.shapes import KINDS, Room, TaskResources, parallel
+from penstock.resources.scaler.shapes import KINDS, Room, Shape, TaskResources, parallel, share_of_busiest
 from tests.resources.scaler.jobs import CONTAINER, a_job, at_rest
 
 generations = st.sampled_from(["proactive", "preactive"])
@@ -123,3 +132,44 @@ def test_a_job_whose_lag_grows_never_shrinks(
 
 def replace_nothing(job: JobFacts) -> Resize:
     return Resize(shape=job.shape, reason="", direction="up")
+
+
+@given(
+    jobs(), thread_rates, loads, st.floats(0, 40_000), st.floats(1, 3000), st.booleans(), st.floats(0.1, 3)
+)
+def test_decisions_about_all_resources_settle(
+    job: JobFacts, p: float, load: float, state_mb: float, fixed_mb: float, is_known: bool, cores: float
+):
+    """Plan: state in memory, cpu measured, P learnt or not, and only so much left of everything. More memory comes
+    at once, less cpu with the next hour: a few steps, and none takes back the tasks, threads or memory of another."""
+    job = replace(job, state="aggregation")
+    room = Room(cpu=50, memory_mb=50_000)
+
+    def look(job: JobFacts, room: Room) -> Observation:
+        share = share_of_busiest(job.shape.task_count, job.partitions)
+        footprint = Footprint(thread_rate=p if is_known else None)
+        measured = {
+            "cpu": load * cores,
+            "memory_task_mb": fixed_mb + state_mb * share,
+            "state_bytes": state_mb * MB,
+            "key_count": 1000.0,
+        }
+        remaining = Remaining(room=room)
+        return seen(job, p, load, 0.0, "proactive", remaining=remaining, footprint=footprint, **measured)
+
+    shapes = [job.shape]
+    while isinstance(decision := decide(look(replace(job, shape=shapes[-1]), room)), Resize):
+        shapes.append(decision.shape)
+        assert len(shapes) <= 4, shapes
+        room = Room(**{kind: room_left(room, kind, shapes[-2], shapes[-1]) for kind in ("cpu", "memory_mb")})
+    for numbers in (
+        [shape.task_count for shape in shapes],
+        [shape.task.threads for shape in shapes],
+        [shape.task.memory_mb for shape in shapes],
+    ):
+        assert numbers in (sorted(numbers), sorted(numbers, reverse=True)), shapes
+
+
+def room_left(room: Room, kind: str, before: Shape, after: Shape) -> float:
+    left: float = getattr(room, kind)
+    return left + before.total(kind) - after.total(kind)
