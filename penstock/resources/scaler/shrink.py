@@ -39,9 +39,12 @@ def plan_down(
     """Less, if it has been enough for long; else why not. The floors are what must be carried besides."""
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
-    now = _size(observation, window, load, load.input_rate)
     # The need of the whole time is not below that of now: where that saves nothing, nobody need look further.
-    if not _saves_threads(job, settings, *now) and not _may_save_resources(observation, frame):
+    least = load.input_rate / (settings.target * load.thread_rate) if load.thread_rate > 0 else 0.0
+    may_save = least <= job.shape.task_count * job.shape.task.threads * (1 - settings.saving_min)
+    if may_save:
+        may_save = _saves_threads(job, settings, *_size(observation, window, load, load.input_rate))
+    if not may_save and not _may_save_resources(observation, frame):
         return Hold(reason=f"{load.used:.0%} used", bound="dead band", formula=FORMULA, inputs=inputs)
     held = _why_not_now(observation, window)
     if held is not None:

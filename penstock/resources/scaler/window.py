@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from penstock.resources.frames import MINUTE_MS, NoFrame, Points
 from penstock.resources.scaler.observation import Hold, Observation
-from penstock.resources.scaler.shapes import KINDS
 
 # Without these there is no decision; without one of the others, none about what it measures.
 METRICS_REQUIRED = ("ingest_rate", "processed_rate", "busy_mean", "lag_records", "lag_s", "task_count")
@@ -77,10 +76,11 @@ def read_window(observation: Observation) -> Window | Hold:
         return Hold(reason="its tasks have just started", bound="settle")
     lists = []
     for name in METRICS_REQUIRED:
-        numbers = _last(values, name, count)
-        if numbers is None:
+        points = values.get(name)
+        if points is None or len(points) < count:
             return Hold(reason=f"{name} was not measured", bound="metrics")
-        if not 0.0 <= sum(numbers) < inf or min(numbers) < 0.0:
+        numbers: list[float] = points[-count:].tolist()
+        if not (0.0 <= sum(numbers) < inf and min(numbers) >= 0.0):
             return Hold(reason=f"{name} has gaps or cannot be: {numbers[-1]:g}", bound="metrics")
         lists.append(numbers)
     ingest, processed, busy_mean, lag, lag_s, tasks = lists
@@ -125,25 +125,19 @@ def optional(values: Mapping[str, Points], name: str) -> float:
 
 def total(values: Mapping[str, Points], name: str, count: int) -> float:
     """How often it happened in the last minutes, as far as is known."""
-    numbers = _last(values, name, count)
-    if numbers is None:
+    points = values.get(name)
+    if points is None:
         return 0.0
+    numbers: list[float] = points[-count:].tolist()
     found = sum(numbers)
     if 0.0 <= found < inf:
         return found
     return sum(number for number in numbers if 0.0 < number < inf)
 
 
-def _last(values: Mapping[str, Points], name: str, count: int) -> list[float] | None:
-    points = values.get(name)
-    if points is None or len(points) < count:
-        return None
-    numbers: list[float] = points[-count:].tolist()
-    return numbers
-
-
 def _only_grows(lag: list[float]) -> bool:
-    return len(lag) >= 4 and all(b > a for a, b in pairwise(lag))
+    # Most do not: one look tells.
+    return len(lag) >= 4 and lag[-1] > lag[-2] and all(b > a for a, b in pairwise(lag))
 
 
 def _problem_with_job(observation: Observation) -> Hold | None:
@@ -156,6 +150,7 @@ def _problem_with_job(observation: Observation) -> Hold | None:
         return Hold(reason="the job has no tasks", bound="config")
     if not (job.slo_lag_s > 0 and 0 <= job.restart_s < inf):
         return Hold(reason="its SLO or its restart time cannot be", bound="config")
-    if not all(0 <= getattr(task, kind) < inf for kind in KINDS):
+    reserved = (task.cpu, task.memory_mb, task.disk_mb, task.network_mbps)
+    if not (0 <= sum(reserved) < inf and min(reserved) >= 0):
         return Hold(reason="what its tasks get cannot be", bound="config")
     return None

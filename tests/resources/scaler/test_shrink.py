@@ -22,7 +22,7 @@ def idle(job: JobFacts | None = None, **changes: Any) -> Decision:
         "ingest_rate": 140.0,
         "processed_rate": 140.0,
         "busy_mean": 0.0875,
-        "lag_records": 10.0,
+        "lag_records": 0.0,
         "lag_s": 0.1,
         "footprint": Footprint(thread_rate=P),
         **changes,
