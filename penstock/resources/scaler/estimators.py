@@ -1,0 +1,196 @@
+"""Resource estimators: what cpu, memory, disk and network a job needs at an input rate (Turbine V-B). Pure.
+
+Cpu by equations 2 and 3. State that is split over the tasks shrinks per task when there are more of them: by
+key count for aggregations; by window, degree of matching and disorder for joins.
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf, nan
+from typing import NamedTuple
+
+from penstock.resources.frames import Frame
+from penstock.resources.scaler.observation import Footprint, JobFacts, JoinFacts
+from penstock.resources.scaler.settings import Settings
+from penstock.resources.scaler.shapes import (
+    Room,
+    Shape,
+    TaskResources,
+    at_work,
+    parallel,
+    share_of_busiest,
+)
+from penstock.resources.scaler.window import Window, optional
+
+MB = 2**20
+BITS_PER_BYTE = 8
+# Below this a thread was too idle to tell what it can do.
+BUSY_MIN = 0.05
+CPU_STEP, MEMORY_STEP_MB = 0.05, 16.0
+# No task is made smaller than this, however little it was seen using.
+CPU_MIN, MEMORY_MIN_MB = 0.1, 128.0
+
+
+# --- cpu
+
+
+def cpu_units(x: float, p: float, k: float, n: float) -> float:
+    """Equation 2: the share of its threads that a job needs for input rate X."""
+    capacity = p * k * n
+    return x / capacity if capacity > 0 else inf
+
+
+def cpu_units_with_backlog(x: float, b: float, t: float, p: float, k: float, n: float) -> float:
+    """Equation 3: the same, with the backlog B gone within t."""
+    return cpu_units(x + b / t, p, k, n)
+
+
+def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
+    """P as the last minutes show it: what a busy thread processes per second; None: too idle to tell."""
+    if window.busy_mean < BUSY_MIN or window.processed_rate <= 0:
+        return None
+    shape = job.shape
+    return window.processed_rate / (
+        window.busy_mean * at_work(shape.task_count, shape.task.threads, job.partitions)
+    )
+
+
+# --- memory and disk
+
+
+def aggregation_state_mb(key_count: float, key_bytes: float) -> float:
+    """Proportional to the keys kept."""
+    return key_count * key_bytes / MB
+
+
+def join_state_mb(input_rate: float, join: JoinFacts, record_bytes: float) -> float:
+    """Proportional to window, degree of matching and degree of disorder."""
+    kept_s = join.window_s + join.disorder_s
+    return input_rate * kept_s * max(1.0, join.match_degree) * record_bytes / MB
+
+
+class Needs(NamedTuple):
+    """What a job needs as a whole and per task, at one input rate. Unknown: NaN, and what it has stays."""
+
+    cores: float  # all tasks together
+    memory_fixed_mb: float  # of each task
+    memory_split_mb: float  # of all, split by the keys each has
+    disk_mb: float  # of all
+    network_mbps: float  # of all
+
+
+def estimate_needs(
+    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, *, rate: float
+) -> Needs:
+    """What the job needs at `rate` records per second."""
+    values = frame.values
+    processed = window.processed_rate
+    growth = rate / processed if processed > 0 else 1.0
+    memory_fixed, memory_split, state_growth = _memory(window, frame, job, footprint, growth)
+    return Needs(
+        optional(values, "cpu") * growth,
+        memory_fixed,
+        memory_split,
+        optional(values, "disk_mb") * state_growth,
+        optional(values, "network_mb_s") * BITS_PER_BYTE * growth,
+    )
+
+
+def _memory(
+    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, growth: float
+) -> tuple[float, float, float]:
+    """Memory of each task, memory split over them, and by how much state grows with the rate."""
+    measured = optional(frame.values, "memory_task_mb")
+    state_mb = optional(frame.values, "state_bytes") / MB
+    if job.state == "none" or state_mb != state_mb:
+        return measured, 0.0, 1.0
+    split, state_growth = state_mb, 1.0
+    if job.state == "aggregation":
+        keys = optional(frame.values, "key_count")
+        if keys > 0:
+            split = aggregation_state_mb(keys, state_mb * MB / keys)
+    elif job.state == "join":
+        # A join keeps records, so its state follows the rate; what is kept already stays for a window.
+        state_growth = max(1.0, growth)
+        split = state_mb * state_growth
+        if job.join is not None and footprint.record_bytes is not None:
+            disorder = optional(frame.values, "watermark_lag_s")
+            join = JoinFacts(
+                window_s=job.join.window_s,
+                match_degree=job.join.match_degree,
+                disorder_s=max(job.join.disorder_s, disorder if disorder == disorder else 0.0),
+            )
+            rate = growth * window.processed_rate
+            split = max(state_mb, join_state_mb(rate, join, footprint.record_bytes))
+    share = share_of_busiest(job.shape.task_count, job.partitions)
+    known = footprint.memory_fixed_mb if footprint.memory_fixed_mb is not None else 0.0
+    # What is measured beyond a task's part of the state is there however many tasks there are.
+    fixed = max(known, measured - state_mb * share) if measured == measured else nan
+    return fixed, split, state_growth
+
+
+# --- per task
+
+
+def vertical_limit(container: Room, settings: Settings) -> Room:
+    """How large a task may be: a fifth of a container, so that it can be moved (V-E)."""
+    part = settings.vertical_share
+    return Room(
+        cpu=container.cpu * part,
+        memory_mb=container.memory_mb * part,
+        disk_mb=container.disk_mb * part,
+        network_mbps=container.network_mbps * part,
+    )
+
+
+def task_resources(
+    needs: Needs, job: JobFacts, settings: Settings, *, task_count: int, threads: int, may_shrink: bool
+) -> TaskResources:
+    """What each of so many tasks gets: all resources together, each as its busiest task needs it."""
+    now = job.shape.task
+    share = share_of_busiest(task_count, job.partitions)
+    limit = vertical_limit(job.limits.container, settings)
+    head = settings.headroom
+    scaled_cpu = now.cpu * threads / now.threads
+    cpu = _up(needs.cores * share * head, CPU_STEP, CPU_MIN)
+    memory = _up(
+        (needs.memory_fixed_mb + needs.memory_split_mb * share) * head, MEMORY_STEP_MB, MEMORY_MIN_MB
+    )
+    # With more tasks each has less state: only memory that follows the state shrinks while others grow.
+    memory_shrinks = may_shrink or needs.memory_split_mb > 0
+    return TaskResources(
+        threads=threads,
+        cpu=_choose(cpu, scaled_cpu, limit.cpu, shrinks=may_shrink),
+        memory_mb=_choose(memory, now.memory_mb, limit.memory_mb, shrinks=memory_shrinks),
+        disk_mb=_choose(
+            _up(needs.disk_mb * share * head, 1.0), now.disk_mb, limit.disk_mb, shrinks=may_shrink
+        )
+        if now.disk_mb > 0
+        else 0.0,
+        network_mbps=_choose(
+            needs.network_mbps * share * head, now.network_mbps, limit.network_mbps, shrinks=may_shrink
+        )
+        if now.network_mbps > 0
+        else 0.0,
+    )
+
+
+def _choose(needed: float, now: float, limit: float, *, shrinks: bool) -> float:
+    """What is needed, or what there is where that is not known or may not shrink; never more than the limit
+    unless it already has more."""
+    if needed != needed:
+        return now
+    chosen = needed if shrinks else max(needed, now)
+    return min(chosen, max(limit, now))
+
+
+def _up(amount: float, step: float, least: float = 1.0) -> float:
+    """Rounded up, so that small changes of an estimate change nothing."""
+    if not amount < inf:
+        return amount
+    return max(least, ceil(round(amount / step, 6)) * step)
+
+
+def capacity(shape: Shape, partitions: int, thread_rate: float) -> float:
+    """P * k * n, as the busiest thread has it: records per second that the job can sustain."""
+    return thread_rate * parallel(shape.task_count, shape.task.threads, partitions)

@@ -1,0 +1,122 @@
+"""A job's load against what it can do: the terms of equations 2 and 3 for its last minutes. Pure."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from penstock.resources.scaler.estimators import BUSY_MIN, measured_thread_rate
+from penstock.resources.scaler.observation import Inputs, Observation
+from penstock.resources.scaler.shapes import parallel
+from penstock.resources.scaler.window import Window
+
+FORMULA = "(X + B/t) / (P*k*n)"
+# A job whose single task works while the others wait: so busy, and the rest no more than this part of it.
+HOT_BUSY, HOT_SHARE = 0.9, 0.6
+SATURATED = 0.95
+
+
+class Load(NamedTuple):
+    """What a decision compares."""
+
+    input_rate: float  # X, with what the jobs above will send
+    thread_rate: float  # P; infinite for a job that has nothing to do
+    measured_rate: float | None  # P as the last minutes alone show it
+    parallel: float  # k * n, as the busiest thread has it
+    capacity: float  # P * k * n
+    used: float  # equation 3
+    is_lagging: bool
+    is_updated: bool  # by its owner, a short time ago
+
+
+def assess(observation: Observation, window: Window) -> Load:
+    """Equation 3 for the last minutes. P is what was learnt, unless an update made that void."""
+    job, settings = observation.job, observation.settings
+    shape = job.shape
+    slots = parallel(shape.task_count, shape.task.threads, job.partitions)
+    measured = measured_thread_rate(window, job)
+    updated = job.updated_minute
+    is_updated = updated is not None and 0 <= window.end_minute - updated <= settings.update_recent_min
+    thread_rate = known_thread_rate(observation)
+    proved = window.processed_rate / slots
+    if thread_rate is None:
+        # A job too idle to tell does at least this much with a busier thread.
+        thread_rate = measured if measured is not None else proved / BUSY_MIN
+    else:
+        thread_rate = max(thread_rate, proved)
+        if measured is not None and window.busy_mean >= SATURATED:
+            # Busy threads that give somewhat less than before: records or state grew. Much less is a symptom.
+            slower = settings.slower_at * thread_rate <= measured < thread_rate
+            thread_rate = measured if slower else thread_rate
+    demand = observation.demand
+    input_rate = window.input_rate if demand is None else max(window.input_rate, demand.input_rate)
+    needed = input_rate + window.lag_records / settings.recovery_s
+    if thread_rate <= 0 and needed <= 0:
+        thread_rate = inf
+    capacity = thread_rate * slots
+    return Load(
+        input_rate,
+        thread_rate,
+        measured,
+        slots,
+        capacity,
+        needed / capacity if capacity > 0 else inf,
+        window.lag_s > job.slo_lag_s and window.lag_s_before > job.slo_lag_s,
+        is_updated,
+    )
+
+
+def known_thread_rate(observation: Observation) -> float | None:
+    """P as it was learnt, if it is of the code that runs."""
+    footprint, job = observation.footprint, observation.job
+    rate = footprint.thread_rate
+    if rate is None or not 0 < rate < inf:
+        return None
+    learnt = footprint.thread_rate_minute
+    if job.updated_minute is not None and (learnt is None or learnt < job.updated_minute):
+        return None
+    return rate
+
+
+def inputs_of(observation: Observation, window: Window, load: Load) -> Inputs:
+    """The numbers behind a decision, by the paper's letters where it has them."""
+    job = observation.job
+    return {
+        "X": load.input_rate,
+        "B": window.lag_records,
+        "t": observation.settings.recovery_s,
+        "P": load.thread_rate,
+        "k": job.shape.task.threads,
+        "n": job.shape.task_count,
+        "k*n": load.parallel,
+        "used": load.used,
+        "restart_s": job.restart_s,
+        "lag_s": window.lag_s,
+        "slo_lag_s": job.slo_lag_s,
+        "busy_mean": window.busy_mean,
+    }
+
+
+def is_imbalanced(window: Window, imbalance_at: float) -> bool:
+    """Whether a few tasks have most of the lag, or one is busy while the others wait."""
+    hot = window.busy >= HOT_BUSY and window.busy_mean <= HOT_SHARE * window.busy
+    return hot or window.lag_spread >= imbalance_at  # NaN is not above anything
+
+
+def wanted_parallel(rate: float, load: Load) -> float:
+    """As how many threads a job must work for this rate."""
+    return rate / load.thread_rate if load.thread_rate > 0 else inf
+
+
+def rate_after_change(observation: Observation, input_rate: float, backlog: float) -> float:
+    """What a changed job must be able to do: its input at the target share, and within t the backlog and what
+    comes in while it restarts."""
+    settings = observation.settings
+    catch_up = (backlog + input_rate * observation.job.restart_s) / settings.recovery_s
+    # The second keeps a job that is mostly backlog from being short again at once.
+    return max(input_rate / settings.target + catch_up, (input_rate + catch_up) / settings.up_at)
+
+
+def useful_part(observation: Observation, rate: float) -> float:
+    """Of a rate what the jobs below can follow."""
+    return rate if observation.demand is None else min(rate, observation.demand.useful_rate)

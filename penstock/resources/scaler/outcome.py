@@ -1,0 +1,182 @@
+"""What came of the scaler's last action, as it was applied: undo what did not help, and remember it. Pure.
+
+Nothing is judged that a person changed since, nor before the tasks have settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isfinite
+
+from penstock.core.clock import Millis
+from penstock.resources.frames import MINUTE_MS
+from penstock.resources.scaler.estimators import capacity
+from penstock.resources.scaler.growth import fits, task_range
+from penstock.resources.scaler.load import SATURATED, Load, inputs_of, known_thread_rate
+from penstock.resources.scaler.observation import (
+    Action,
+    Learnt,
+    Observation,
+    Resize,
+)
+from penstock.resources.scaler.pattern_rate import between
+from penstock.resources.scaler.shapes import Shape, parallel
+from penstock.resources.scaler.window import Window
+
+# Input that grew by more than this since explains a lag without the action.
+SAME_INPUT = 1.1
+# With so much more input a step that did not help is worth another try.
+MORE_INPUT = 1.25
+GAIN = "(processed - before) / (expected - before)"
+
+
+def record(decision: Resize, applied: Shape, observation: Observation, window: Window, load: Load) -> Action:
+    """What to remember of an action. The expectation is that of the shape as applied, not as wished."""
+    job = observation.job
+    limit = capacity(applied, job.partitions, load.thread_rate)
+    needed = load.input_rate + window.lag_records / observation.settings.recovery_s
+    return Action(
+        at_minute=minute_of(observation.now_ms),
+        before=job.shape,
+        after=applied,
+        input_rate=window.input_rate,
+        rate_before=window.processed_rate,
+        rate_expected=min(limit, needed),
+        parallel_before=load.parallel,
+        # What is undone is not judged again: it would be undone in turn.
+        outcome="worked" if decision.direction == "undo" else "pending",
+    )
+
+
+def minute_of(now_ms: Millis) -> int:
+    """The minute a moment lies in."""
+    return now_ms // MINUTE_MS
+
+
+def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt, Resize | None]:
+    """The outcome of the last action if it can be told now, and what undoes it if it should be undone."""
+    action = observation.past[-1] if observation.past else None
+    if action is None or action.outcome != "pending":
+        return Learnt(), None
+    if action.after != observation.job.shape:
+        return _judged(observation, action, "overruled"), None
+    since = window.end_minute - 1 - action.at_minute
+    grew = parallel_of(action.after, observation) > action.parallel_before
+    if grew:
+        return _judge_up(observation, window, load, action, since)
+    return _judge_down(observation, window, load, action, since)
+
+
+def _judge_up(
+    observation: Observation, window: Window, load: Load, action: Action, since: int
+) -> tuple[Learnt, Resize | None]:
+    settings = observation.settings
+    if since < settings.judge_after_min + settings.settle_min:
+        return Learnt(), None
+    expected_gain = action.rate_expected - action.rate_before
+    gain = window.processed_rate - action.rate_before
+    helped = not load.is_lagging or expected_gain <= 0 or gain >= settings.effective_at * expected_gain
+    if helped:
+        return _judged(observation, action, "worked"), None
+    alert = (
+        f"{action.after.task_count} tasks of {action.after.task.threads} threads were to process "
+        f"{action.rate_expected:.3g} records/s and process {window.processed_rate:.3g}, "
+        f"{action.rate_before:.3g} before: more does not help"
+    )
+    learnt = _judged(observation, action, "ineffective", alert=alert)
+    return learnt, _undo(observation, window, load, action, learnt, alert)
+
+
+def _judge_down(
+    observation: Observation, window: Window, load: Load, action: Action, since: int
+) -> tuple[Learnt, Resize | None]:
+    shrank = parallel_of(action.after, observation) < action.parallel_before
+    is_saturated = window.busy_mean >= SATURATED
+    # Threads that are busy all the time will break the SLO: nobody needs to wait for it.
+    broke = load.is_lagging or (is_saturated and load.used > observation.settings.up_at)
+    if broke and shrank and window.input_rate <= SAME_INPUT * action.input_rate:
+        # The estimate of P was too high; what the larger shape did is a lower bound.
+        sustained = action.input_rate / action.parallel_before
+        p = known_thread_rate(observation) or load.thread_rate
+        measured = load.measured_rate if is_saturated else None
+        alert = (
+            f"{action.after.task_count} tasks broke the SLO at {window.input_rate:.3g} records/s; "
+            f"{action.before.task_count} had kept it"
+        )
+        learnt = replace(
+            _judged(observation, action, "broke_slo", alert=alert),
+            thread_rate=between(sustained, p, measured) if isfinite(p) else None,
+        )
+        return learnt, _undo(observation, window, load, action, learnt, alert)
+    if since >= observation.settings.observe_min:
+        return _judged(observation, action, "worked"), None
+    return Learnt(), None
+
+
+def _undo(
+    observation: Observation, window: Window, load: Load, action: Action, learnt: Learnt, why: str
+) -> Resize | None:
+    job = observation.job
+    fewest, most = task_range(job)
+    if not fewest <= action.before.task_count <= most or fits(job, action.before, observation.remaining):
+        return None
+    return Resize(
+        shape=action.before,
+        direction="undo",
+        reason=f"{why}; back to {action.before.task_count} tasks of {action.before.task.threads} threads",
+        formula=GAIN,
+        inputs={
+            **inputs_of(observation, window, load),
+            "processed": window.processed_rate,
+            "before": action.rate_before,
+            "expected": action.rate_expected,
+        },
+        rate_expected=action.rate_before,
+        learnt=learnt,
+    )
+
+
+def _judged(observation: Observation, action: Action, outcome: str, alert: str = "") -> Learnt:
+    judged = replace(action, outcome=outcome, judged_minute=minute_of(observation.now_ms))  # type: ignore[arg-type]
+    return Learnt(judged=judged, alert=alert)
+
+
+def parallel_of(shape: Shape, observation: Observation) -> float:
+    """As how many threads a shape works on this job's partitions."""
+    return parallel(shape.task_count, shape.task.threads, observation.job.partitions)
+
+
+# --- what is remembered
+
+
+def ups_that_did_not_help(observation: Observation, window: Window) -> Action | None:
+    """The newest remembered step up that did not help, unless the code changed since."""
+    for action in reversed(observation.past):
+        if (
+            action.outcome == "ineffective"
+            and window.input_rate <= MORE_INPUT * action.input_rate
+            and _is_remembered(observation, window, action)
+        ):
+            return action
+    return None
+
+
+def down_that_broke(observation: Observation, window: Window, slots: float) -> Action | None:
+    """A remembered step down, to no less than this one, that broke the SLO at no more input than now."""
+    for action in reversed(observation.past):
+        if (
+            action.outcome == "broke_slo"
+            and slots <= parallel_of(action.after, observation)
+            and window.input_rate * SAME_INPUT >= action.input_rate
+            and _is_remembered(observation, window, action)
+        ):
+            return action
+    return None
+
+
+def _is_remembered(observation: Observation, window: Window, action: Action) -> bool:
+    judged = action.judged_minute if action.judged_minute is not None else action.at_minute
+    updated = observation.job.updated_minute
+    if updated is not None and updated >= action.at_minute:
+        return False
+    return 0 <= window.end_minute - judged <= observation.settings.remember_min

@@ -1,0 +1,112 @@
+"""The pattern analyzer: what the last 14 days say about a smaller shape (Turbine V-C). Pure.
+
+A step down is kept only if the smaller shape would have carried the next x hours on the days before. When the
+last half hour is unlike the same half hours of those days, the past says nothing and is not asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.resources.frames import Points
+from penstock.resources.scaler.settings import DAY_MIN, Settings
+
+DAYS = 14
+RECENT_MIN = 30
+# Of a day's stretch so much must be known; and so many standard deviations between days are usual.
+KNOWN_MIN = 0.8
+USUAL_DEVIATIONS = 3.0
+# One day in fourteen may be odd. A peak of one weekday shows on two.
+ODD_DAYS = 1 / 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Per minute, what a job's input was, up to 14 days back; NaN where nobody knows."""
+
+    first_minute: int
+    input_rate: Points
+    key_count: Points | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """What the past says about the next hours: the input and keys to be ready for; `off` says why nothing."""
+
+    off: str = ""
+    days: int = 0
+    recent_rate: float = 0.0
+    usual_rate: float = 0.0
+    input_peak: float = 0.0  # on all days but the odd ones, smoothed as decisions see it
+    key_peak: float = float("nan")
+
+
+def analyse(history: History, recent: Points, *, end_minute: int, settings: Settings) -> Pattern:
+    """The pattern of the next `history_hours` from `end_minute` on, the first minute not yet seen.
+
+    `recent` is the input of the last half hour.
+    """
+    hours_min = max(1, round(settings.history_hours * 60))
+    before = _days(history.input_rate, history.first_minute, end_minute - RECENT_MIN, RECENT_MIN)
+    ahead = _days(history.input_rate, history.first_minute, end_minute, hours_min)
+    known, usual_known = _is_known(ahead), _is_known(before)
+    days = int(known.sum())
+    if min(days, int(usual_known.sum())) < settings.history_days_min:
+        return Pattern(off=f"{days} days of history are no pattern", days=days)
+    if len(recent) < RECENT_MIN or not _is_known(recent[None, :])[0]:
+        return Pattern(off="the last half hour has gaps", days=days)
+    recent_rate = float(np.nanmean(recent))
+    means = np.nanmean(before[usual_known], axis=1)
+    usual, spread = float(means.mean()), float(means.std())
+    if abs(recent_rate - usual) > max(settings.unlike_at * usual, USUAL_DEVIATIONS * spread):
+        return Pattern(
+            off=f"{recent_rate:.3g} records/s in the last half hour are unlike the usual {usual:.3g}",
+            days=days,
+            recent_rate=recent_rate,
+            usual_rate=usual,
+        )
+    peaks = np.sort(_peaks(ahead[known], min(settings.window_min, hours_min)))
+    odd = int(days * ODD_DAYS + 1e-9)
+    return Pattern(
+        days=days,
+        recent_rate=recent_rate,
+        usual_rate=usual,
+        input_peak=float(peaks[days - 1 - odd]),
+        key_peak=_key_peak(history, end_minute, hours_min, known, odd),
+    )
+
+
+def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np.bool_], odd: int) -> float:
+    if history.key_count is None or len(history.key_count) != len(history.input_rate):
+        return float("nan")
+    keys = _days(history.key_count, history.first_minute, end_minute, minutes)[known]
+    kept = keys[_is_known(keys)]
+    if not len(kept):
+        return float("nan")
+    return float(np.sort(np.nanmax(kept, axis=1))[max(0, len(kept) - 1 - odd)])
+
+
+def _days(points: Points, first_minute: int, begin: int, minutes: int) -> Points:
+    """A row per day before today, each the same `minutes` of its day; NaN outside what is known."""
+    offsets = begin - first_minute - DAY_MIN * np.arange(1, DAYS + 1)
+    at = offsets[:, None] + np.arange(minutes)[None, :]
+    inside = (at >= 0) & (at < len(points))
+    found = np.full(at.shape, np.nan)
+    found[inside] = points[at[inside]]
+    with np.errstate(invalid="ignore"):
+        found[~(found >= 0) | np.isinf(found)] = np.nan
+    return found
+
+
+def _is_known(rows: Points) -> NDArray[np.bool_]:
+    return np.asarray(np.isfinite(rows).mean(axis=1) >= KNOWN_MIN)
+
+
+def _peaks(rows: Points, width: int) -> Points:
+    """The largest mean of `width` minutes of each row. A gap counts as the mean of its row."""
+    filled = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=1)[:, None])
+    sums = np.cumsum(np.concatenate((np.zeros((len(filled), 1)), filled), axis=1), axis=1)
+    return np.asarray(((sums[:, width:] - sums[:, :-width]) / width).max(axis=1))
