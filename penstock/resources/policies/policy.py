@@ -17,7 +17,7 @@ from penstock.resources.policies.facts import JobFacts
 
 Text = Annotated[str, Meta(min_length=1, max_length=2000)]
 Word = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Evidence = dict[str, float | int | str]
+Evidence = Mapping[str, float | int | str]
 
 # What a policy may write: what a job gets, never what it runs.
 CHANGEABLE = frozenset(
