@@ -94,7 +94,7 @@ class StragglerDetector(Policy):
         if not places:
             return RaiseAlert(
                 key="stragglers_spread",
-                text=f"{cause.text}; most are not on {settings.places_max} containers, so no place is at fault",
+                text=f"{cause.text}; they are on more than {settings.places_max} containers",
                 what_to_do=f"penstock task ls {facts.job}",
                 evidence=cause.evidence,
             )
