@@ -170,6 +170,8 @@ def find_nonsense(verdict: Verdict, facts: JobFacts) -> str:
     """What about a verdict does not fit its job; "" if all does."""
     numbers = [*(verdict.symptom.evidence.values() if verdict.symptom else ())]
     numbers += [*(verdict.cause.evidence.values() if verdict.cause else ())]
+    if isinstance(verdict.resolution, RaiseAlert):
+        numbers += verdict.resolution.evidence.values()
     if any(isinstance(value, float) and not isfinite(value) for value in numbers):
         return "its evidence has a number that is none"
     ours = {task.task_id for task in facts.tasks}

@@ -259,6 +259,9 @@ class PolicyService:
             },
             said=said,
         )
+        alerts: dict[str, tuple[RaiseAlert, ...]] = {policy: () for policy in found.answers}
+        for policy, alert in decision.alerts:
+            alerts[policy] = (*alerts.get(policy, ()), alert)
         try:
             # Before anything is done: of two instances one saves, and only that one acts.
             if record != found.record and not self._records.save(name, record, found.version):
@@ -267,15 +270,11 @@ class PolicyService:
             refused = self._apply(name, found, decision, record)
             if is_news:
                 self._journal.append(None, _entry(name, decision, refused, now_ms))
+            self._alerts.report(name, alerts, now_ms)
         except PenstockError as error:
             # Whatever was not written is decided again.
             log.warning("a round of policies was not kept", job=name, error=error.what)
             self._next_ms[name] = now_ms + SOON_MS
-            return
-        alerts: dict[str, tuple[RaiseAlert, ...]] = {policy: () for policy in found.answers}
-        for policy, alert in decision.alerts:
-            alerts[policy] = (*alerts.get(policy, ()), alert)
-        self._alerts.report(name, alerts, now_ms)
 
     def _apply(self, name: str, found: _Round, decision: RoundDecision, record: JobRecord) -> str:
         """Do what was decided; returns why it could not be done, "" if it was."""
