@@ -13,7 +13,7 @@ from penstock.core.errors import PenstockError
 from penstock.resources.policies.policy import Broken, Policy
 from penstock.resources.policies.runnable import declared_by, find_misdeclared, run_policy
 from penstock.resources.policies.wire import Ask, Reply, facts_from_json
-from penstock.streams.packages import load_entry
+from penstock.streams.user_code import UserCode
 
 ANSWER_S_MAX = 120
 
@@ -39,7 +39,7 @@ def main() -> None:
 def load_policy(folder: Path, entry: str, class_name: str, name: str) -> Policy | Broken:
     """The policy of a package, or what is wrong with it."""
     try:
-        module = load_entry(folder, entry, folder.name)
+        module = UserCode(f"penstock_package_{folder.name}", folder, entry).load()
     except PenstockError as error:
         return Broken(policy=name, how="raised", text=str(error)[:2000])
     kind = getattr(module, class_name, None)

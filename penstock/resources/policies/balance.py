@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from statistics import median
 
 from penstock.resources.policies.facts import TaskFacts
 
@@ -57,40 +55,38 @@ class Uneven:
     rate_median: float  # of the others
 
 
-def robust_z(values: Sequence[float], *, spread_min: float) -> NDArray[np.float64]:
+def robust_z(values: Sequence[float], *, spread_min: float) -> list[float]:
     """How far each lies from the median, in standard deviations that a few odd ones do not widen."""
-    points = np.asarray(values, dtype=np.float64)
-    median = np.median(points)
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(points - median)))
-    return np.asarray((points - median) / max(sigma, spread_min))
+    middle = median(values)
+    sigma = max(MAD_TO_SIGMA * median([abs(value - middle) for value in values]), spread_min)
+    return [(value - middle) / sigma for value in values]
 
 
 def judge_balance(tasks: Sequence[TaskFacts], *, z_min: float = 3.5) -> Even | Uneven | Unknown:
     """Compare a job's tasks with each other by their useful time and their rate."""
-    silent = sorted(
-        task.task_id for task in tasks if task.state != "running" or task.busy is None or task.rate is None
-    )
-    if silent:
-        return Unknown(reason=f"not known how busy: {', '.join(silent[:5])}")
+    busy = [task.busy for task in tasks if task.busy is not None]
+    rate = [task.rate for task in tasks if task.rate is not None]
+    if len(busy) < len(tasks) or len(rate) < len(tasks) or any(task.state != "running" for task in tasks):
+        return Unknown(reason=f"not known how busy: {', '.join(_silent(tasks)[:5])}")
     if len(tasks) < TASKS_MIN:
         return Unknown(reason=f"{len(tasks)} tasks are too few to compare")
-    busy, rate = [task.busy or 0.0 for task in tasks], np.array([task.rate or 0.0 for task in tasks])
-    z = robust_z(busy, spread_min=BUSY_SPREAD_MIN)
-    is_odd = (z >= z_min) & (np.array(busy) >= BUSY_RATIO_MIN * float(np.median(busy)))
-    if not is_odd.any():
-        return Even(
-            reason=f"the busiest task is {float(z.max()):.1f} deviations above the others, below {z_min:g}"
-        )
-    others = float(np.median(rate[~is_odd]))
-    odd = [
-        OddTask(task=task, busy=busy[number], rate=float(rate[number]), z=float(z[number]))
-        for number, task in enumerate(tasks)
-        if is_odd[number]
-    ]
-    odd.sort(key=lambda found: (-found.z, found.task.task_id))
+    # Plain lists: a job has few tasks, and to make arrays of them takes longer than to sort them.
+    z, middle = robust_z(busy, spread_min=BUSY_SPREAD_MIN), median(busy)
+    odd = [n for n in range(len(tasks)) if z[n] >= z_min and busy[n] >= BUSY_RATIO_MIN * middle]
+    if not odd:
+        return Even(reason=f"the busiest task is {max(z):.1f} deviations above the others")
+    others = median([rate[n] for n in range(len(tasks)) if n not in odd])
+    found = [OddTask(task=tasks[n], busy=busy[n], rate=rate[n], z=z[n]) for n in odd]
+    found.sort(key=lambda each: (-each.z, each.task.task_id))
     return Uneven(
-        stragglers=tuple(found for found in odd if found.rate <= others * RATE_SIMILAR),
-        skewed=tuple(found for found in odd if found.rate > others * RATE_SIMILAR),
-        busy_median=float(np.median(busy)),
+        stragglers=tuple(each for each in found if each.rate <= others * RATE_SIMILAR),
+        skewed=tuple(each for each in found if each.rate > others * RATE_SIMILAR),
+        busy_median=middle,
         rate_median=others,
+    )
+
+
+def _silent(tasks: Sequence[TaskFacts]) -> list[str]:
+    return sorted(
+        task.task_id for task in tasks if task.state != "running" or task.busy is None or task.rate is None
     )

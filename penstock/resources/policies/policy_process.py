@@ -69,9 +69,11 @@ class ProcessPolicy:
 
     def run(self, facts: JobFacts, settings: Mapping[str, Any]) -> Verdict | Broken:
         with self._lock:
-            # A process that was ended has to be started first, which takes longer than an answer.
-            limit_ms = self._budget_ms if self._is_up() else self._start_ms
-            answer = self._ask(Ask(facts=facts_to_json(facts), settings=dict(settings)), limit_ms)
+            # A process that was ended is started first, which takes longer than an answer.
+            start = None if self._is_up() else self._ask(Ask(), self._start_ms)
+            if isinstance(start, Broken):
+                return start
+            answer = self._ask(Ask(facts=facts_to_json(facts), settings=dict(settings)), self._budget_ms)
         if isinstance(answer, Broken):
             return answer
         verdict = answer.verdict

@@ -7,6 +7,7 @@ more, which helps most of the time. A dependency that fails gets no more load: i
 from __future__ import annotations
 
 from math import ceil
+from statistics import median
 from typing import Annotated
 
 import numpy as np
@@ -127,7 +128,7 @@ def find_bad_task(tasks: tuple[TaskFacts, ...]) -> TaskFacts | None:
     lags = [task.lag_s for task in tasks if task.lag_s is not None]
     if len(lags) < len(tasks) or len(tasks) < 3:
         return None
-    z = robust_z(lags, spread_min=max(1.0, 0.25 * float(np.median(lags))))
+    z = robust_z(lags, spread_min=max(1.0, 0.25 * median(lags)))
     odd = [task for number, task in enumerate(tasks) if z[number] >= LAG_Z_MIN]
     return odd[0] if len(odd) == 1 else None
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.system_clock import SystemClock
 from penstock.core.workers import InlineWorkers
+from penstock.policy_host import load_policy
 from penstock.resources.policies.policy import Broken, ChangeLayer, Nothing, Verdict
 from penstock.resources.policies.policy_process import ProcessPolicy, UserPolicies
 from penstock.resources.policies.policy_service import PolicyService
@@ -29,7 +30,7 @@ from tests.tidy_rules import ROOT
 
 EXAMPLE = ROOT / "examples" / "policies" / "night_shift.py"
 WRONG = """
-import os, sys, time
+import os
 from penstock.resources.policies.policy import *
 
 class Wrong(Policy):
@@ -40,13 +41,8 @@ class Wrong(Policy):
         how = facts.config["owner"]
         if how == "raises":
             return {}["nothing"]
-        if how == "exits":
-            sys.exit(3)
         if how == "dies":
             os._exit(9)
-        if how == "hangs":
-            while True:
-                time.sleep(0.01)
         if how == "spins":
             while True:
                 pass
@@ -58,6 +54,10 @@ class Wrong(Policy):
 
 class Other:
     pass
+
+class Dear(Wrong):
+    def __init__(self):
+        raise ValueError("too dear")
 """
 Load = Callable[..., ProcessPolicy]
 
@@ -72,17 +72,21 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     unpacked = UnpackedPackages(folder / "unpacked", shelf.get)
     # A short budget only where it must run out: a loaded machine may take long for anything.
     patient = UserPolicies(unpacked.folder_of, SystemClock(), budget_ms=60_000)
-    hasty = UserPolicies(unpacked.folder_of, SystemClock(), budget_ms=200)
+    hasty: list[UserPolicies] = []
 
     def load(name: str, file: str, *, in_haste: bool = False) -> ProcessPolicy:
         path, _, class_name = file.partition(":")
         package = build_package(Path(path) if path.startswith("/") else folder / path)
         shelf.put(package.hash, package.data)
-        return (hasty if in_haste else patient).load(name, f"{package.hash}/{package.entry}:{class_name}")
+        policies = patient
+        if in_haste:
+            policies = UserPolicies(unpacked.folder_of, SystemClock(), budget_ms=200)
+            hasty.append(policies)
+        return policies.load(name, f"{package.hash}/{package.entry}:{class_name}")
 
     yield load
-    patient.stop()
-    hasty.stop()
+    for policies in (patient, *hasty):
+        policies.stop()
 
 
 def facts(how: str = "", **changes):
@@ -108,10 +112,8 @@ def test_the_example_declares_and_decides(load: Load):
     ("how", "told"),
     [
         ("raises", "raised"),
-        ("exits", "raised"),
         ("dies", "raised"),
         ("odd", "nonsense"),
-        ("hangs", "hung"),
         ("spins", "hung"),
         ("long", "nonsense"),
     ],
@@ -122,28 +124,34 @@ def test_whatever_a_policy_does_it_is_told_and_the_next_question_is_answered(loa
     answer = policy.run(facts(how), {})
     assert isinstance(answer, Broken) and answer.how == told
     if told == "hung":
-        return  # its process was ended; the next test of this kind starts another one
+        return  # its process was ended: the next test starts one
     assert isinstance(policy.run(facts(), {}), Verdict)
 
 
 def test_a_process_that_was_ended_is_started_again_for_the_next_question(load: Load):
-    policy = load("wrong", "wrong.py:Wrong", in_haste=True)
+    policy = load("wrong", "wrong.py:Wrong")
     policy.declare()
     policy.stop()
     assert isinstance(policy.run(facts(), {}), Verdict)
 
 
+def test_a_policy_that_cannot_be_imported_says_why(load: Load):
+    answer = load("broken", "broken.py:Any").declare()
+    assert isinstance(answer, Broken) and "no_such_module" in answer.text
+
+
 @pytest.mark.parametrize(
-    ("name", "file", "why"),
+    ("name", "class_name", "why"),
     [
-        ("wrong", "wrong.py:Missing", "no class Missing"),
-        ("wrong", "wrong.py:Other", "no class Other"),
-        ("right", "wrong.py:Wrong", "calls itself 'wrong'"),
-        ("broken", "broken.py:Any", "no_such_module"),
+        ("wrong", "Missing", "no class Missing"),
+        ("wrong", "Other", "no class Other"),
+        ("right", "Wrong", "calls itself 'wrong'"),
+        ("wrong", "Dear", "ValueError: too dear"),
     ],
 )
-def test_a_policy_that_cannot_be_loaded_says_why(load: Load, name: str, file: str, why: str):
-    answer = load(name, file).declare()
+def test_a_class_that_is_no_policy_says_why(tmp_path: Path, name: str, class_name: str, why: str):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    answer = load_policy(tmp_path, "wrong.py", class_name, name)
     assert isinstance(answer, Broken) and why in answer.text
 
 

@@ -18,16 +18,27 @@ class JobDoctor(Policy):
     metrics = METRICS
     minutes = MINUTES
 
+    def __init__(self) -> None:
+        # The three steps ask for the same finding. One assignment: threads share this policy.
+        self._last: tuple[JobFacts | None, Finding | None] = (None, None)
+
+    def _worst(self, facts: JobFacts) -> Finding | None:
+        seen, found = self._last
+        if seen is not facts:
+            found = worst_of(patient_of(facts))
+            self._last = facts, found
+        return found
+
     def detect(self, facts: JobFacts, settings: ControlSettings) -> Symptom | None:
         """Anything that somebody has to do something about."""
-        found = worst_of(patient_of(facts))
+        found = self._worst(facts)
         if found is None:
             return None
         return Symptom(name=found.name, text=found.symptom[:2000], evidence=found.evidence)
 
     def diagnose(self, symptom: Symptom, facts: JobFacts, settings: ControlSettings) -> Cause | None:
         """Why."""
-        found = worst_of(patient_of(facts))
+        found = self._worst(facts)
         if found is None:
             return None
         return Cause(
@@ -36,7 +47,7 @@ class JobDoctor(Policy):
 
     def resolve(self, cause: Cause, facts: JobFacts, settings: ControlSettings) -> Resolution:
         """Tell."""
-        found = worst_of(patient_of(facts))
+        found = self._worst(facts)
         assert found is not None
         return found.to_alert()
 
