@@ -314,6 +314,10 @@ class Client:
         """Watermarks of a category, a job's or a pipeline's outputs, or all; and who holds each back."""
         return self._ask("/watermarks", subject=subject, percent=percent)
 
+    def doctor(self, job: str) -> Json:
+        """What is wrong with a job, why, and what to do."""
+        return self._ask(f"/jobs/{_part(job)}/doctor")
+
     def create_category(self, spec: Mapping[str, Any]) -> Json:
         """Create it, or nothing if it is there with the same spec."""
         return self._link.json("POST", "/categories", body=dict(spec), repeat=True)
@@ -330,14 +334,13 @@ class Client:
     # Containers: they ask again by themselves.
     def register(self, container: str, incarnation: str, folder_id: str) -> None:
         """Announce a new incarnation of a container."""
-        path = f"/containers/{_part(container)}/register"
-        self._link.json("POST", path, body={"incarnation": incarnation, "folder_id": folder_id})
+        body = {"incarnation": incarnation, "folder_id": folder_id}
+        self._link.json("POST", f"/containers/{_part(container)}/register", body=body)
 
     def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """One heartbeat."""
         path = f"/containers/{_part(heartbeat.container)}/beat"
-        # An error text that is no text must not cost the container its lease.
-        body = encoded(heartbeat.to_json(), errors="replace")
+        body = encoded(heartbeat.to_json(), errors="replace")  # a bad text must not cost the lease
         return HeartbeatReply.from_json(self._link.json("POST", path, body=body))
 
     def container_dead(self, container: str, folder_id: str) -> bool:

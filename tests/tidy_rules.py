@@ -29,7 +29,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "sim": {"core", "jobs", "tasks", "resources"},
     "settings": {"core", "tasks"},
     "testing": {"core", "streams"},
-    **dict.fromkeys(("client", "runners"), LOWER),
+    **dict.fromkeys(("client", "policy_host", "runners"), LOWER),
     "container": LOWER | {"client", "runners"},
     "web": LOWER | {"app", "settings"},
     "app": LOWER | {"web", "client", "container", "settings"},
@@ -72,6 +72,7 @@ MAY_WAIT: Mapping[str, str] = {
 }
 MAY_CATCH_ALL: Mapping[str, str] = {
     "core/loop.py": "a bug in one round must not end the service",
+    "policy_host.py": "a user's policy raises what it likes; the answer tells it",
     "streams/engine/spark_tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
 }
 

@@ -15,6 +15,7 @@ from penstock.cli import (
     backfill,
     bus,
     change_tables,
+    doctoring,
     fleet,
     inject,
     jobs,
@@ -51,6 +52,7 @@ app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=EXIT_CODES)(watermarks.watermark)
+app.command(epilog=EXIT_CODES)(doctoring.doctor)
 app.command(epilog=EXIT_CODES)(inject.inject)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 

@@ -15,6 +15,7 @@ from penstock.web.admin_routes import add_layer_kind_routes, add_token_routes
 from penstock.web.answers import answer_problems
 from penstock.web.beat_lane import BeatLane
 from penstock.web.container_routes import add_container_routes
+from penstock.web.doctor import add_doctor_routes
 from penstock.web.events import EventHub
 from penstock.web.fast_lane import FastLane
 from penstock.web.fleet import Fleet
@@ -69,6 +70,7 @@ def build_api(
     add_pipeline_routes(router, plane, guard)
     add_stream_routes(router, plane, guard, PREFIX)
     add_watermark_routes(router, plane, guard)
+    add_doctor_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)

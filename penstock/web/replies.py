@@ -314,6 +314,16 @@ class Watermarks(_Reply):
     intervals: list[dict[str, Any]]
 
 
+class Examination(_Reply):
+    """What the doctor found, the worst first; what was ruled out, and what could not be looked at."""
+
+    job: str
+    is_well: bool
+    findings: list[dict[str, Any]]
+    ruled_out: list[str]
+    not_known: list[dict[str, Any]]
+
+
 class PackageHash(_Reply):
     """A package that is here."""
 

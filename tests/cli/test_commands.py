@@ -196,6 +196,7 @@ def test_there_are_these_commands():
         "container ls",
         "container run",
         "container uncordon",
+        "doctor",
         "inject",
         "job apply",
         "job diff",

@@ -39,6 +39,7 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("GET", "/jobs/{name}/layers", "job.read", None),
     ("GET", "/jobs/{name}/history", "job.read", None),
     ("GET", "/jobs/{name}/diff", "job.read", None),
+    ("GET", "/jobs/{name}/doctor", "job.read", None),
     ("PUT", "/jobs/{name}/layers/{layer}", "job.write", {"body": {}, "why": "x"}),
     ("PATCH", "/jobs/{name}/layers/{layer}", "job.write", {"changes": {"priority": 1}, "why": "x"}),
     ("DELETE", "/jobs/{name}/layers/{layer}", "job.write", None),

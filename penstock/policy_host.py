@@ -1,0 +1,74 @@
+"""The process of a user's own policy: reads questions from its input and answers them until that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.resources.policies.policy import Broken, Policy
+from penstock.resources.policies.runnable import declared_by, find_misdeclared, run_policy
+from penstock.resources.policies.wire import Ask, Reply, facts_from_json
+from penstock.streams.user_code import UserCode
+
+ANSWER_S_MAX = 120
+
+
+def main() -> None:
+    """Arguments: folder, file, class, name. `resources/policies/policy_process.py` starts it."""
+    folder, entry, class_name, name = sys.argv[1:5]
+    # What the policy prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    policy: Policy | Broken | None = None
+    for line in sys.stdin.buffer:
+        ask = msgspec.json.decode(line, type=Ask)
+        if policy is None:
+            policy = load_policy(Path(folder), entry, class_name, name)
+        signal.alarm(ANSWER_S_MAX)  # nobody is left to end it if the control plane was killed
+        reply = Reply(verdict=policy) if isinstance(policy, Broken) else answer(policy, ask)
+        signal.alarm(0)
+        answers.write(msgspec.json.encode(reply) + b"\n")
+        answers.flush()
+
+
+def load_policy(folder: Path, entry: str, class_name: str, name: str) -> Policy | Broken:
+    """The policy of a package, or what is wrong with it."""
+    try:
+        module = UserCode(f"penstock_package_{folder.name}", folder, entry).load()
+    except PenstockError as error:
+        return Broken(policy=name, how="raised", text=str(error)[:2000])
+    kind = getattr(module, class_name, None)
+    if not isinstance(kind, type) or not issubclass(kind, Policy):
+        text = f"{entry} has no class {class_name} that is a penstock Policy"
+        return Broken(policy=name, how="nonsense", text=text)
+    try:
+        policy = kind()
+    except Exception as error:
+        return _raised(name, error)
+    problem = find_misdeclared(policy)
+    if not problem and policy.name != name:
+        problem = f"it calls itself {policy.name!r}: name it so in the job's `policies` too"
+    return Broken(policy=name, how="nonsense", text=problem) if problem else policy
+
+
+def answer(policy: Policy, ask: Ask) -> Reply:
+    """What it declares, or its verdict."""
+    if ask.facts is None:
+        return Reply(declared=declared_by(policy))
+    try:
+        return Reply(verdict=run_policy(policy, facts_from_json(ask.facts), ask.settings))
+    except Exception as error:
+        return Reply(verdict=_raised(policy.name, error))
+
+
+def _raised(name: str, error: Exception) -> Broken:
+    return Broken(policy=name, how="raised", text=f"{type(error).__name__}: {error}"[:2000])
+
+
+if __name__ == "__main__":
+    main()

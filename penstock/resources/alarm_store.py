@@ -1,0 +1,207 @@
+"""Alarms, silences, and the notices that are still to be sent, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import NotFound
+from penstock.core.journal import Entry
+from penstock.core.journal_store import JournalStore
+from penstock.core.sql_store import METADATA, NAME, Database, next_value, upsert
+from penstock.resources.alarms import (
+    Alarm,
+    AlarmChanges,
+    Notice,
+    Silence,
+    acknowledge,
+    decide_alarms,
+    is_forgotten,
+    sweep_alarms,
+)
+from penstock.resources.policies.policy import RaiseAlert
+
+ALARMS = sa.Table(
+    "alarms",
+    METADATA,
+    sa.Column("name", NAME, primary_key=True),
+    sa.Column("job", NAME, nullable=False, index=True),
+    sa.Column("body", sa.Text, nullable=False),
+)
+SILENCES = sa.Table(
+    "silences",
+    METADATA,
+    sa.Column("id", NAME, primary_key=True),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+NOTICES = sa.Table(
+    "notices",
+    METADATA,
+    sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("route", NAME, nullable=False),
+    sa.Column("next_ms", sa.BigInteger, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+ACTOR = "alarms"
+
+
+class OwedNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice that a route has not taken yet."""
+
+    id: int
+    route: str
+    tries: int
+    next_ms: Millis
+    notice: Notice
+
+
+class AlarmStore:
+    """What changes about alarms is written together with the notices of it and the journal: none is lost."""
+
+    def __init__(self, database: Database, journal: JournalStore, routes: Sequence[str]) -> None:
+        self._database, self._journal, self._routes = database, journal, tuple(routes)
+
+    def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
+        """All that these sources see of a job now."""
+        known = self.alarms(job)
+        if not known and not any(alerts.values()):
+            return  # as most of the time
+        with self._database.transaction() as connection:
+            known = _alarms(connection, job)
+            changes = decide_alarms(known, job, alerts, _silences(connection, now_ms), now_ms=now_ms)
+            self._write(connection, changes)
+
+    def sweep(self, now_ms: Millis) -> None:
+        """What follows from the time alone; and what nobody asks about any more goes."""
+        with self._database.transaction() as connection:
+            known = _alarms(connection)
+            self._write(connection, sweep_alarms(known, _silences(connection, now_ms), now_ms=now_ms))
+            gone = [alarm.name for alarm in known if is_forgotten(alarm, now_ms)]
+            if gone:
+                connection.execute(sa.delete(ALARMS).where(ALARMS.c.name.in_(gone)))
+            connection.execute(sa.delete(SILENCES).where(SILENCES.c.until_ms <= now_ms))
+
+    def alarms(self, job: str | None = None) -> tuple[Alarm, ...]:
+        """Those of a job, or all; also those that are over, for a while."""
+        with self._database.reading() as connection:
+            return _alarms(connection, job)
+
+    def acknowledge(self, name: str, *, by: str, now_ms: Millis) -> Alarm:
+        """Somebody looks after it."""
+        with self._database.transaction() as connection:
+            row = connection.execute(sa.select(ALARMS.c.body).where(ALARMS.c.name == name)).first()
+            if row is None:
+                raise NotFound(
+                    f"there is no alarm {name!r}",
+                    why="it never was, or was over long ago",
+                    fix="name one as the list of alarms does: job/source/key",
+                )
+            alarm = acknowledge(msgspec.json.decode(row.body, type=Alarm), by=by, now_ms=now_ms)
+            self._write(connection, AlarmChanges(changed=(alarm,), notices=()))
+            self._note(connection, alarm, "acknowledged", by, now_ms)
+            return alarm
+
+    def silence(self, silence: Silence, now_ms: Millis) -> None:
+        """Nobody is told of some alarms for a while."""
+        with self._database.transaction() as connection:
+            body = msgspec.json.encode(silence).decode()
+            values = {"id": silence.id, "until_ms": silence.until_ms, "body": body}
+            upsert(connection, SILENCES, [values], replace=("until_ms", "body"))
+            self._journal.append(
+                connection,
+                Entry(
+                    at_ms=now_ms,
+                    actor=silence.by,
+                    kind="alarm",
+                    subject=silence.job,
+                    decision=f"silence {silence.key} up to {silence.severity_max}",
+                    reason=silence.why,
+                    data={"id": silence.id, "until_ms": silence.until_ms},
+                ),
+            )
+
+    def unsilence(self, silence_id: str) -> bool:
+        """End a silence; what fires is told at the next look. False: there is none."""
+        with self._database.transaction() as connection:
+            found = connection.execute(sa.select(SILENCES.c.id).where(SILENCES.c.id == silence_id)).first()
+            connection.execute(sa.delete(SILENCES).where(SILENCES.c.id == silence_id))
+            return found is not None
+
+    def silences(self, now_ms: Millis) -> tuple[Silence, ...]:
+        """Those that hold."""
+        with self._database.reading() as connection:
+            return _silences(connection, now_ms)
+
+    # -- notices that are to be sent --------------------------------------------------------------------
+
+    def owed(self) -> tuple[OwedNotice, ...]:
+        """The oldest notice of each route: the others wait for it."""
+        first = sa.select(sa.func.min(NOTICES.c.id)).group_by(NOTICES.c.route)
+        query = sa.select(NOTICES).where(NOTICES.c.id.in_(first)).order_by(NOTICES.c.id)
+        with self._database.reading() as connection:
+            return tuple(
+                OwedNotice(
+                    id=int(row.id),
+                    route=str(row.route),
+                    tries=int(row.tries),
+                    next_ms=int(row.next_ms),
+                    notice=msgspec.json.decode(row.body, type=Notice),
+                )
+                for row in connection.execute(query)
+            )
+
+    def settle(self, notice_id: int) -> None:
+        """It was taken, or given up."""
+        with self._database.transaction() as connection:
+            connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == notice_id))
+
+    def postpone(self, notice_id: int, *, tries: int, next_ms: Millis) -> None:
+        """It was not taken: again later."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                sa.update(NOTICES).where(NOTICES.c.id == notice_id).values(tries=tries, next_ms=next_ms)
+            )
+
+    def _write(self, connection: sa.Connection, changes: AlarmChanges) -> None:
+        rows = [
+            {"name": alarm.name, "job": alarm.job, "body": msgspec.json.encode(alarm).decode()}
+            for alarm in changes.changed
+        ]
+        upsert(connection, ALARMS, rows, replace=("body",))
+        for notice in changes.notices:
+            body = msgspec.json.encode(notice).decode()
+            for route in self._routes:
+                values = {"id": next_value(connection, "notices"), "route": route, "next_ms": 0, "tries": 0}
+                connection.execute(sa.insert(NOTICES).values(**values, body=body))
+            self._note(connection, notice.alarm, notice.kind, ACTOR, notice.at_ms)
+
+    def _note(self, connection: sa.Connection, alarm: Alarm, what: str, actor: str, now_ms: Millis) -> None:
+        self._journal.append(
+            connection,
+            Entry(
+                at_ms=now_ms,
+                actor=actor,
+                kind="alarm",
+                subject=alarm.job,
+                decision=f"{alarm.source}/{alarm.key} {what}",
+                reason=alarm.text,
+                data={"severity": alarm.severity, "evidence": dict(alarm.evidence)},
+            ),
+        )
+
+
+def _alarms(connection: sa.Connection, job: str | None = None) -> tuple[Alarm, ...]:
+    query = sa.select(ALARMS.c.body).order_by(ALARMS.c.name)
+    if job is not None:
+        query = query.where(ALARMS.c.job == job)
+    return tuple(msgspec.json.decode(row.body, type=Alarm) for row in connection.execute(query))
+
+
+def _silences(connection: sa.Connection, now_ms: Millis) -> tuple[Silence, ...]:
+    query = sa.select(SILENCES.c.body).where(SILENCES.c.until_ms > now_ms).order_by(SILENCES.c.id)
+    return tuple(msgspec.json.decode(row.body, type=Silence) for row in connection.execute(query))

@@ -1,0 +1,205 @@
+"""What a cluster has, who gets more when it is short, who stops as a last resort (Turbine V-F). Pure.
+
+The capacity manager decides between jobs, never about one: how much a job needs is the scaler's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, inf
+
+# cpu, memory_mb, disk_mb, network_mbps: as much of each.
+Amount = Mapping[str, float]
+
+HEADROOM = 0.1  # of each kind is kept for failures and moves
+RUNNING_OUT = 1.0  # reserved beyond all there is: then jobs are stopped
+BACK_MARGIN = 0.05  # a stopped job comes back only when so much more than it needs is free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A job, as capacity sees it: what it has reserved, or would if it ran."""
+
+    job: str
+    reserved: Amount
+    used: Amount | None = None  # None: not known
+    priority: int = 0
+    privileged: bool = False
+    is_stopped: bool = False  # by the capacity manager; one that a person stopped claims nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """What a cluster has of each kind, how much is reserved and used, how much may still be given."""
+
+    total: Amount
+    reserved: Amount
+    used: Amount
+    remaining: Amount
+
+    @property
+    def short_of(self) -> tuple[str, ...]:
+        """The kinds of which nothing may be given any more."""
+        return tuple(sorted(kind for kind, left in self.remaining.items() if left <= 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """The scaler wants so many units more for a job: tasks, or steps of their size."""
+
+    job: str
+    unit: Amount
+    count: int
+    priority: int = 0
+    privileged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """How many it gets, and what bound it."""
+
+    job: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopJob:
+    """It stops so that others can run."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringBack:
+    """It runs again."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfRoom:
+    """Nobody is left who could be stopped: somebody has to add containers."""
+
+    reason: str
+
+
+def take_stock(total: Amount, claims: Iterable[Claim], *, headroom: float = HEADROOM) -> Stock:
+    """Add up a cluster. What is not known to be used counts as reserved."""
+    running = [claim for claim in claims if not claim.is_stopped]
+    reserved = {kind: sum(claim.reserved.get(kind, 0.0) for claim in running) for kind in total}
+    used = {
+        kind: sum((claim.reserved if claim.used is None else claim.used).get(kind, 0.0) for claim in running)
+        for kind in total
+    }
+    remaining = {kind: max(0.0, most * (1 - headroom) - reserved[kind]) for kind, most in total.items()}
+    return Stock(total=dict(total), reserved=reserved, used=used, remaining=remaining)
+
+
+def decide_grants(stock: Stock, asks: Sequence[Ask]) -> tuple[Grant, ...]:
+    """Privileged jobs first, then by priority; whoever does not get all gets as much as there is."""
+    left = dict(stock.remaining)
+    grants: dict[int, Grant] = {}
+    for number, ask in sorted(enumerate(asks), key=lambda found: _first_served(found[1])):
+        fits, bound = _how_many(ask.unit, left)
+        count = max(0, min(ask.count, fits))
+        for kind, each in ask.unit.items():
+            if kind in left:
+                left[kind] -= each * count
+        reason = (
+            f"all {ask.count}"
+            if count == ask.count
+            else f"{count} of {ask.count}: {left[bound]:.1f} {bound} are left, one needs {ask.unit[bound]:g}"
+        )
+        grants[number] = Grant(job=ask.job, count=count, reason=reason)
+    return tuple(grants[number] for number in range(len(asks)))
+
+
+def decide_stops(
+    total: Amount, claims: Sequence[Claim], *, headroom: float = HEADROOM
+) -> tuple[StopJob | BringBack | OutOfRoom, ...]:
+    """Who stops because more is reserved than there is, or who comes back because there is room again.
+
+    The lowest priority stops first, and of those that could help only. Privileged jobs are never stopped.
+    The highest priority comes back first, and nobody before it.
+    """
+    stock = take_stock(total, claims, headroom=headroom)
+    over = _over(stock.reserved, total)
+    if over:
+        return _stops(total, claims, stock, over)
+    return _returns(total, claims, stock, headroom)
+
+
+def _stops(
+    total: Amount, claims: Sequence[Claim], stock: Stock, over: Mapping[str, float]
+) -> tuple[StopJob | OutOfRoom, ...]:
+    reserved = dict(stock.reserved)
+    stops: list[StopJob | OutOfRoom] = []
+    plain = [claim for claim in claims if not claim.is_stopped and not claim.privileged]
+    for claim in sorted(plain, key=lambda claim: (claim.priority, claim.job)):
+        over = _over(reserved, total)
+        helps = sorted(kind for kind in over if claim.reserved.get(kind, 0.0) > 0)
+        if not helps:
+            continue
+        for kind, amount in claim.reserved.items():
+            if kind in reserved:
+                reserved[kind] -= amount
+        kind = helps[0]
+        stops.append(
+            StopJob(
+                job=claim.job,
+                reason=f"{stock.reserved[kind]:.1f} {kind} are reserved and {total[kind]:.1f} are there; "
+                f"its priority {claim.priority} is the lowest that helps",
+            )
+        )
+    over = _over(reserved, total)
+    if over:
+        text = ", ".join(f"{amount:.1f} {kind}" for kind, amount in sorted(over.items()))
+        stops.append(OutOfRoom(reason=f"{text} are missing, and only privileged jobs are left"))
+    return tuple(stops)
+
+
+def _returns(total: Amount, claims: Sequence[Claim], stock: Stock, headroom: float) -> tuple[BringBack, ...]:
+    left = dict(stock.remaining)
+    back: list[BringBack] = []
+    stopped = [claim for claim in claims if claim.is_stopped]
+    for claim in sorted(stopped, key=lambda claim: (-claim.priority, claim.job)):
+        short = [
+            kind
+            for kind, amount in claim.reserved.items()
+            if kind in left and amount > 0 and amount > left[kind] - BACK_MARGIN * total[kind]
+        ]
+        if short:
+            break  # whoever is behind it waits too: else small jobs would keep it out for ever
+        for kind, amount in claim.reserved.items():
+            if kind in left:
+                left[kind] -= amount
+        back.append(
+            BringBack(job=claim.job, reason=f"there is room again, and {headroom:.0%} stay free beyond it")
+        )
+    return tuple(back)
+
+
+def _over(reserved: Amount, total: Amount) -> dict[str, float]:
+    """By how much each kind is reserved beyond what is there; sums may be off by their last digit."""
+    return {
+        kind: reserved[kind] - most * RUNNING_OUT
+        for kind, most in total.items()
+        if reserved[kind] > most * RUNNING_OUT * (1 + 1e-9)
+    }
+
+
+def _how_many(unit: Amount, left: Amount) -> tuple[int, str]:
+    """How many units fit, and the kind that binds."""
+    fits, bound = inf, next(iter(left), "")
+    for kind, each in unit.items():
+        if kind in left and each > 0 and left[kind] / each < fits:
+            fits, bound = left[kind] / each, kind
+    return (floor(fits + 1e-9) if fits < inf else 2**31), bound
+
+
+def _first_served(ask: Ask) -> tuple[bool, int, str]:
+    return (not ask.privileged, -ask.priority, ask.job)

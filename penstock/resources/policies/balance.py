@@ -1,0 +1,92 @@
+"""How a job's load lies on its tasks: even, on stragglers, or skewed (StreamOps 5.2 and 5.3). Pure.
+
+Both have tasks that are busier than their peers. A straggler does no more work than they do, so its place is
+slow; a task with skewed input does more, so its keys are hot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from penstock.resources.policies.facts import TaskFacts
+
+# A normal distribution's standard deviation is so many times its median absolute deviation.
+MAD_TO_SIGMA = 1.4826
+TASKS_MIN = 3  # of two nobody can say which is the odd one
+# However alike the others are: nobody is odd for less of its time, nor for what noise of ten per cent does.
+BUSY_SPREAD_MIN = 0.03
+BUSY_RATIO_MIN = 1.25
+RATE_SIMILAR = 1.2  # up to so many times the others' rate is no more work than theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Even:
+    """No task stands out."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """It cannot be told."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddTask:
+    """A task that is busier than its peers."""
+
+    task: TaskFacts
+    busy: float
+    rate: float
+    z: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """Some tasks are busier: those that do no more work, and those that do."""
+
+    stragglers: tuple[OddTask, ...]
+    skewed: tuple[OddTask, ...]
+    busy_median: float
+    rate_median: float  # of the others
+
+
+def robust_z(values: Sequence[float], *, spread_min: float) -> list[float]:
+    """How far each lies from the median, in standard deviations that a few odd ones do not widen."""
+    middle = median(values)
+    sigma = max(MAD_TO_SIGMA * median([abs(value - middle) for value in values]), spread_min)
+    return [(value - middle) / sigma for value in values]
+
+
+def judge_balance(tasks: Sequence[TaskFacts], *, z_min: float = 3.5) -> Even | Uneven | Unknown:
+    """Compare a job's tasks with each other by their useful time and their rate."""
+    busy = [task.busy for task in tasks if task.busy is not None]
+    rate = [task.rate for task in tasks if task.rate is not None]
+    if len(busy) < len(tasks) or len(rate) < len(tasks) or any(task.state != "running" for task in tasks):
+        return Unknown(reason=f"not known how busy: {', '.join(_silent(tasks)[:5])}")
+    if len(tasks) < TASKS_MIN:
+        return Unknown(reason=f"{len(tasks)} tasks are too few to compare")
+    # Plain lists: a job has few tasks, and to make arrays of them takes longer than to sort them.
+    z, middle = robust_z(busy, spread_min=BUSY_SPREAD_MIN), median(busy)
+    odd = [n for n in range(len(tasks)) if z[n] >= z_min and busy[n] >= BUSY_RATIO_MIN * middle]
+    if not odd:
+        return Even(reason=f"the busiest task is {max(z):.1f} deviations above the others")
+    others = median([rate[n] for n in range(len(tasks)) if n not in odd])
+    found = [OddTask(task=tasks[n], busy=busy[n], rate=rate[n], z=z[n]) for n in odd]
+    found.sort(key=lambda each: (-each.z, each.task.task_id))
+    return Uneven(
+        stragglers=tuple(each for each in found if each.rate <= others * RATE_SIMILAR),
+        skewed=tuple(each for each in found if each.rate > others * RATE_SIMILAR),
+        busy_median=middle,
+        rate_median=others,
+    )
+
+
+def _silent(tasks: Sequence[TaskFacts]) -> list[str]:
+    return sorted(
+        task.task_id for task in tasks if task.state != "running" or task.busy is None or task.rate is None
+    )

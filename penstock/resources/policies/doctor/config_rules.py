@@ -1,0 +1,246 @@
+"""Configuration: trigger, partitions, threads, memory, retention, limits (StreamOps Table 1). Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command
+from penstock.resources.policies.doctor.patient import Patient
+
+# Turbine V-E: a task larger than this share of a container is hard to move.
+TASK_SHARE_MAX = 0.2
+RETENTION_WARN, RETENTION_CRITICAL = 0.5, 0.8
+
+
+def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Batches against the time between their starts."""
+    batches = [task.batch_ms for task in patient.tasks if task.batch_ms]
+    trigger_ms, lag = int(patient.config["trigger_ms"]), patient.series("lag_s")
+    if not batches:
+        yield NotKnown(reason="nobody reports how long its batches take")
+        return
+    longest = max(batches)
+    evidence = {"batch_ms": round(longest), "trigger_ms": trigger_ms}
+    if 0 < trigger_ms < longest / 2 and lag is not None and lag[-1] <= patient.lag_slo_s:
+        wanted = min(int(longest), int(patient.lag_slo_s * 500))
+        if wanted > trigger_ms:
+            yield Finding(
+                name="trigger_short",
+                category="configuration",
+                severity="info",
+                symptom=f"batches take {longest:.0f} ms and are to start every {trigger_ms} ms",
+                cause="the trigger is shorter than a batch: each waits for the one before, and all are small",
+                confidence=0.6,
+                evidence=evidence,
+                todo=(
+                    Advice(
+                        text="let batches grow",
+                        command=set_command(patient.job, "trigger_ms", wanted, "batches take longer"),
+                    ),
+                ),
+            )
+    elif trigger_ms > patient.lag_slo_s * 1000:
+        yield Finding(
+            name="trigger_long",
+            category="configuration",
+            severity="warning",
+            symptom=f"a batch starts every {trigger_ms / 1000:g} s, the SLO is {patient.lag_slo_s:g} s",
+            cause="records wait for the next trigger longer than they may",
+            confidence=0.95,
+            evidence=evidence,
+            todo=(
+                Advice(
+                    text="start batches more often",
+                    command=set_command(
+                        patient.job, "trigger_ms", int(patient.lag_slo_s * 250), "shorter than the SLO"
+                    ),
+                ),
+            ),
+        )
+
+
+def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """As many tasks as partitions, or partitions that cannot be dealt evenly."""
+    count, tasks = int(patient.config["partitions"]), patient.task_count
+    lag = patient.series("lag_s")
+    if tasks < 1 or patient.config.get("kind") == "process":
+        return
+    evidence = {"partitions": count, "tasks": tasks}
+    if lag is not None and lag[-1] > patient.lag_slo_s and tasks >= count:
+        yield Finding(
+            name="partitions_few",
+            category="configuration",
+            severity="warning",
+            symptom=f"it lags {lag[-1]:.0f} s with {tasks} tasks on {count} partitions",
+            cause="a partition is read by one task, so more tasks cannot be",
+            confidence=0.8,
+            evidence=evidence,
+            todo=(
+                Advice(text="give its input more partitions, or each task more threads and cpu"),
+                Advice(
+                    text="for now",
+                    command=set_command(
+                        patient.job, "threads", int(patient.config["threads"]) + 1, "no more tasks possible"
+                    ),
+                ),
+            ),
+        )
+    elif tasks < count and count % tasks and count / tasks < 4:
+        even = next((n for n in range(tasks, count + 1) if count % n == 0), count)
+        most = -(-count // tasks)
+        yield Finding(
+            name="partitions_uneven",
+            category="configuration",
+            severity="info",
+            symptom=f"{tasks} tasks share {count} partitions: some have {most}, some {count // tasks}",
+            cause=f"{count} cannot be dealt to {tasks} evenly, so some tasks do up to "
+            f"{most / (count // tasks) - 1:.0%} more",
+            confidence=0.9,
+            evidence=evidence,
+            todo=(
+                Advice(
+                    text="an even number",
+                    command=set_command(patient.job, "task_count", even, "partitions dealt evenly"),
+                ),
+            ),
+        )
+
+
+def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Threads against the cpu that is reserved for them."""
+    count, cpu = int(patient.config["threads"]), float(patient.config["resources"]["cpu"])
+    if count > 2 * cpu:
+        yield Finding(
+            name="threads_many",
+            category="configuration",
+            severity="info",
+            symptom=f"{count} threads a task share {cpu:g} cores",
+            cause="more threads than cores take turns, and placement believes in the cores",
+            confidence=0.6,
+            evidence={"threads": count, "cpu": cpu},
+            todo=(
+                Advice(
+                    text="reserve what they use",
+                    command=set_command(patient.job, "resources.cpu", count, "a core for each thread"),
+                ),
+            ),
+        )
+    elif cpu >= 2 * count:
+        yield Finding(
+            name="threads_few",
+            category="configuration",
+            severity="info",
+            symptom=f"{count} threads a task have {cpu:g} cores",
+            cause="cores beyond the threads are reserved and not used",
+            confidence=0.7,
+            evidence={"threads": count, "cpu": cpu},
+            todo=(
+                Advice(
+                    text="use them",
+                    command=set_command(patient.job, "threads", int(cpu), "as many as its cores"),
+                ),
+            ),
+        )
+
+
+def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """A task so large that it is hard to place."""
+    reserved, most = int(patient.config["resources"]["memory_mb"]), patient.container_memory_mb
+    if most is None:
+        yield NotKnown(reason="its containers do not say how large they are")
+    elif reserved > most:
+        yield Finding(
+            name="task_too_large",
+            category="configuration",
+            severity="critical",
+            symptom=f"a task reserves {reserved} MB, a container has {most:.0f} MB",
+            cause="no container can take it",
+            confidence=0.95,
+            evidence={"memory_mb": reserved, "container_memory_mb": most},
+            todo=(
+                Advice(
+                    text="smaller tasks",
+                    command=set_command(
+                        patient.job, "resources.memory_mb", max(1, int(most * TASK_SHARE_MAX)), "must fit"
+                    ),
+                ),
+            ),
+        )
+    elif reserved > TASK_SHARE_MAX * most:
+        yield Finding(
+            name="task_large",
+            category="configuration",
+            severity="info",
+            symptom=f"a task reserves {reserved} of a container's {most:.0f} MB",
+            cause=f"tasks above {TASK_SHARE_MAX:.0%} of a container are hard to move, smaller ones are not",
+            confidence=0.6,
+            evidence={"memory_mb": reserved, "container_memory_mb": most},
+            todo=(Advice(text="see where there is room", command="penstock container ls"),),
+        )
+
+
+def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """How near its lag is to the records' deletion."""
+    limits = [source for source in patient.inputs if source.retention_ms > 0]
+    lag = patient.series("lag_s")
+    if not limits:
+        return
+    if lag is None:
+        yield NotKnown(reason="its lag is not known")
+        return
+    for source in limits:
+        share = float(lag[-1]) * 1000 / source.retention_ms
+        if share >= RETENTION_WARN:
+            yield Finding(
+                name="retention_near",
+                category="configuration",
+                severity="critical" if share >= RETENTION_CRITICAL else "warning",
+                symptom=f"it lags {lag[-1]:.0f} s and {source.category} keeps records for "
+                f"{source.retention_ms / 1000:g} s",
+                cause="records will be deleted before they are read",
+                confidence=0.9,
+                evidence={"share": round(share, 3), "category": source.category},
+                todo=(
+                    Advice(text="let the category keep more, and let the job catch up"),
+                    Advice(
+                        text="more tasks now",
+                        command=set_command(
+                            patient.job,
+                            "task_count",
+                            min(int(patient.config["partitions"]), max(1, patient.task_count) * 2),
+                            "records would be lost",
+                        ),
+                    ),
+                ),
+            )
+
+
+def task_limit(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """It lags, and its limit of tasks keeps it from more."""
+    most, count = int(patient.config["task_count_max"]), int(patient.config["partitions"])
+    lag = patient.series("lag_s")
+    if lag is None or lag[-1] <= patient.lag_slo_s or patient.task_count < most or most >= count:
+        return
+    yield Finding(
+        name="task_limit",
+        category="configuration",
+        severity="warning",
+        symptom=f"it lags {lag[-1]:.0f} s with {patient.task_count} tasks, its limit",
+        cause="the limit keeps a job from taking all there is; above it somebody has to say so",
+        confidence=0.8,
+        evidence={"task_count_max": most, "tasks": patient.task_count},
+        todo=(
+            Advice(
+                text="lift it for now (above 32 only for privileged jobs)",
+                command=set_command(patient.job, "task_count_max", min(count, most * 2), "a backlog"),
+            ),
+            Advice(
+                text="and give it back",
+                command=f"penstock oncall clear {shlex.quote(patient.job)} task_count_max --why 'caught up'",
+            ),
+        ),
+    )
+
+
+RULES = (trigger, partitions, threads, task_size, retention, task_limit)

@@ -1,0 +1,254 @@
+"""Data processing: lag, skew, stragglers, backpressure, late data, watermarks, poison (Table 1). Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.resources.policies.balance import Uneven, Unknown, judge_balance
+from penstock.resources.policies.doctor.failure_kinds import kind_of
+from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command, tail_command
+from penstock.resources.policies.doctor.patient import Patient
+
+BUSY, IDLE = 0.9, 0.5
+LATE_SHARE = 0.01
+POISON_SHOWN = 3
+
+
+def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Over its SLO: because its tasks have too much to do, or because they wait for something."""
+    lags, busy = patient.series("lag_s"), patient.series("busy_mean")
+    if lags is None:
+        yield NotKnown(reason="its lag is not known")
+        return
+    now, slo = float(lags[-1]), patient.lag_slo_s
+    if now <= slo:
+        return
+    waiting = patient.series("lag_records")
+    growth = (
+        0.0 if waiting is None or len(waiting) < 2 else float(waiting[-1] - waiting[-min(10, len(waiting))])
+    )
+    trend = "and grows" if growth > 0 else "and shrinks" if growth < 0 else "and stays"
+    evidence: dict[str, float | int | str] = {
+        "lag_s": round(now, 1),
+        "slo_s": slo,
+        "growth_records": round(growth),
+    }
+    symptom = f"it lags {now:.0f} s, its SLO is {slo:g} s, {trend}"
+    if busy is None:
+        yield NotKnown(reason="how busy its tasks are is not known, so neither why it lags")
+        return
+    share = float(busy[-5:].mean())
+    evidence["busy_mean"] = round(share, 3)
+    command = set_command(
+        patient.job, "task_count", min(int(patient.config["partitions"]), patient.task_count * 2), "a backlog"
+    )
+    if not isinstance(judge_balance(patient.tasks), Uneven) and share >= BUSY:
+        yield Finding(
+            name="lag_overload",
+            category="data",
+            severity="warning" if growth <= 0 else "critical",
+            symptom=symptom,
+            cause=f"all its tasks are busy, {share:.0%} on the average: it has too little",
+            confidence=0.85,
+            evidence=evidence,
+            todo=(
+                Advice(text="more tasks; the auto scaler does so by itself where it may", command=command),
+            ),
+        )
+    elif share < IDLE and not any(task.error for task in patient.tasks):
+        yield Finding(
+            name="lag_waiting",
+            category="data",
+            severity="warning",
+            symptom=symptom,
+            cause=f"its tasks are {share:.0%} busy: they wait for something, a sink or a service they ask",
+            confidence=0.6,
+            evidence=evidence,
+            todo=(
+                Advice(text="more tasks would not help; look at what it writes to and asks"),
+                Advice(
+                    text="see what was decided about it",
+                    command=f"penstock journal {shlex.quote(patient.job)}",
+                ),
+            ),
+        )
+
+
+def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Tasks that are busier because they have more to do."""
+    found = judge_balance(patient.tasks)
+    if isinstance(found, Unknown):
+        yield NotKnown(reason=found.reason)
+        return
+    if isinstance(found, Uneven) and found.skewed:
+        hot = found.skewed[0]
+        yield Finding(
+            name="skew",
+            category="data",
+            severity="warning",
+            symptom=f"{hot.task.task_id} is {hot.busy:.0%} busy, its peers {found.busy_median:.0%}",
+            cause=f"it gets {hot.rate / max(found.rate_median, 1e-9):.1f} times their records: few keys have "
+            "most of them",
+            confidence=0.85,
+            evidence={
+                "task": hot.task.task_id,
+                "rate": round(hot.rate, 1),
+                "rate_median": round(found.rate_median, 1),
+                "busy": round(hot.busy, 3),
+                "tasks": len(found.skewed),
+            },
+            todo=(
+                Advice(
+                    text="more tasks do not divide a key: add to the key, or aggregate before the shuffle"
+                ),
+                Advice(
+                    text="look at its keys",
+                    command=f"penstock bus tail {shlex.quote(str(_input(patient)))} --lines 100",
+                ),
+            ),
+        )
+
+
+def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Tasks that are busier for no more work."""
+    found = judge_balance(patient.tasks)
+    if isinstance(found, Uneven) and found.stragglers:
+        slow = found.stragglers[0]
+        yield Finding(
+            name="straggler",
+            category="data",
+            severity="warning",
+            symptom=f"{slow.task.task_id} is {slow.busy:.0%} busy, its peers {found.busy_median:.0%}",
+            cause=f"it reads {slow.rate:.0f} records/s, they read {found.rate_median:.0f}: its place is slow",
+            confidence=0.8,
+            evidence={"task": slow.task.task_id, "container": slow.task.container, "z": round(slow.z, 1)},
+            todo=(
+                Advice(text="the straggler detector moves it while the job lags"),
+                Advice(
+                    text="to give this container nothing new meanwhile",
+                    command=f"penstock container cordon {shlex.quote(slow.task.container)} --why 'slow'",
+                ),
+            ),
+        )
+
+
+def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """It takes in less than arrives, minute after minute."""
+    arrived, read = patient.series("ingest_rate", 10), patient.series("processed_rate", 10)
+    if arrived is None or read is None:
+        yield NotKnown(reason="how much arrives and is read is not known")
+        return
+    come, done = float(np.mean(arrived)), float(np.mean(read))
+    if len(arrived) >= 5 and come > 0 and done < 0.9 * come:
+        yield Finding(
+            name="backpressure",
+            category="data",
+            severity="warning",
+            symptom=f"{come:.0f} records/s arrive and {done:.0f} are read",
+            cause="what arrives piles up before it",
+            confidence=0.8,
+            evidence={"ingest_rate": round(come, 2), "processed_rate": round(done, 2)},
+            todo=(Advice(text="see its tasks", command=f"penstock task ls {shlex.quote(patient.job)}"),),
+        )
+
+
+def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Records that come behind the watermark."""
+    known = [
+        (task.late, task.records)
+        for task in patient.tasks
+        if task.late is not None and task.records is not None
+    ]
+    if not known:
+        yield NotKnown(reason="nobody counts late records")
+        return
+    late, records = sum(found[0] for found in known), sum(found[1] for found in known)
+    if records > 0 and late > LATE_SHARE * records:
+        allowed = max((source.lateness_ms for source in patient.inputs), default=0)
+        yield Finding(
+            name="late_data",
+            category="data",
+            severity="warning",
+            symptom=f"{late:.0f} of {records:.0f} records came behind the watermark",
+            cause=f"they are later than the {allowed / 1000:g} s that their category allows",
+            confidence=0.8,
+            evidence={"late": late, "records": records, "lateness_ms": allowed},
+            todo=(
+                Advice(
+                    text="let their category allow for more lateness; it cannot be changed once it is there"
+                ),
+                Advice(
+                    text="or work on late records too",
+                    command=set_command(patient.job, "plan.late", "process", "late records count"),
+                ),
+            ),
+        )
+
+
+def watermark(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Results that wait for a watermark, and who holds it back."""
+    for found in patient.watermarks:
+        if found.age_s is not None and found.age_s > max(patient.lag_slo_s, 60.0):
+            yield Finding(
+                name="watermark_held",
+                category="data",
+                severity="warning",
+                symptom=f"the watermark of {found.category} is {found.age_s:.0f} s behind the clock",
+                cause=f"{found.who} holds it back: {found.because}"
+                if found.who
+                else "it is not known who holds it",
+                confidence=0.9 if found.who else 0.4,
+                evidence={"age_s": round(found.age_s, 1), "who": found.who, "category": found.category},
+                todo=(
+                    Advice(
+                        text="see the whole way from the sources",
+                        command=f"penstock watermark {shlex.quote(found.category)}",
+                    ),
+                ),
+            )
+
+
+def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Records that were put aside."""
+    counts = [task.bad for task in patient.tasks if task.bad is not None]
+    if any(task.error and kind_of(task.error).name == "poison_record" for task in patient.tasks):
+        return  # told with its error
+    if not counts and not patient.dead_letters:
+        yield NotKnown(reason="nobody counts records that were put aside")
+        return
+    if not sum(counts) and not patient.dead_letters:
+        return
+    shown = patient.dead_letters[:POISON_SHOWN]
+    places = ", ".join(f"{one.category} {one.partition}:{one.offset}" for one in shown)
+    look = [
+        Advice(
+            text="look at it",
+            command=tail_command(one.category, one.partition, one.offset),
+        )
+        for one in shown[:1]
+    ]
+    yield Finding(
+        name="poison_records",
+        category="data",
+        severity="warning",
+        symptom=f"{max(sum(counts), len(patient.dead_letters)):.0f} records could not be worked on"
+        + (f": {places}" if places else ""),
+        cause=shown[0].reason if shown else "they cannot be read, or the plan cannot take their values",
+        confidence=0.9 if shown else 0.6,
+        evidence={"records": sum(counts), **({"offset": shown[0].offset} if shown else {})},
+        todo=(
+            *look,
+            Advice(text="see all of them", command=f"penstock bus tail {shlex.quote(patient.job + '.dead')}"),
+        ),
+    )
+
+
+def _input(patient: Patient) -> str:
+    inputs = patient.config.get("inputs") or ({"category": patient.job},)
+    return str(inputs[0]["category"])
+
+
+RULES = (lag, skew, stragglers, backpressure, late_data, watermark, poison)

@@ -1,0 +1,269 @@
+"""Failovers: every exception class seen, memory, crash loops, packages, categories (Table 1). Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from penstock.resources.policies.doctor.failure_kinds import FailureKind, exception_class, kind_of, place_of
+from penstock.resources.policies.doctor.findings import (
+    Advice,
+    Finding,
+    NotKnown,
+    rollback_command,
+    set_command,
+    tail_command,
+)
+from penstock.resources.policies.doctor.patient import Patient
+from penstock.resources.policies.doctor.resource_rules import more_memory
+from penstock.resources.policies.facts import TaskFacts
+
+CRASHES_MIN = 3
+FRESH_MS = 3_600_000  # an owner's change may be to blame for so long
+
+
+def exceptions(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """One finding for each kind of error that its tasks show now."""
+    kinds: dict[str, tuple[FailureKind, list[TaskFacts]]] = {}
+    for task in patient.tasks:
+        if task.error:
+            kind = kind_of(task.error)
+            kinds.setdefault(f"{kind.name} {kind.cause}", (kind, []))[1].append(task)
+    for kind, tasks in kinds.values():
+        yield _finding(patient, kind, tasks)
+
+
+def memory_kills(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Ends above the memory reserved that the metrics count, where the error is gone with the restart."""
+    if any(task.error and kind_of(task.error).name == "oom" for task in patient.tasks):
+        return  # told with its error
+    killed = patient.series("oom")
+    if killed is None:
+        yield NotKnown(reason="nobody counts ends above the memory reserved")
+        return
+    if killed.max() > 0:
+        yield _oom(patient, f"{killed.max():.0f} of its tasks ended above their memory in the last hour", 0.9)
+
+
+def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Tasks that start again and again."""
+    looping = [task for task in patient.tasks if task.restarts >= CRASHES_MIN and task.state != "running"]
+    if not looping:
+        return
+    worst = max(looping, key=lambda task: (task.restarts, task.task_id))
+    fresh = is_fresh(patient)
+    yield Finding(
+        name="crash_loop",
+        category="failures",
+        severity="critical",
+        symptom=f"{worst.task_id} failed {worst.restarts} times in a row and is {worst.state}",
+        cause="it fails the same way after each start"
+        + (
+            ", since its owner's last change"
+            if fresh
+            else f": {first_line(worst.error) or 'no error is known'}"
+        ),
+        confidence=0.9 if fresh else 0.7,
+        evidence={"task": worst.task_id, "restarts": worst.restarts, "tasks": len(looping)},
+        todo=(
+            Advice(
+                text="go back to what ran", command=rollback_command(patient, "it fails since this change")
+            ),
+            Advice(
+                text="once mended, start it at once",
+                command=f"penstock task restart {shlex.quote(worst.task_id)} --why 'mended'",
+            ),
+        ),
+    )
+
+
+def missing_package(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Its code is not on the shelf."""
+    if not patient.is_package_there:
+        yield _finding(
+            patient, FailureKind(name="bad_package", cause="its package is not here", confidence=1.0), []
+        )
+
+
+def missing_category(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """A category that it reads is not on the bus."""
+    for source in patient.inputs:
+        if not source.exists:
+            yield _missing(source.category, 1.0, {"category": source.category})
+
+
+def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """A change that was given up, or layers that do not fit together."""
+    if patient.state not in ("quarantined", "invalid"):
+        return
+    given_up = patient.state == "quarantined"
+    yield Finding(
+        name="change_refused",
+        category="failures",
+        severity="critical",
+        symptom="its last change was given up, and the old config runs on"
+        if given_up
+        else "its layers do not fit together, so nothing of its last change runs",
+        cause=patient.problem or "no reason is recorded",
+        confidence=0.95,
+        evidence={"state": patient.state},
+        todo=(
+            Advice(text="see what differs", command=f"penstock job diff {shlex.quote(patient.job)}"),
+            Advice(text="take it back", command=rollback_command(patient, "this change cannot be made")),
+        ),
+    )
+
+
+def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Finding:
+    job, error = shlex.quote(patient.job), tasks[0].error if tasks else ""
+    names = ", ".join(task.task_id for task in tasks[:3]) + (" …" if len(tasks) > 3 else "")
+    symptom = f"{names}: {first_line(error)}" if tasks else kind.cause
+    evidence: dict[str, float | int | str] = {"tasks": len(tasks), "exception": exception_class(error)}
+    logs = Advice(text="see the whole error", command=_logs(patient, tasks))
+    rollback = Advice(
+        text="go back to what ran", command=rollback_command(patient, f"{kind.name} since this change")
+    )
+    restart = Advice(
+        text="once mended, start it at once",
+        command=f"penstock task restart {shlex.quote(tasks[0].task_id)} --why 'mended'" if tasks else "",
+    )
+    confidence = kind.confidence
+    match kind.name:
+        case "oom":
+            return _oom(patient, symptom, confidence)
+        case "missing_category":
+            return _missing(_quoted(error), confidence, evidence)
+        case "poison_record":
+            return _poison(patient, symptom, error, confidence)
+        case "bad_package" | "state_mismatch" | "cannot_start":
+            todo: tuple[Advice, ...] = (rollback, restart) if tasks else (rollback,)
+        case "user_code" | "spark_value":
+            skip = set_command(patient.job, "poison", "skip", "one record must not stop all")
+            todo = (rollback, Advice(text="or put aside the records at which it raises", command=skip), logs)
+        case "dependency":
+            todo = (
+                Advice(text="more tasks would only ask more of it; see whether it answers again"),
+                Advice(
+                    text="to spare it meanwhile",
+                    command=f"penstock job pause {job} --why 'its dependency is down'",
+                ),
+            )
+        case "records_expired":
+            todo = (
+                Advice(text="what is gone is gone; let the category keep more"),
+                Advice(text="see how far behind it is", command="penstock status"),
+            )
+        case "disk_full":
+            todo = (Advice(text="free space on its machine", command="penstock container ls"), restart)
+        case _:
+            todo = (logs, rollback) if is_fresh(patient) else (logs,)
+    fresh = is_fresh(patient) and kind.name in ("exception", "user_code", "bad_package", "state_mismatch")
+    return Finding(
+        name=kind.name,
+        category="failures",
+        severity="critical" if kind.name in ("bad_package", "records_expired", "corrupt_data") else "warning",
+        symptom=symptom,
+        cause=kind.cause + (", since its owner's last change" if fresh else ""),
+        confidence=min(0.99, confidence + (0.1 if fresh else 0.0)),
+        evidence=evidence,
+        todo=todo,
+    )
+
+
+def _oom(patient: Patient, symptom: str, confidence: float) -> Finding:
+    reserved = int(patient.config["resources"]["memory_mb"])
+    used = patient.series("memory_task_mb")
+    peak = max(
+        [task.memory_mb or 0.0 for task in patient.tasks] + ([float(used.max())] if used is not None else [])
+    )
+    wanted = more_memory(peak, reserved)
+    return Finding(
+        name="oom",
+        category="failures",
+        severity="critical",
+        symptom=symptom,
+        cause=f"its tasks need more than the {reserved} MB they have",
+        confidence=confidence,
+        evidence={"memory_mb": reserved, "memory_peak_mb": round(peak)},
+        todo=(
+            Advice(
+                text="give each task more memory",
+                command=set_command(patient.job, "resources.memory_mb", wanted, "out of memory"),
+            ),
+        ),
+    )
+
+
+def _missing(category: str, confidence: float, evidence: dict[str, float | int | str]) -> Finding:
+    name = shlex.quote(category) if category else "NAME"
+    return Finding(
+        name="missing_category",
+        category="failures",
+        severity="critical",
+        symptom=f"the category {category or 'that it names'} is not there",
+        cause="nobody created it, or it has another name",
+        confidence=confidence,
+        evidence=evidence,
+        todo=(
+            Advice(text="see which there are", command="penstock bus ls"),
+            Advice(
+                text="or create it",
+                command=f"penstock category {name} --create --columns 'key:string,ts:bigint'",
+            ),
+        ),
+    )
+
+
+def _poison(patient: Patient, symptom: str, error: str, confidence: float) -> Finding:
+    place = place_of(error)
+    evidence: dict[str, float | int | str] = {}
+    todo = [
+        Advice(
+            text="put such records aside",
+            command=set_command(patient.job, "poison", "dead_letter", "one record must not stop all"),
+        )
+    ]
+    if place is not None:
+        category, partition, offset = place
+        evidence = {"category": category, "partition": partition, "offset": offset}
+        command = tail_command(category, partition, offset)
+        todo.insert(0, Advice(text="look at the record", command=command))
+    return Finding(
+        name="poison_record",
+        category="data",
+        severity="critical",
+        symptom=symptom,
+        cause="it stops at a record that cannot be worked on"
+        + (f": {place[0]} partition {place[1]} offset {place[2]}" if place else ""),
+        confidence=confidence,
+        evidence=evidence,
+        todo=tuple(todo),
+    )
+
+
+def is_fresh(patient: Patient) -> bool:
+    """Whether its owner changed it so lately that the change may be to blame."""
+    return patient.user_update_ms is not None and 0 <= patient.at_ms - patient.user_update_ms < FRESH_MS
+
+
+def first_line(text: str) -> str:
+    """The first line, not too long."""
+    return text.strip().splitlines()[0][:300] if text.strip() else ""
+
+
+def _quoted(error: str) -> str:
+    parts = first_line(error).split("'")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def _logs(patient: Patient, tasks: list[TaskFacts]) -> str:
+    if patient.config.get("kind") == "process" and tasks:
+        return f"penstock task logs {shlex.quote(tasks[0].task_id)}"
+    return (
+        f"penstock logs {shlex.quote(tasks[0].container)}"
+        if tasks
+        else f"penstock journal {shlex.quote(patient.job)}"
+    )
+
+
+RULES = (exceptions, memory_kills, crash_loop, missing_package, missing_category, stuck_change)

@@ -1,0 +1,100 @@
+"""What the doctor is shown of a job. Pure: values only, all gathered before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.clock import Millis
+from penstock.core.journal import Entry
+from penstock.resources.frames import Frame, NoFrame
+from penstock.resources.policies.facts import TaskFacts
+
+# What the doctor asks the metrics store for, and of how many minutes.
+METRICS = (
+    *("lag_s", "lag_records", "busy", "busy_mean", "ingest_rate", "processed_rate"),
+    *("cpu", "memory_task_mb", "oom", "restarts", "watermark_lag_s"),
+)
+MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFacts:
+    """A category that the job reads."""
+
+    category: str
+    exists: bool = True
+    retention_ms: Millis = 0  # 0: records stay
+    lateness_ms: Millis = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkFacts:
+    """How far behind the clock what the job writes is, and who holds it back."""
+
+    category: str
+    age_s: float | None  # None: it has not begun, or has ended
+    who: str = ""
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that was put aside."""
+
+    category: str  # where it came from
+    partition: int
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """The engine process of a container that runs tasks of the job: Spark's driver, and what is shared."""
+
+    container: str
+    cpu: float | None = None
+    cpu_max: float | None = None
+    memory_mb: float | None = None
+    memory_max_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    """One job, as whole as it could be gathered."""
+
+    job: str
+    at_ms: Millis
+    config: Mapping[str, Any]
+    state: str = "running"  # as `penstock job ls` says it
+    problem: str = ""  # why its layers do not fit together, or why its plan was given up
+    task_count: int = 0
+    tasks: tuple[TaskFacts, ...] = ()
+    frame: Frame | NoFrame
+    journal: tuple[Entry, ...] = ()  # the newest about it, oldest first
+    watermarks: tuple[WatermarkFacts, ...] = ()
+    inputs: tuple[InputFacts, ...] = ()
+    is_package_there: bool = True
+    dead_letters: tuple[DeadLetter, ...] = ()
+    engines: tuple[EngineFacts, ...] = ()
+    container_memory_mb: float | None = None  # of the smallest container that could run it
+    user_update_ms: Millis | None = None
+    last_good_version: int | None = None  # of the job before its owner's last change
+    excluded: frozenset[str] = field(default_factory=frozenset)
+
+    def series(self, metric: str, minutes: int = MINUTES) -> NDArray[np.float64] | None:
+        """The known minutes of a metric, oldest first; None if nothing is known."""
+        if isinstance(self.frame, NoFrame) or metric not in self.frame.values:
+            return None
+        points = self.frame.values[metric][-minutes:]
+        known = points[np.isfinite(points)]
+        return known if len(known) else None
+
+    @property
+    def lag_slo_s(self) -> float:
+        """What its owner was promised."""
+        return float(self.config["slo"]["lag_s"])
