@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+import structlog
 from numpy.typing import NDArray
 
+from penstock.core.errors import CorruptData
 from penstock.core.quick_store import MADE_ONCE
 from penstock.core.sql_store import METADATA, NAME, Database, next_values, upsert
 from penstock.resources.frames import METRICS
@@ -31,6 +33,8 @@ from penstock.resources.points import (
     unpack_minute,
 )
 from penstock.resources.recent import CHUNK, RecentMinutes
+
+log = structlog.get_logger(__name__)
 
 KEEP_DAYS = 14
 SEAL_EVERY = 240  # minutes
@@ -167,7 +171,11 @@ class MetricStore:
     ) -> Iterator[dict[str, object]]:
         """The blocks of one day of one chunk with these minutes put in."""
         gathered: dict[tuple[int, int], Codes] = {}
-        parts = [(minute % DAY, *unpack_minute(points)) for minute, points in rows]
+        parts = [
+            (minute % DAY, *found)
+            for minute, points in rows
+            if (found := _unpacked(minute, points)) is not None
+        ]
         metrics = sorted({int(column) for _, _, columns, _ in parts for column in columns})
         whole = np.zeros((CHUNK, len(metrics), DAY), np.uint16)
         is_told = np.zeros((CHUNK, DAY), np.bool_)
@@ -178,11 +186,21 @@ class MetricStore:
             for index, metric in enumerate(metrics):
                 if whole[slot, index].any():
                     gathered[chunk * CHUNK + int(slot), metric] = whole[slot, index]
-        old = self._read_blocks(list(gathered), day, day)
+        old = self._readable_blocks(list(gathered), day)
         for (job, metric), codes in gathered.items():
             if (job, metric) in old:
-                codes = np.where(is_told[job % CHUNK], codes, old[job, metric][1][0])
+                codes = np.where(is_told[job % CHUNK], codes, old[job, metric])
             yield {"job": job, "metric": metric, "day": day, "points": pack(codes)}
+
+    def _readable_blocks(self, keys: Sequence[tuple[int, int]], day: int) -> dict[tuple[int, int], Codes]:
+        """One day of some jobs and metrics; a damaged block is lost, and keeps no other from being sealed."""
+        try:
+            return {key: codes[0] for key, (_, codes) in self._read_blocks(keys, day, day).items()}
+        except CorruptData as error:
+            if len(keys) == 1:
+                log.warning("a day of a metric is lost", number=keys[0][0], day=day, error=error.why)
+                return {}
+        return {key: codes for one in keys for key, codes in self._readable_blocks([one], day).items()}
 
     def sweep(self, now_minute: int) -> bool:
         """Delete what is older than two weeks, of one chunk of jobs. False: nothing was left to do today."""
@@ -243,7 +261,10 @@ class MetricStore:
         own = {self._columns[name]: place for place, name in enumerate(METRICS) if name in self._columns}
         for minute, chunk, points in rows:
             self.recent.advance(int(minute))
-            slots, columns, codes = unpack_minute(bytes(points))
+            found = _unpacked(int(minute), bytes(points))
+            if found is None:
+                continue
+            slots, columns, codes = found
             known = [place for place, column in enumerate(columns.tolist()) if column in own]
             here = np.array([own[int(columns[place])] for place in known], np.intp)
             self.recent.put(int(minute), int(chunk), slots, here, codes[:, known])
@@ -294,6 +315,15 @@ class MetricStore:
                 days = np.array([row[0] for row in rows], np.intp)
                 found[key] = days, unpack([bytes(row[1]) for row in rows], DAY)
         return found
+
+
+def _unpacked(minute: int, points: bytes) -> tuple[NDArray[np.intp], NDArray[np.intp], Codes] | None:
+    """A minute of a chunk; one that is damaged is unknown, and must not keep others from being read."""
+    try:
+        return unpack_minute(points)
+    except CorruptData as error:
+        log.warning("a minute of metrics is lost", minute=minute, error=error.why)
+        return None
 
 
 def _by_chunk(numbers: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]]]:

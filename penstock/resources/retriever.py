@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, CorruptData
 from penstock.core.near_names import did_you_mean
 from penstock.resources.frames import METRICS, MINUTE_MS, Frame, NoFrame
 from penstock.resources.metric_store import KEEP_DAYS, MetricStore
@@ -81,8 +81,19 @@ class Retriever:
         at_once = max(1, _POINTS_AT_ONCE // (wanted.minutes * len(wanted.metrics)))
         found: dict[str, Frame | NoFrame] = {}
         for begin in range(0, len(jobs), at_once):
-            found |= self._some(jobs[begin : begin + at_once], wanted, last - wanted.minutes + 1)
+            some, first = jobs[begin : begin + at_once], last - wanted.minutes + 1
+            try:
+                found |= self._some(some, wanted, first)
+            except CorruptData:
+                for job in some:  # one by one: who is not damaged gets an answer
+                    found[job] = self._one(job, wanted, first)
         return found
+
+    def _one(self, job: str, wanted: Wanted, first: int) -> Frame | NoFrame:
+        try:
+            return self._some([job], wanted, first)[job]
+        except CorruptData as error:
+            return NoFrame(job=job, reason=f"{error.what}: {error.why}", metrics=wanted.metrics)
 
     def _some(self, jobs: Sequence[str], wanted: Wanted, first: int) -> dict[str, Frame | NoFrame]:
         codes = self._store.codes(jobs, wanted.metrics, first, wanted.minutes)

@@ -21,6 +21,7 @@ from penstock.resources.metric_store import (
 from penstock.resources.minutes import Minute
 from penstock.resources.points import DAY, bits_of, decode
 from penstock.resources.recent import CHUNK, RING
+from penstock.resources.retriever import Retriever, Wanted
 
 DAY_0 = 20_000 * DAY
 BUSY = bits_of(["busy"])
@@ -237,6 +238,17 @@ def test_a_clock_far_ahead_leaves_the_past_to_be_sealed(database):
     assert shown(read(store, "a", DAY_0, 1)) == [0.5] and shown(read(store, "a", later, 1)) == [0.25]
 
 
+def test_a_damaged_minute_costs_only_itself(database):
+    store = MetricStore(database)
+    store.put(*(a_minute(DAY_0 + minute, a=0.5) for minute in range(SEAL_EVERY + OPEN_MIN)))
+    with database.transaction() as connection:
+        connection.execute(sa.update(MINUTES).where(MINUTES.c.minute == DAY_0 + 1).values(points=b"x"))
+    store = MetricStore(database)
+    assert shown(read(store, "a", DAY_0, 3)) == [0.5, None, 0.5]
+    settle(store, DAY_0 + SEAL_EVERY + OPEN_MIN)
+    assert shown(read(MetricStore(database), "a", DAY_0, 3)) == [0.5, None, 0.5]
+
+
 def test_damage_is_told_and_not_shown_as_numbers(database):
     store = MetricStore(database)
     store.put(*(a_minute(DAY_0 + minute, a=minute / 400) for minute in range(SEAL_EVERY + OPEN_MIN)))
@@ -245,3 +257,10 @@ def test_damage_is_told_and_not_shown_as_numbers(database):
         connection.execute(sa.update(BLOCKS).values(points=b"\x01damaged"))
     with pytest.raises(CorruptData):
         read(MetricStore(database), "a", DAY_0, 10)
+    wanted = Wanted(metrics=("busy",), minutes=200)
+    asked = Retriever(MetricStore(database)).frames(["a", "b"], wanted, now_ms=(DAY_0 + 300) * 60_000)
+    assert "cannot be read" in asked["a"].reason and "nothing is known" in asked["b"].reason
+    later = DAY_0 + 2 * SEAL_EVERY + OPEN_MIN
+    store.put(*(a_minute(minute, a=0.5) for minute in range(DAY_0 + 300, later)))
+    settle(store, later)  # goes on with the same day
+    assert shown(read(MetricStore(database), "a", later - 3, 3)) == [0.5] * 3
