@@ -14,7 +14,7 @@ from penstock.cli.output import Form, Output, show
 
 BARS = "▁▂▃▄▅▆▇█"
 GAP = "·"
-WIDTH = 40
+WIDTH = 24
 
 
 def metrics(
@@ -38,17 +38,16 @@ def metrics_table(found: Mapping[str, Any]) -> RenderableType:
     """A line per metric: its newest number, smallest, mean and largest, and how it went."""
     table = new_table("")
     table.title = text(f"{found['job']}, {found['minutes']} min from {when(found['first_ms'])} UTC")
-    table.add_column("metric", no_wrap=True)
+    table.add_column("metric", no_wrap=True, min_width=15)
     for name in ("now", "min", "mean", "max"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)  # one that is cut is a wrong one
     table.add_column("", no_wrap=True)
-    table.add_column("unit", overflow="fold")
     for name, line in found["metrics"].items():
         values = line["values"]
         known = [value for value in values if value is not None]
         spread = (min(known), sum(known) / len(known), max(known)) if known else (None, None, None)
         cells = [short(value) for value in (values[-1] if values else None, *spread)]
-        table.add_row(text(name), *cells, sparkline(values), text(line["unit"]))
+        table.add_row(text(name), *cells, sparkline(values))
     if not found["metrics"]:
         return Group(table, text("nothing is known of these minutes: a minute is shown when it is over"))
     return table

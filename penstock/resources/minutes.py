@@ -134,8 +134,10 @@ class _Job:
         if len(heard) >= self.task_count:
             for name, (total, one) in _RATES.items():
                 found[name] = sum(task.rate(total) for task in heard) / one
-            busy = [min(1.0, task.rate("busy_ms_total") / 1000) for task in heard]
+            busy = [task.rate("busy_ms_total") / 1000 for task in heard]
             if all(isfinite(share) for share in busy):
+                # A batch counts when it is seen, so that a minute may have a little of the one before it.
+                busy = [min(1.0, share) for share in busy]
                 found["busy"], found["busy_mean"] = max(busy), sum(busy) / len(busy)
             found.update(_gauges(heard))
         return [found.get(name, nan) for name in METRICS]

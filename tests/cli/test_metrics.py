@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from penstock.cli.metrics import metrics_table, short, sparkline
+from penstock.cli.metrics import WIDTH, metrics_table, short, sparkline
+from penstock.resources.frames import METRICS
 
 
 def test_bars_grow_from_nothing_and_a_gap_is_a_dot():
@@ -18,7 +19,7 @@ def test_more_minutes_than_bars_are_their_means():
     line = sparkline(values, width=4)
     assert len(line) == 4 and line[0] == "▁" and line[3] == "█" and line == "".join(sorted(line))
     assert sparkline([None] * 100 + values[:300], width=4)[0] == "·"
-    assert len(sparkline([1.0] * 20_160)) == 40
+    assert len(sparkline([1.0] * 20_160)) == WIDTH
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,12 @@ def test_the_table_has_a_line_per_metric():
     (busy,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["busy"]]
     assert busy[:5] == ["busy", "3", "1", "2", "3"]
     assert "nothing is known of these minutes" in shown
+
+
+def test_no_number_is_cut_on_a_narrow_terminal():
+    line = {"unit": "x", "values": [123_456.0, 9_876.5, 0.1234] * 20}
+    found = {"job": "j", "first_ms": 0, "minutes": 60, "metrics": dict.fromkeys(METRICS, line)}
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(metrics_table(found))
+    assert "…" not in capture.get() and all(name in capture.get() for name in METRICS)

@@ -109,6 +109,18 @@ def test_a_report_heard_again_adds_nothing():
     assert value(found, "processed_rate") == pytest.approx(100)
 
 
+def test_a_total_that_is_not_told_makes_no_rate():
+    """A plain process knows its cpu and its memory."""
+    looks = [
+        (at, [a_report(cpu_at_ms=at * 1000.0, cpu_started_ms=1.0, cpu_ms_total=at * 250.0, memory_mb=9.0)])
+        for at in (0, 30, 50)
+    ]
+    found = a_minute(*looks)
+    known = {name for name in METRICS if not isnan(value(found, name))}
+    assert known == {"cpu", "memory_mb", "memory_task_mb", "restarts", "oom", "exceptions", "task_count"}
+    assert value(found, "cpu") == pytest.approx(0.25)
+
+
 def test_after_a_gap_nothing_is_guessed():
     """Two minutes of silence: the mean over them is not the rate of the minute that ends them."""
     book = MinuteBook()

@@ -10,7 +10,9 @@ from penstock.resources.frames import Frame
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.recorder import MetricRecorder
 from penstock.resources.retriever import Retriever, Wanted
-from penstock.tasks.messages import TaskReport
+from penstock.streams.testing import wait_for
+from penstock.tasks.messages import Heartbeat, TaskReport
+from tests.web.world import JOB, a_world
 
 START = 28_000_000 * 60_000
 WANTED = Wanted(metrics=("processed_rate", "lag_records"), minutes=2)
@@ -99,3 +101,60 @@ def test_a_standby_follows_and_takes_over(tmp_path):
     active.stand_by()
     assert frame(here, 245).values["processed_rate"].tolist() == pytest.approx([100, 100], rel=1 / 256)
     database.close()
+
+
+class HandClock:
+    """A clock that is set by hand; the boot clock goes with it."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.at_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def boot_ms(self) -> int:
+        return self.at_ms
+
+
+def test_the_control_plane_records_what_containers_report(tmp_path):
+    """Plan: a job runs, a container beats every 5 s, the loop's round is called by hand over two minutes."""
+    with a_world(tmp_path) as world:
+        plane = world.plane
+        config = {"pipeline": "p", "kind": "process", "command": ["sleep", "9"], "task_count": 2}
+        assert world.ask("PUT", f"/jobs/{JOB}", json={"config": config, "why": "new"}).status_code == 201
+
+        def is_running() -> bool:
+            plane._sync()
+            return JOB in plane.task_service.task_counts()
+
+        wait_for(is_running, "the job to be in the task list")
+        generation, task_count = plane.task_service.task_counts()[JOB]
+        clock = plane.clock = HandClock(plane.clock.now_ms() // 60_000 * 60_000)  # type: ignore[assignment]
+        plane.register_container("c1", "i", folder_id="f")
+        begin = clock.at_ms
+        for sequence in range(1, 26):
+            clock.at_ms = begin + sequence * 5_000
+            metrics = {
+                "at_ms": float(clock.at_ms),
+                "started_ms": 1.0,
+                "read_total": sequence * 50.0,
+                "lag_records": 7.0,
+            }
+            tasks = tuple(
+                TaskReport(
+                    task_id=f"{JOB}/{index}",
+                    job=JOB,
+                    generation=generation,
+                    shard=0,
+                    state="running",
+                    metrics=metrics,
+                )
+                for index in range(task_count)
+            )
+            plane.on_heartbeat(Heartbeat(container="c1", incarnation="i", sequence=sequence, tasks=tasks))
+            plane._record()
+        found = world.ask("GET", f"/jobs/{JOB}/metrics?metrics=ingest_rate,task_count&minutes=2").json()[
+            "metrics"
+        ]
+        assert found["ingest_rate"]["values"] == pytest.approx([10 * task_count] * 2, rel=1 / 256)
+        assert found["task_count"]["values"] == [task_count] * 2
