@@ -3,7 +3,8 @@
 The data is made here. A job's input has a level (log-normal), a daily wave of 20 to 80 %, a weekend, and
 noise of 5 % from minute to minute; rates, busy time and cpu follow it with noise of 1 to 3 % of their own;
 lag is an exponential draw; memory, keys and state drift; a minute in a thousand has a failure. Disk and
-network are unknown, as they are of most tasks. So 19 of 21 metrics are kept, 12 of them with noise.
+network are unknown, as they are of most tasks. So 19 of 21 metrics are kept, 12 of them with noise. 500 jobs
+are drawn; the others repeat them, which the store cannot see: it packs each job by itself.
 
 A *sample* is one metric of one job in one minute. History is written as sealed days; the last five hours come
 in as they do in a control plane, a transaction per minute, and are then sealed, all of it on one core. A
@@ -32,6 +33,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from penstock.core.bulk_store import insert_rows
 from penstock.core.sql_store import Database
 from penstock.resources.autoscaler import ScalerLimits, decide_task_count
 from penstock.resources.frames import METRICS, MINUTE_MS, Frame
@@ -43,7 +45,7 @@ from penstock.resources.retriever import Retriever, Wanted
 from penstock.tasks.messages import TaskReport
 
 TODAY = 20_600  # days since 1970
-SLICE = 250  # jobs that are made at a time
+SLICE = 125  # jobs that are made at a time
 OPEN = SEAL_EVERY + OPEN_MIN
 LOOKS_A_MINUTE = 12
 RECENT = Wanted(
@@ -193,31 +195,40 @@ def fill(
         found = connection.execute(sa.select(NAMES.c.kind, NAMES.c.name, NAMES.c.number)).all()
     numbers = {name: number for kind, name, number in found if kind == JOB}
     columns = {name: number for kind, name, number in found if kind == METRIC}
-    for begin in range(0, bench.jobs, SLICE):
+    kinds = len(fleet.level)
+    for begin in range(0, kinds, SLICE):
         part = fleet.part(begin, begin + SLICE)
-        rows = []
-        for day in range(TODAY - bench.days, TODAY):
-            codes = encode(a_day(part, day, DAY, rng).astype(np.float64).transpose(0, 2, 1), BITS)
-            codes = np.ascontiguousarray(codes.transpose(0, 2, 1))
-            for place, name in enumerate(names[begin : begin + SLICE]):
-                for index, metric in enumerate(METRICS):
-                    points = codes[place, index]
-                    if (points != UNKNOWN).any():
-                        key = {"job": numbers[name], "metric": columns[metric], "day": day}
-                        rows.append({**key, "points": pack(points)})
-        with database.transaction() as connection:
-            connection.execute(sa.insert(BLOCKS), rows)
+        made = [packed_day(part, day, rng) for day in range(TODAY - bench.days, TODAY)]
+        for first in range(begin, bench.jobs, kinds):
+            rows = [
+                (numbers[name], columns[metric], day, points)
+                for place, name in enumerate(names[first : first + len(part.level)])
+                for day, blocks in enumerate(made, TODAY - bench.days)
+                for metric, points in blocks[place].items()
+            ]
+            with database.transaction() as connection:
+                insert_rows(connection, BLOCKS, ("job", "metric", "day", "points"), rows)
+
+
+def packed_day(fleet: Fleet, day: int, rng: np.random.Generator) -> list[dict[str, bytes]]:
+    """One day of some jobs: the blocks of each, by metric."""
+    codes = encode(a_day(fleet, day, DAY, rng).astype(np.float64).transpose(0, 2, 1), BITS)
+    codes = np.ascontiguousarray(codes.transpose(0, 2, 1))
+    return [
+        {
+            metric: pack(points)
+            for metric, points in zip(METRICS, job, strict=True)
+            if (points != UNKNOWN).any()
+        }
+        for job in codes
+    ]
 
 
 def come_in(store: MetricStore, fleet: Fleet, bench: Bench, rng: np.random.Generator) -> None:
     """The first hours of today: a transaction a minute, then the sealing of four hours."""
     names = tuple(names_of(bench.jobs))
-    today = np.concatenate(
-        [
-            a_day(fleet.part(begin, begin + SLICE), TODAY, OPEN, rng)
-            for begin in range(0, bench.jobs, SLICE)
-        ]
-    )  # fmt: skip
+    drawn = a_day(fleet, TODAY, OPEN, rng)
+    today = drawn[np.arange(bench.jobs) % len(drawn)]
     samples = int(np.isfinite(today[:, :, 0]).sum())
     spent, slowest_ms = 0.0, []
     for minute in range(OPEN):
@@ -351,16 +362,17 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--days", type=int, default=14)
+    parser.add_argument("--kinds", type=int, default=500, help="jobs that are drawn; the others repeat them")
     parser.add_argument("--repeats", type=int, default=3, help="runs to take the median of")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--check", action="store_true", help="exit 1 when a number is missed")
     options = parser.parse_args()
-    if not 1 <= options.days <= 14 or options.jobs < 1:
-        parser.error("--days is from 1 to 14, --jobs at least 1")
+    if not 1 <= options.days <= 14 or min(options.jobs, options.kinds) < 1:
+        parser.error("--days is from 1 to 14, --jobs and --kinds at least 1")
     bench, rng = Bench(options.jobs, options.days, options.repeats), np.random.default_rng(options.seed)
-    fleet = Fleet.of(options.jobs, rng)
+    fleet = Fleet.of(min(options.jobs, options.kinds), rng)
     print(f"{options.jobs:,} jobs, {options.days} days, {options.store}, rates per second of one core's time")
     print(f"{'case':<52}{'median':>14}{'min':>14}{'max':>14}  {'unit':<18}limit")
     bench.rate("looks at reports", look(bench), "report values/s", least=SAMPLES_MIN)
