@@ -28,6 +28,8 @@ from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
 from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.controller import ResourceController, ScalableJob
+from penstock.resources.metric_store import MetricStore
+from penstock.resources.recorder import MetricRecorder
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
@@ -86,6 +88,8 @@ class ControlPlane:
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
         self.controller = ResourceController(self)
+        self.metrics = MetricStore(self.database)
+        self._recorder = MetricRecorder(self.metrics)
         self._cleaned_ms: Millis = 0
         self._loops = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.
@@ -100,6 +104,7 @@ class ControlPlane:
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
             Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),
+            Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
         )
 
     def _lead(self, *, seize: bool = False) -> None:
@@ -171,6 +176,7 @@ class ControlPlane:
         """Stop the loops and close the store."""
         for loop in self._loops:
             loop.stop()
+        self._recorder.stop()
         self._workers.stop()
         self._aside.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
@@ -211,6 +217,13 @@ class ControlPlane:
     def _scale(self) -> None:
         if self._syncer is not None:
             self.controller.tick(self.clock.now_ms())
+
+    def _record(self) -> None:
+        if self._syncer is None:
+            self._recorder.stand_by()
+        else:
+            counts, reports = self.task_service.task_counts(), self.task_reports()
+            self._recorder.tick(self.clock.now_ms(), counts, reports)
 
     def _tend_bus(self) -> None:
         if not self.is_active:

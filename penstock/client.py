@@ -226,14 +226,13 @@ class Client:
         replaces_plan: bool = False,
     ) -> list[Json]:
         """Add a layer for a component of its own; returns all there are then."""
-        body = {
-            "name": name,
-            "precedence": precedence,
-            "writers": list(writers),
-            "replaces_plan": replaces_plan,
-            "why": why,
-        }
+        rights = {"writers": list(writers), "replaces_plan": replaces_plan}
+        body = {"name": name, "precedence": precedence, **rights, "why": why}
         return _rows(self._tell("POST", "/layers", body, _headers(key)), "layers")
+
+    def job_metrics(self, name: str, *, metrics: str | None = None, minutes: int = 60) -> Json:
+        """What a job did, minute by minute; `metrics`: names with commas between; null where unknown."""
+        return self._ask(f"/jobs/{_part(name)}/metrics", metrics=metrics, minutes=minutes)
 
     # Who decided and who may.
     def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[Json]:

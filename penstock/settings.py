@@ -27,6 +27,7 @@ class Settings:
     sync_gap_ms: Millis = 200  # changes of so long are looked at together
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
+    metrics_ms: Millis = 5_000
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000

@@ -40,8 +40,8 @@ class TaskReport:
     running_version: int = 0  # of the spec it runs: tells new code from old
     error: str = ""
     restarts: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    # metrics: input_rate, processed_rate (records/s), busy (0..1), lag_records, lag_s, batch_ms, rows_total
+    metrics: dict[str, float] = field(default_factory=dict)  # their names: docs/architecture.md
+    failures: dict[str, int] = field(default_factory=dict)  # ended runs of it here, by class (`failures.py`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

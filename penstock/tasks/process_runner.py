@@ -71,6 +71,8 @@ class _Run:
     is_stopping: bool = False
     peak_mb: float = 0.0
     cpu_s: float = 0.0
+    cpu_total_s: float = 0.0
+    started_ms: Millis = 0
     measured_ms: Millis = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -126,7 +128,8 @@ class ProcessRunner:
                 os.close(writing)
             undo.pop_all()
         self._pump.follow(reading, RotatedFile(self._folder / "logs" / f"{name}.log"))
-        return _Run(process=process, memory_max_mb=memory, group=group)
+        started_ms = self._clock.boot_ms()
+        return _Run(process=process, memory_max_mb=memory, group=group, started_ms=started_ms)
 
     def _environment(self, spec: TaskSpec, shard_epoch: int) -> dict[str, str]:
         named: Mapping[str, Any] = spec.config.get("environment", {})
@@ -201,9 +204,18 @@ class ProcessRunner:
             memory_mb = run.group.used_mb()
         passed_s = (now_ms - run.measured_ms) / 1000
         # A child that ended takes its time with it: that is no negative work.
-        cpu = max(0.0, cpu_s - run.cpu_s) / passed_s if run.measured_ms else 0.0
+        grown_s = max(0.0, cpu_s - run.cpu_s)
+        run.cpu_total_s += grown_s
+        cpu = grown_s / passed_s if run.measured_ms else 0.0
         run.peak_mb, run.cpu_s, run.measured_ms = max(run.peak_mb, memory_mb), cpu_s, now_ms
-        run.metrics = {"cpu": cpu, "memory_mb": memory_mb, "memory_peak_mb": run.peak_mb}
+        run.metrics = {
+            "cpu": cpu,
+            "cpu_ms_total": run.cpu_total_s * 1000,
+            "cpu_at_ms": float(now_ms),
+            "cpu_started_ms": float(run.started_ms),
+            "memory_mb": memory_mb,
+            "memory_peak_mb": run.peak_mb,
+        }
         self._look_at_memory(run)
         if run.error:
             _kill_kin(run)

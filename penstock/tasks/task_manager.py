@@ -5,9 +5,10 @@ Machine-like: replies, lists and time come in, the runner does the rest. No thre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
+from penstock.tasks.failures import count_failure
 from penstock.tasks.messages import (
     HeartbeatReply,
     RestartOrder,
@@ -69,8 +70,13 @@ class _Trouble:
     is_fenced: bool = False
     streak: int = 0  # failures since the last healthy run
     restarts: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # by class; only grows
     retry_at_ms: Millis = 0
     error: str = ""
+
+    def again(self, key: tuple[int, int, int]) -> _Trouble:
+        """A new chance, of which only the counts remember the last one."""
+        return _Trouble(key=key, restarts=self.restarts, failures=self.failures)
 
 
 class TaskManager:
@@ -215,7 +221,7 @@ class TaskManager:
         if trouble is None:
             return False
         if trouble.key != _key(spec, entry.epoch):  # new code, config, generation or owner: a new chance
-            self._troubles[task_id] = _Trouble(key=_key(spec, entry.epoch), restarts=trouble.restarts)
+            self._troubles[task_id] = trouble.again(_key(spec, entry.epoch))
             return False
         return trouble.is_fenced or now_ms < trouble.retry_at_ms
 
@@ -243,7 +249,7 @@ class TaskManager:
 
     def _note_end(self, run: _Run, status: RunStatus, now_ms: Millis) -> None:
         key, old = _key(run.spec, run.epoch), self._troubles.get(run.spec.task_id)
-        trouble = _Trouble(key=key, restarts=old.restarts if old is not None else 0)
+        trouble = _Trouble(key=key) if old is None else old.again(key)
         self._troubles[run.spec.task_id] = trouble
         if status.state is RunState.FENCED:  # not a crash: a successor owns it, so no restart and no budget
             trouble.is_fenced, trouble.error = True, status.error
@@ -254,6 +260,7 @@ class TaskManager:
         trouble.streak = 1 if is_healthy or old is None or old.key != key else old.streak + 1
         trouble.restarts += 1
         trouble.error = status.error or "it ended by itself"
+        trouble.failures = count_failure(trouble.failures, trouble.error)
         wait_ms = min(
             self._settings.backoff_ms * 2 ** min(trouble.streak - 1, 30), self._settings.backoff_max_ms
         )
@@ -328,6 +335,7 @@ class TaskManager:
             running_version=run.spec.running_version,
             error=trouble.error if trouble is not None else "",
             restarts=trouble.restarts if trouble is not None else 0,
+            failures=trouble.failures if trouble is not None else {},
             metrics=dict(status.metrics) if status is not None else {},
         )
 
@@ -343,6 +351,7 @@ class TaskManager:
             state="fenced" if is_fenced else "backoff" if is_backing_off else "starting",
             error=trouble.error if trouble is not None else "",
             restarts=trouble.restarts if trouble is not None else 0,
+            failures=trouble.failures if trouble is not None else {},
         )
 
 

@@ -174,6 +174,7 @@ class TaskService:
         self._version = 0
         self._jobs: dict[str, _Kept] = {}  # in the order of their versions
         self._loads: tuple[tuple[int, int], dict[int, tuple[int, Vector]]] | None = None
+        self._counts: tuple[int, dict[str, tuple[int, int]]] | None = None
 
     def snapshot(self, since: int | None = None) -> TaskList:
         """What changed since a version; everything when the version is not given or not known."""
@@ -216,6 +217,19 @@ class TaskService:
                 jobs = ((item.shards(shards), item.reserved()) for item in self._jobs.values())
                 self._loads = (self._version, shards), reserved_loads(jobs)
             return self._loads[1]
+
+    def task_counts(self) -> Mapping[str, tuple[int, int]]:
+        """By job that has tasks: its generation, and how many they are."""
+        with self._lock:
+            self._refresh()
+            if self._counts is None or self._counts[0] != self._version:
+                found = {
+                    job: (item.row.generation, len(set(item.row.mapping)))
+                    for job, item in self._jobs.items()
+                    if item.has_tasks
+                }
+                self._counts = self._version, found
+            return self._counts[1]
 
     def _refresh(self) -> None:
         page = self._source.snapshot(since=self._version)

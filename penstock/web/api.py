@@ -24,6 +24,7 @@ from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
 from penstock.web.limits import LimitBodies, RateLimit
+from penstock.web.metric_routes import add_metric_routes
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
 from penstock.web.patch_lane import PatchLane
@@ -71,6 +72,7 @@ def build_api(
     add_stream_routes(router, plane, guard, PREFIX)
     add_watermark_routes(router, plane, guard)
     add_doctor_routes(router, plane, guard)
+    add_metric_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)

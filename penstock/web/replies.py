@@ -351,6 +351,22 @@ class BeatReply(_Reply):
     sequence: int
 
 
+class MetricLine(_Reply):
+    """One metric: a number per minute, null where it is unknown."""
+
+    unit: str
+    values: list[float | None]
+
+
+class JobMetrics(_Reply):
+    """What a job did, minute by minute, oldest first."""
+
+    job: str
+    first_ms: int
+    minutes: int
+    metrics: dict[str, MetricLine]
+
+
 class LogText(_Reply):
     """The end of a container's log."""
 

@@ -38,6 +38,12 @@ def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
     assert found["lag_records"] == waiting
     assert (found["lag_bytes"] > 0) == (waiting > 0)
     assert (5 <= found["lag_s"] < 60) if waiting else found["lag_s"] == 0
+    by_partition = {n: found.get(f"lag_records.{n}", 0) for n in (0, 1, 2, 3)}
+    assert {n: count for n, count in by_partition.items() if count} == {
+        n: 10 - offset for n, offset in enumerate(offsets) if offset < 10
+    }
+    # Before its first batch it has no totals, and without a watermark it is not behind one.
+    assert not {"read_total", "busy_ms_total", "at_ms", "watermark_lag_s"} & found.keys()
 
 
 def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):

@@ -142,7 +142,11 @@ def test_what_a_task_starts_counts_as_its_memory(runner: ProcessRunner):
 def test_it_measures_cpu_and_memory(runner: ProcessRunner):
     start(runner, [sys.executable, "-c", "while True: sum(range(10000))"])
     wait_for(lambda: status(runner).metrics.get("cpu", 0) > 0.1, 30)
-    assert status(runner).metrics["memory_mb"] > 1
+    first = status(runner).metrics
+    assert first["memory_mb"] > 1
+    wait_for(lambda: status(runner).metrics["cpu_ms_total"] > first["cpu_ms_total"], 30)
+    later = status(runner).metrics
+    assert later["cpu_started_ms"] == first["cpu_started_ms"] < first["cpu_at_ms"] < later["cpu_at_ms"]
 
 
 def test_a_task_knows_its_place_and_nothing_that_opens_doors(

@@ -281,6 +281,19 @@ def test_a_crash_is_reported_with_its_error_and_count():
     assert (task.state, task.error, task.restarts) == ("running", "boom", 1)
 
 
+def test_failures_are_counted_by_class_and_a_stop_is_none():
+    engine = running()
+    for error in ("out of memory: it used 9 MB", "[DIVIDE_BY_ZERO] x", "out of memory: it used 9 MB"):
+        engine.runner.crash("a/0", error)
+        engine.at(engine.now_ms + 500).at(engine.now_ms + 60_000)
+        assert engine.state_of("a/0") == "running"
+    assert engine.manager.report().tasks[0].failures == {"OutOfMemory": 2, "DIVIDE_BY_ZERO": 1}
+    engine.gets(a_list(2, a_spec(config={"package": "2"}, running_version=2)))
+    engine.at(engine.now_ms + 1_000).at(engine.now_ms + 1_000)
+    (task,) = engine.manager.report().tasks
+    assert task.failures == {"OutOfMemory": 2, "DIVIDE_BY_ZERO": 1} and task.restarts == 3
+
+
 def test_metrics_travel_with_the_report():
     engine = running()
     engine.runner.measure("a/0", input_rate=5.0)

@@ -75,6 +75,17 @@ def test_the_loads_follow_the_list():
     assert (service.version(), service.reserved_loads(8)) == (4, {})
 
 
+def test_the_counts_follow_the_list():
+    jobs = MemoryJobs()
+    service = TaskService(jobs)
+    assert service.task_counts() == {}
+    jobs.put("a", mapping=(0, 1, 1, 2))
+    jobs.put("b", mapping=(0,))
+    assert {job: count for job, (_, count) in service.task_counts().items()} == {"a": 3, "b": 1}
+    jobs.put("a", state="stopped")
+    assert list(service.task_counts()) == ["b"]
+
+
 def test_the_job_store_fits():
     source: RunningSource = RunningStore(Database(None))
     assert TaskService(source).snapshot() == TaskList(version=0, full=True)

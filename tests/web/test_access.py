@@ -31,6 +31,7 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("GET", "/events", "event.read", None),
     ("GET", "/jobs", "job.read", None),
     ("GET", "/jobs/{name}", "job.read", None),
+    ("GET", "/jobs/{name}/metrics", "job.read", None),
     ("PUT", "/jobs/{name}", "job.apply", {"config": {}, "why": "x"}),
     ("DELETE", "/jobs/{name}", "job.remove", None),
     ("POST", "/jobs/{name}/restore", "job.remove", {"why": "x"}),

@@ -1,5 +1,5 @@
-"""What a running task was seen doing: rates, busy fraction, lag. Read from the bus and the rows, not from
-Spark's guesses.
+"""What a running task was seen doing: rates, busy fraction, lag, totals since its start. Read from the bus
+and the rows, not from Spark's guesses. What is not known is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.admission import sum_lags
 from penstock.streams.bus.log import Lag
+from penstock.streams.engine.busy_time import BusyTime
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
 from penstock.streams.task import TaskDescriptor
@@ -25,6 +26,9 @@ log = structlog.get_logger(__name__)
 
 WINDOW_S = 10.0
 LOOK_EVERY_MS: Millis = 1_000
+# Looks between those at each partition: they ask the bus once for each.
+PARTITIONS_EVERY, PARTITIONS_MAX = 10, 64
+_LOW_MAX = 2**62  # a low watermark beyond this is none
 
 
 class LoadMeter:
@@ -33,6 +37,9 @@ class LoadMeter:
     def __init__(self, task: TaskDescriptor, *, trigger_ms: int) -> None:
         self.task_id, self._task, self._trigger_ms = task.task_id, task, trigger_ms
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, records read, records there)
+        self._looks, self._by_partition = 0, dict[str, float]()
+        self._busy, self._query = BusyTime(), object()  # the query that the batches are counted of
+        self._began: tuple[float, int, int] | None = None  # when, read and written at the first look
 
     def look(self, query: StreamingQuery | None, *, at_s: float, now_ms: Millis) -> dict[str, float]:
         """The metrics now: `at_s` of a clock that never jumps, `now_ms` of the wall.
@@ -40,7 +47,8 @@ class LoadMeter:
         It asks bus and rows, so it takes as long as they do.
         """
         rows = [open_rows(self._task.rows).peek(interval.ref) for interval in self._task.intervals]
-        read, lag = self._waiting(rows, now_ms)
+        positions = self._positions(rows)
+        read, lag = sum(sum(at.values()) for at in positions.values()), self._lag(positions, now_ms)
         progress: Any = query.lastProgress if query is not None else None
         if progress is None:
             self._samples.clear()  # the time before the first batch is a start, not a rate
@@ -65,17 +73,93 @@ class LoadMeter:
             "bad": float(sum(row.counters.get("bad", 0) for row in rows)),
             "input_low": float(min(row.input_low for row in rows)),
             "output_low": float(min(row.output_low for row in rows)),
+            **self._totals(query, progress, rows, read, at_s * 1000),
+            **self._behind(rows, now_ms),
+            **self._partition_lags(positions, lag, now_ms),
         }
 
-    def _waiting(self, rows: list[IntervalRow], now_ms: Millis) -> tuple[int, Lag]:
-        """How far all intervals are, added up, and what the bus has beyond that."""
+    def _totals(
+        self, query: StreamingQuery | None, progress: Any, rows: list[IntervalRow], read: int, at_ms: float
+    ) -> dict[str, float]:
+        """What only grows while the task lives, and which life it is. Before its first batch it has none."""
+        written = sum(row.counters.get("productions", 0) for row in rows)
+        if query is None or progress is None:
+            return {}
+        if self._began is None:
+            self._began = (at_ms, read, written)
+        if query is not self._query:
+            self._query = query
+            self._busy.new_query()
+        busy_ms = self._busy.look(
+            _ended(query, progress, since=self._busy.last_seen),
+            is_running=bool(query.status["isTriggerActive"]),
+            at_ms=at_ms,
+        )
+        began_ms, read_first, written_first = self._began
+        return {
+            "at_ms": round(at_ms),
+            "started_ms": round(began_ms),
+            "read_total": float(read - read_first),
+            "written_total": float(written - written_first),
+            "busy_ms_total": busy_ms,
+        }
+
+    def _behind(self, rows: list[IntervalRow], now_ms: Millis) -> dict[str, float]:
+        lows = [row.input_low for row in rows]
+        if any(abs(low) >= _LOW_MAX for low in lows):
+            return {}
+        return {"watermark_lag_s": max(0.0, (now_ms - min(lows)) / 1000)}
+
+    def _partition_lags(
+        self, positions: dict[str, dict[int, int]], lag: Lag, now_ms: Millis
+    ) -> dict[str, float]:
+        """`lag_records.3` and the like, of the partitions that have any, every few looks."""
+        self._looks += 1
+        partitions = sorted({partition for at in positions.values() for partition in at})
+        if not lag.records or len(partitions) > PARTITIONS_MAX:
+            self._by_partition = {}
+        elif self._looks % PARTITIONS_EVERY == 1:
+            self._by_partition = {}
+            for partition in partitions:
+                own = {name: {partition: at[partition]} for name, at in positions.items() if partition in at}
+                found = self._lag(own, now_ms)
+                if found.records:
+                    self._by_partition |= {
+                        f"lag_records.{partition}": float(found.records),
+                        f"lag_bytes.{partition}": float(found.bytes),
+                        f"lag_s.{partition}": found.ms / 1000,
+                    }
+        return self._by_partition
+
+    def _positions(self, rows: list[IntervalRow]) -> dict[str, dict[int, int]]:
+        """How far each interval is, by category and partition."""
         positions: dict[str, dict[int, int]] = {source.category: {} for source in self._task.inputs}
         for interval, row in zip(self._task.intervals, rows, strict=True):
             for _, source in self._task.inputs_of(interval.ref.partition):
                 positions[source.category][interval.ref.partition] = row.offsets[source.birth]
+        return positions
+
+    def _lag(self, positions: dict[str, dict[int, int]], now_ms: Millis) -> Lag:
+        """What the bus has beyond these."""
         bus = open_log(self._task.bus)
-        lags = [bus.lag(category, at, now_ms=now_ms) for category, at in positions.items() if at]
-        return sum(sum(at.values()) for at in positions.values()), sum_lags(lags)
+        return sum_lags(bus.lag(category, at, now_ms=now_ms) for category, at in positions.items() if at)
+
+
+def _ended(query: StreamingQuery, progress: Any, *, since: int) -> list[tuple[int, float]]:
+    """(batch, ms) of the batches after `since`, as far as Spark still tells of them."""
+    newest = int(progress["batchId"])
+    if newest <= since:
+        return []
+    found = [(newest, float(progress["durationMs"].get("triggerExecution", 0)))]
+    if newest == since + 1:
+        return found
+    java: Any = query._jsq.recentProgress()
+    for place in range(len(java) - 1, -1, -1):
+        batch = int(java[place].batchId())
+        if batch <= since:
+            break
+        found.append((batch, float(java[place].durationMs().get("triggerExecution") or 0)))
+    return found
 
 
 class LoadWatch:

@@ -1,0 +1,154 @@
+"""Gives policies their numbers, or says why there are none (I20): which metrics lack which minutes.
+
+A policy declares what it needs: metrics, a range, and how much of it may be missing. What is stale or has
+more holes than declared is refused, and the newest minute must always be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError, CorruptData
+from penstock.core.near_names import did_you_mean
+from penstock.resources.frames import METRICS, MINUTE_MS, Frame, NoFrame
+from penstock.resources.metric_store import KEEP_DAYS, MetricStore
+from penstock.resources.points import DAY, UNKNOWN, Codes, bits_of, decode
+
+MINUTES_MAX = KEEP_DAYS * DAY
+# A minute is written when the next one has begun: a little later than it ends.
+STALE_MINUTES = 2
+RUNS_SHOWN_MAX = 3
+_POINTS_AT_ONCE = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a policy declares: these metrics, over so many of the newest minutes."""
+
+    metrics: tuple[str, ...]
+    minutes: int
+    missing_max: float = 0.0  # share of the minutes that may be unknown, of each metric
+
+    def __post_init__(self) -> None:
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ConfigError(
+                    f"there is no metric {name[:100]!r}",
+                    why=f"there are {', '.join(METRICS)}",
+                    fix=did_you_mean(name, METRICS, otherwise="ask for one of these"),
+                )
+        if not self.metrics or len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError(
+                "no metrics, or one of them twice",
+                why="each has one line",
+                fix="name each that is needed once",
+            )
+        if not 1 <= self.minutes <= MINUTES_MAX:
+            raise ConfigError(
+                f"{self.minutes} minutes cannot be had",
+                why=f"there are from 1 to {MINUTES_MAX}: {KEEP_DAYS} days are kept",
+                fix="ask for a range in between",
+            )
+
+
+class Retriever:
+    """Declared metrics and a range in, a frame or the reason why there is none out."""
+
+    def __init__(self, store: MetricStore) -> None:
+        self._store = store
+
+    def frame(self, job: str, wanted: Wanted, *, now_ms: Millis) -> Frame | NoFrame:
+        """The numbers of one job."""
+        return self.frames([job], wanted, now_ms=now_ms)[job]
+
+    def frames(self, jobs: Sequence[str], wanted: Wanted, *, now_ms: Millis) -> dict[str, Frame | NoFrame]:
+        """The numbers of many jobs, in one go."""
+        newest, now = self._store.recent.newest, now_ms // MINUTE_MS
+        last = min(newest, now - 1)
+        if newest < 0 or now - last > STALE_MINUTES:
+            reason = (
+                "nothing was recorded yet"
+                if newest < 0
+                else f"the newest minute recorded is {_clock(last)}, {now - last} min ago"
+            )
+            return {job: NoFrame(job=job, reason=reason, metrics=wanted.metrics) for job in jobs}
+        at_once = max(1, _POINTS_AT_ONCE // (wanted.minutes * len(wanted.metrics)))
+        found: dict[str, Frame | NoFrame] = {}
+        for begin in range(0, len(jobs), at_once):
+            some, first = jobs[begin : begin + at_once], last - wanted.minutes + 1
+            try:
+                found |= self._some(some, wanted, first)
+            except CorruptData:
+                for job in some:  # one by one: who is not damaged gets an answer
+                    found[job] = self._one(job, wanted, first)
+        return found
+
+    def _one(self, job: str, wanted: Wanted, first: int) -> Frame | NoFrame:
+        try:
+            return self._some([job], wanted, first)[job]
+        except CorruptData as error:
+            return NoFrame(job=job, reason=f"{error.what}: {error.why}", metrics=wanted.metrics)
+
+    def _some(self, jobs: Sequence[str], wanted: Wanted, first: int) -> dict[str, Frame | NoFrame]:
+        codes = self._store.codes(jobs, wanted.metrics, first, wanted.minutes)
+        is_missing = codes == UNKNOWN
+        missing = is_missing.sum(axis=2)
+        allowed = wanted.missing_max * wanted.minutes
+        is_refused = ((missing > allowed) | is_missing[:, :, -1]).any(axis=1)
+        values = decode(codes, bits_of(wanted.metrics)[:, None])
+        return {
+            job: self._refusal(job, wanted, first, is_missing[place])
+            if is_refused[place]
+            else Frame(
+                job=job, first_minute=first, values=dict(zip(wanted.metrics, values[place], strict=True))
+            )
+            for place, job in enumerate(jobs)
+        }
+
+    def _refusal(self, job: str, wanted: Wanted, first: int, is_missing: NDArray[np.bool_]) -> NoFrame:
+        if not self._store.knows(job):
+            return NoFrame(job=job, reason="nothing is known of it yet", metrics=wanted.metrics)
+        allowed = wanted.missing_max * wanted.minutes
+        blamed: dict[str, list[str]] = {}
+        for name, holes in zip(wanted.metrics, is_missing, strict=True):
+            count = int(holes.sum())
+            if count > allowed or holes[-1]:
+                said = f"in {count} of {wanted.minutes} minutes ({_runs(holes, first)})"
+                blamed.setdefault(said, []).append(name)
+        return NoFrame(
+            job=job,
+            reason="; ".join(f"{', '.join(names)} unknown {said}" for said, names in blamed.items()),
+            metrics=tuple(name for names in blamed.values() for name in names),
+        )
+
+
+def history(store: MetricStore, job: str, metrics: Sequence[str], minutes: int, *, now_ms: Millis) -> Frame:
+    """What there is, for people: holes and all, up to the last minute that is over."""
+    wanted = Wanted(metrics=tuple(metrics), minutes=minutes)
+    first = now_ms // MINUTE_MS - minutes
+    codes: Codes = store.codes([job], wanted.metrics, first, minutes)
+    values = decode(codes, bits_of(wanted.metrics)[:, None])[0]
+    found: Mapping[str, NDArray[np.float64]] = dict(zip(wanted.metrics, values, strict=True))
+    return Frame(job=job, first_minute=first, values=found)
+
+
+def _runs(holes: NDArray[np.bool_], first: int) -> str:
+    """Which minutes are missing, the newest first."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], holes, [False]])))
+    runs = [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)][::-1]
+    shown = [
+        _clock(first + begin) if end - begin == 1 else f"{_clock(first + begin)} to {_clock(first + end - 1)}"
+        for begin, end in runs[:RUNS_SHOWN_MAX]
+    ]
+    rest = len(runs) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more stretches" if rest else "")
+
+
+def _clock(minute: int) -> str:
+    return datetime.fromtimestamp(minute * 60, UTC).strftime("%m-%d %H:%M UTC")
