@@ -21,6 +21,7 @@ from penstock.web.fleet import Fleet
 from penstock.web.fleet_routes import add_fleet_orders, add_fleet_reads
 from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
+from penstock.web.kept_routes import add_kept_routes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
@@ -69,6 +70,7 @@ def build_api(
     add_pipeline_routes(router, plane, guard)
     add_stream_routes(router, plane, guard, PREFIX)
     add_watermark_routes(router, plane, guard)
+    add_kept_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)
