@@ -36,6 +36,7 @@ from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import PackageShelf
 from penstock.streams.places import identify, identify_rows, open_log, open_rows
+from penstock.streams.state_view import StateView
 from penstock.streams.watermark_view import WatermarkView
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
@@ -77,7 +78,7 @@ class ControlPlane:
         self.task_service = TaskService(RunningStore(self.database))
         self.fleet = FleetView(ShardStore(self.database, self.journal))
         self._data_plane = StreamDataPlane(self.log, rows)
-        self.watermarks = WatermarkView(self.log, rows)
+        self.watermarks, self.states = WatermarkView(self.log, rows), StateView(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
         self._aside = AsideThreads("state syncer aside", threads=2)
         self._shard_manager: ShardManager | None = None

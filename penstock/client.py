@@ -6,21 +6,23 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, OutcomeUnknown, StoreUnavailable
+from penstock.core.errors import OutcomeUnknown, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply
-from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded, not_text
+from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded
+from penstock.web.link import given as _given
+from penstock.web.link import path_part as _part
+from penstock.web.stream_client import StreamQuestions
 
 RETRIES = 3
 WATCH_S = 3600
 
 
-class Client:
+class Client(StreamQuestions):
     """A control plane at a URL, as the holder of one token.
 
     What may be repeated is, when the control plane is away for a moment: questions, and changes by their key.
@@ -300,36 +302,6 @@ class Client:
             self._pause(pause_ms)
             pause_ms = min(2 * pause_ms, RETRY_AFTER_MS_MAX)
 
-    # Streams and packages.
-    def categories(self) -> list[Json]:
-        """All categories of the bus."""
-        return _rows(self._ask("/categories"), "categories")
-
-    def category(self, name: str) -> Json:
-        """One category's spec, birth, end offsets and watermark."""
-        return self._ask(f"/categories/{_part(name)}")
-
-    def watermarks(self, subject: str | None = None, *, percent: int | None = None) -> Json:
-        """Watermarks of a category, a job's or a pipeline's outputs, or all; and who holds each back."""
-        return self._ask("/watermarks", subject=subject, percent=percent)
-
-    def doctor(self, job: str) -> Json:
-        """What is wrong with a job, why, and what to do."""
-        return self._ask(f"/jobs/{_part(job)}/doctor")
-
-    def create_category(self, spec: Mapping[str, Any]) -> Json:
-        """Create it, or nothing if it is there with the same spec."""
-        return self._link.json("POST", "/categories", body=dict(spec), repeat=True)
-
-    def put_package(self, hash_: str, data: bytes) -> None:
-        """Upload code by its content's hash."""
-        headers = {"Content-Type": "application/zip"}
-        self._link.json("PUT", f"/packages/{_part(hash_)}", body=data, headers=headers, repeat=True)
-
-    def package(self, hash_: str) -> bytes:
-        """Download code."""
-        return self._link.request("GET", f"/packages/{_part(hash_)}").content
-
     # Containers: they ask again by themselves.
     def register(self, container: str, incarnation: str, folder_id: str) -> None:
         """Announce a new incarnation of a container."""
@@ -428,22 +400,9 @@ def _headers(key: str, expected_version: int | None = None) -> dict[str, str]:
     return {"Idempotency-Key": key, **version}
 
 
-def _given(params: Mapping[str, Any]) -> Json:
-    return {name: value for name, value in params.items() if value is not None and value != []}
-
-
 def _rows(answer: Mapping[str, Any], name: str) -> list[Json]:
     return list(answer[name])
 
 
 def _layer(job: str, layer: str) -> str:
     return f"/jobs/{_part(job)}/layers/{_part(layer)}"
-
-
-def _part(name: str) -> str:
-    if name in ("", ".", ".."):  # in a path these would name something else
-        raise ConfigError(f"{name!r} is not a name", why="nothing is called so", fix="give the whole name")
-    try:
-        return quote(name, safe="")
-    except UnicodeEncodeError as error:
-        raise not_text(error) from error

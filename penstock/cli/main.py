@@ -23,6 +23,7 @@ from penstock.cli import (
     overrides,
     packaging,
     run_local,
+    state,
     tables,
     watermarks,
 )
@@ -45,7 +46,7 @@ app = typer.Typer(
 fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(joining.join)
 fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(joining.run)
 groups = (jobs.app, bus.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
-for group in (*groups, admin.layer, admin.token):
+for group in (*groups, state.app, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(admin.audit)

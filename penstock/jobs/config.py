@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,10 +24,9 @@ from pydantic import (
 )
 
 from penstock.core.errors import ConfigError
+from penstock.jobs.config_errors import config_error
 from penstock.jobs.text_rules import INT_MAX, LINE_PATTERN, is_line, shown
 
-PROBLEMS_SHOWN_MAX = 5
-PATH_SHOWN_MAX = 200
 # Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
 TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
@@ -196,7 +195,15 @@ PROCESS_FIELDS = frozenset({"command", "environment"})
 # What a stateful job may run instead of a user's class.
 OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
 # Fields that came later: at their defaults they are left out of the stored form.
-LATER_FIELDS = ("isolation", "poison", "batch_bytes_max", "productions", "dedup", "straggler_ms")
+LATER_FIELDS = (
+    "isolation",
+    "poison",
+    "batch_bytes_max",
+    "productions",
+    "dedup",
+    "straggler_ms",
+    "state_cache_bytes",
+)
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -270,6 +277,12 @@ class JobConfig(_Part):
         ge=1,
         le=2**40,
         description="What a task reads at most per trigger, but one record of each partition at least.",
+    )
+    state_cache_bytes: Annotated[int, Sync.RESTART] = Field(
+        default=16 * 2**20,
+        ge=0,
+        le=2**40,
+        description="How much of its state each worker process keeps in memory between batches; 0: none.",
     )
 
     @model_validator(mode="after")
@@ -375,7 +388,7 @@ def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
     try:
         config = JobConfig.model_validate({"name": job, **merged})
     except ValidationError as error:
-        raise _config_error(job, error) from None
+        raise config_error(job, error, JobConfig, _PATTERNS) from None
     if config.name != job:
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
@@ -401,49 +414,3 @@ _PATTERNS = {
     ENVIRONMENT_PATTERN: "a variable is named by letters, digits and '_', and does not begin with a digit",
     LABEL_PATTERN: "a label is named by up to 100 letters, digits, '_', '-', '.' or '/'",
 }
-
-
-def _config_error(job: str, error: ValidationError) -> ConfigError:
-    reasons, hints = [], []
-    for problem in error.errors()[:PROBLEMS_SHOWN_MAX]:
-        path, reason = _path(problem["loc"]), problem["msg"].removeprefix("Value error, ")
-        reason = _PATTERNS.get(problem.get("ctx", {}).get("pattern", ""), reason)
-        if problem["type"] == "tuple_type":
-            reason = "Input should be a list"
-        if problem["type"] == "extra_forbidden":
-            reason = "there is no such field"
-            hints += _suggestions(problem["loc"], path)
-        reasons.append(f"{path}: {reason}" if path else reason)
-    hidden = error.error_count() - len(reasons)
-    if hidden > 0:
-        reasons.append(f"and {hidden} more")
-    return ConfigError(
-        f"the config of job {shown(job)} is not valid",
-        why="; ".join(reasons),
-        fix="; ".join(hints) or "correct the named fields and write the layer again; nothing was changed",
-    )
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}"
-    return text.removeprefix(".")[:PATH_SHOWN_MAX]
-
-
-def _suggestions(location: tuple[int | str, ...], path: str) -> list[str]:
-    models: list[type[BaseModel]] = [JobConfig]
-    for part in location[:-1]:
-        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-        # A list index or the tag of a union is no field: the candidates stay.
-        models = [model for annotation in fields for model in _models_in(annotation)] or models
-    known = sorted({name for model in models for name in model.model_fields})
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return [f"did you mean `{path[: len(path) - len(str(location[-1]))]}{near[0]}`?"] if near else []
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)

@@ -6,7 +6,7 @@ off between any two lines, repeated, and run by two workers at once: what is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from penstock.streams.outbox import (
     publish_weakly,
 )
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore, Snapshot
+from penstock.streams.state_cache import KnownStates, StateCache
 from penstock.streams.step import InputRange, OutputSpec, StepReport, check_start, open_interval, report_low
 from penstock.streams.step_logic import KeyedLogic, StepInput, StepLogic, StepResult
 from penstock.streams.watermark import Cut, Ints, cut_at_marks, order_at_marks
@@ -77,9 +78,11 @@ class StatefulStep:
         computation: Computation | StepLogic,
         timers_per_step_max: int = TIMERS_PER_STEP_MAX,
         sending: Sending | None = None,
+        cache: StateCache | None = None,
     ) -> None:
         self._sending = sending or Sending()
         self._ref, self._token, self._rows, self._log = ref, token, rows, log
+        self._cache, self._known = cache, KnownStates()
         self._outputs = {output.stream: output for output in outputs}
         self._logic: StepLogic = (
             KeyedLogic(computation, timers_max=timers_per_step_max)
@@ -104,6 +107,8 @@ class StatefulStep:
         `_late`. Other columns that start with an underscore are not the user's. Rows with `_bad` are counted
         and passed over.
         """
+        # Taken out, and given back at the end: a step that fails, wherever, leaves nothing behind.
+        self._known = KnownStates() if self._cache is None else self._cache.take(self._ref)
         row, has_wall = self._send_outbox(now_ms)
         rows = _Rows.of(_table_of(batches))
         assert all(number < len(ranges) for number in np.unique(rows.inputs)), "an input that was not planned"
@@ -122,6 +127,8 @@ class StatefulStep:
             if has_outbox:
                 row, _ = self._send_outbox(now_ms)
             break
+        if self._cache is not None:
+            self._cache.give(self._ref, self._known)
         report_low(
             row, producer=self._ref.birth, log=self._log, outputs=list(self._outputs.values()), now_ms=now_ms
         )
@@ -151,7 +158,7 @@ class StatefulStep:
                 cuts=cuts,
                 states=snapshot.states,
                 timers=snapshot.timers,
-                read=lambda names: self._snapshot(row, names, LOW_MIN).states,
+                read=lambda names: self._read_more(row, names),
                 now_ms=now_ms,
             )
         )
@@ -169,17 +176,29 @@ class StatefulStep:
             )
             changes = replace(changes, outbox=tuple(left))
         new = self._rows.commit(self._ref, token=self._token, version=row.version, changes=changes)
+        self._known.committed(row, new, changes.states)
         return counters, new, bool(changes.outbox)
 
     def _snapshot(
         self, row: IntervalRow, names: Iterable[str], timers_up_to: Millis, wall_up_to: Millis = LOW_MIN
     ) -> Snapshot:
+        """What `row` says, or VersionMoved. States that are known as of its version are not read again."""
+        self._known.fits(row)
+        known, missing = self._known.split(names)
         found = self._rows.snapshot(
-            self._ref, token=self._token, keys=names, timers_up_to=timers_up_to, wall_up_to=wall_up_to
+            self._ref, token=self._token, keys=missing, timers_up_to=timers_up_to, wall_up_to=wall_up_to
         )
         if found.row.version != row.version:
             raise VersionMoved("a twin wrote between two reads of a step")
-        return found
+        if self._cache is not None:
+            self._known.learn(found.row, missing, found.states)
+        return replace(found, states={**known, **found.states}) if known else found
+
+    def _read_more(self, row: IntervalRow, names: Iterable[str]) -> Mapping[str, bytes]:
+        """More states of the same version; if all are known, the commit will tell whether it still stands."""
+        wanted = list(names)
+        known, missing = self._known.split(wanted) if self._known.fits(row) else ({}, wanted)
+        return self._snapshot(row, wanted, LOW_MIN).states if missing else known
 
     def _cuts(
         self, ranges: Sequence[InputRange], fresh: _Rows, row: IntervalRow
@@ -238,6 +257,7 @@ class StatefulStep:
             snapshot.outbox, log=self._log, producer=producer, token=self._token, gapless=dedup
         )
         row = self._rows.delivered(self._ref, token=self._token, ids=sent)
+        self._known.committed(snapshot.row, row, {})
         return row, bool(snapshot.timers)
 
 

@@ -31,6 +31,7 @@ SYSTEM_COLUMNS = (
 )
 DATA, BEGIN, END, BAD, DONE = 0, 1, 2, 3, 4
 BATCH_BYTES_MAX = 64 * 2**20  # unless a job says otherwise
+STATE_CACHE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class TaskDescriptor:
     arguments: Mapping[str, str] = field(default_factory=dict)
     batch_rows_max: int = 50_000
     batch_bytes_max: int = BATCH_BYTES_MAX
+    state_cache_bytes: int = STATE_CACHE_BYTES  # what each worker keeps of its state between batches
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
     poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
     sending: Mapping[str, Any] = field(default_factory=dict)  # the job's words on productions and dedup
@@ -145,6 +147,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     words = ("productions", "dedup", "straggler_ms")
     return {
         "poison": config.get("poison", "dead_letter"),
+        "state_cache_bytes": config.get("state_cache_bytes", STATE_CACHE_BYTES),
         "sending": {name: config[name] for name in words if name in config},
     }
 

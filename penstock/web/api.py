@@ -22,6 +22,7 @@ from penstock.web.fleet import Fleet
 from penstock.web.fleet_routes import add_fleet_orders, add_fleet_reads
 from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
+from penstock.web.kept_routes import add_kept_routes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.metric_routes import add_metric_routes
@@ -73,6 +74,7 @@ def build_api(
     add_watermark_routes(router, plane, guard)
     add_doctor_routes(router, plane, guard)
     add_metric_routes(router, plane, guard)
+    add_kept_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)

@@ -29,6 +29,7 @@ VERBS: dict[str, frozenset[str]] = {
     "package.read": frozenset({"developer", "container", "admin"}),
     "package.write": frozenset({"developer", "admin"}),
     "log.read": frozenset({"developer", "oncall", "admin"}),
+    "state.read": frozenset({"developer", "oncall", "admin"}),
     "task.read": EVERYBODY | {"container"},
     "task.restart": frozenset({"developer", "oncall", "admin"}),
     "container.beat": frozenset({"container", "admin"}),

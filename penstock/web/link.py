@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -125,20 +126,29 @@ class Link:
 
     def lines(self, path: str, params: Mapping[str, Any]) -> Iterator[Json]:
         """The data of a stream of server-sent events, as it comes."""
-        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        return self._stream(path, params, prefix="data: ", silence_s=SILENCE_S)
+
+    def rows(self, path: str, params: Mapping[str, Any], *, wait_s: float) -> Iterator[Json]:
+        """The lines of an answer of any size, each a map; StoreUnavailable if it is not whole."""
+        return self._stream(path, params, prefix="", silence_s=wait_s)
+
+    def _stream(
+        self, path: str, params: Mapping[str, Any], *, prefix: str, silence_s: float
+    ) -> Iterator[Json]:
+        timeout = httpx.Timeout(self._http.timeout.connect, read=silence_s)
         try:
             with self._http.stream("GET", path, params=params, timeout=timeout) as response:
                 if not response.is_success:
                     response.read()
                     raise self._problem(response)
                 for line in response.iter_lines():
-                    if line.startswith("data: "):
-                        yield json.loads(line[6:])
+                    if line and line.startswith(prefix):
+                        yield json.loads(line.removeprefix(prefix))
         except httpx.HTTPError as error:
             raise self._no_answer(error, StoreUnavailable) from error
         except ValueError as error:
             raise StoreUnavailable(
-                f"the event stream of {self._url} is damaged", why=str(error), fix="watch again"
+                f"the stream of {self._url}{path} is damaged", why=str(error), fix="ask again"
             ) from error
 
     def _send(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -225,6 +235,21 @@ def not_text(error: Exception) -> ConfigError:
     return ConfigError(
         "this cannot be sent", why=str(error), fix="use text in UTF-8, finite numbers, lists and maps"
     )
+
+
+def path_part(name: str) -> str:
+    """A name as a part of a path; ConfigError if it cannot be one."""
+    if name in ("", ".", ".."):  # in a path these would name something else
+        raise ConfigError(f"{name!r} is not a name", why="nothing is called so", fix="give the whole name")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise not_text(error) from error
+
+
+def given(params: Mapping[str, Any]) -> Json:
+    """Only the parameters that say something."""
+    return {name: value for name, value in params.items() if value is not None and value != []}
 
 
 def _not_a_url(url: str, why: str) -> EnvironmentProblem:

@@ -324,6 +324,35 @@ class Examination(_Reply):
     not_known: list[dict[str, Any]]
 
 
+class KeptStates(_Reply):
+    """Some of what a job keeps; `versions`: of which version of each interval it is."""
+
+    job: str
+    states: list[dict[str, Any]]
+    versions: dict[str, int]
+    next: str | None
+
+
+class KeptTimers(_Reply):
+    """Some of a job's timers."""
+
+    job: str
+    timers: list[dict[str, Any]]
+    versions: dict[str, int]
+    next: str | None
+
+
+class KeptState(_Reply):
+    """What a job keeps for one key."""
+
+    job: str
+    key: str
+    partition: int
+    version: int
+    states: list[dict[str, Any]]
+    timers: list[dict[str, Any]]
+
+
 class PackageHash(_Reply):
     """A package that is here."""
 

@@ -346,3 +346,18 @@ def test_looking_at_an_interval_that_is_not_there_is_an_error(rows: RowStore, ow
         assert look(REF) == ()
         with pytest.raises(IntervalMissing):
             look(other)
+
+
+def test_a_look_is_one_moment_while_the_owner_goes_on(rows: RowStore, owned: IntervalRow) -> None:
+    row = commit(rows, owned, states={"a": b"1", "b": b"2"}, timers_set=(a_timer("a", "t"),))
+    with rows.look(REF) as moment:
+        assert moment.row == row
+        (first,) = moment.states(start="", limit=1)
+        newer = commit(rows, row, states={"b": None, "c": b"3"}, timers_deleted=(("a", "t"),))
+        rest = moment.states(start=key_after(first.key), limit=9)
+        assert [(found.key, found.value) for found in (first, *rest)] == [("a", b"1"), ("b", b"2")]
+        assert [found.tag for found in moment.timers(start=("", ""), limit=9)] == ["t"]
+        assert moment.row.version == newer.version - 1
+    assert [found.key for found in rows.scan(REF, start="", limit=9)] == ["a", "c"]
+    assert rows.scan_timers(REF, start=("", ""), limit=9) == ()
+    assert (rows.peek(REF).token, rows.peek(REF).version) == (owned.token, newer.version)

@@ -14,6 +14,7 @@ from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
+from penstock.streams.state_cache import StateCache
 from penstock.streams.step_logic import StepLogic
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Crash, Faulty, Points, crash, published
 
@@ -53,6 +54,7 @@ class OperatorWorld:
     log: Log = field(default_factory=MemoryLog)
     partitions: int = 2
     clock_ms: int = 1_000_000
+    cache: StateCache | None = None
     _seq: int = 0
 
     def build(self, events: Sequence[Event]) -> OperatorWorld:
@@ -89,7 +91,13 @@ class OperatorWorld:
             outputs=outputs,
         )
         return StatefulStep(
-            ref=REF, token=row.token, rows=self.rows, log=self.log, outputs=outputs, computation=self.logic()
+            ref=REF,
+            token=row.token,
+            rows=self.rows,
+            log=self.log,
+            outputs=outputs,
+            computation=self.logic(),
+            cache=self.cache,
         )
 
     def live(self, cuts: Sequence[int]) -> None:
@@ -138,6 +146,7 @@ class OperatorWorld:
             log=Faulty(self.log, LOG_EFFECTS, points),
             partitions=self.partitions,
             clock_ms=self.clock_ms + 1_000_000,
+            cache=self.cache,
         )
 
     def live_and_die(self, cuts: Sequence[int], at: int) -> None:

@@ -14,6 +14,7 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
+from penstock.streams.state_cache import StateCache
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=0, birth="i1")
 IN_COLUMNS = (("query", "string"),)
@@ -57,6 +58,7 @@ class World:
         default_factory=lambda: {"out": OUT_COLUMNS, "seen": (("at", "bigint"),)}
     )
     clock_ms: int = 1_000_000  # rises far enough between two reports for a mark each
+    cache: StateCache | None = None
     _seq: int = 0
 
     def build(self, events: Sequence[Event] = ()) -> World:
@@ -120,6 +122,7 @@ class World:
             log=self.log,
             outputs=self.outputs(),
             computation=self.computation(),
+            cache=self.cache,
         )
 
     def input(self, start: int, end: int) -> tuple[tuple[InputRange, ...], Iterator[pa.RecordBatch]]:
@@ -262,4 +265,5 @@ def faulty(world: World, points: Points) -> World:
         computation=world.computation,
         columns=world.columns,
         clock_ms=world.clock_ms + 1_000_000,
+        cache=world.cache,
     )

@@ -26,6 +26,7 @@ from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.postgres_rows import PostgresRows
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.state_cache import StateCache
 from tests.streams.step_world import (
     REF,
     SMALL_LOG,
@@ -44,8 +45,17 @@ from tests.streams.step_world import (
 TINY_LOG: tuple[Event, ...] = (("a", 100), 1000, ("b", 1100), LOW_MAX)
 
 
-def a_world(events: tuple[Event, ...]) -> World:
-    return World(rows=MemoryRows(), log=MemoryLog()).build(events)
+# What workers keep of states between batches: nothing, everything, or a single entry. All lives of a test share
+# it, as lives of a task do whose workers outlive its driver.
+CACHES = {"no cache": None, "cache": 10**6, "tiny cache": 230}
+with_and_without_cache = pytest.mark.parametrize("cache", ["no cache", "cache"])
+with_every_cache = pytest.mark.parametrize("cache", CACHES)
+
+
+def a_world(events: tuple[Event, ...], cache: str = "no cache") -> World:
+    size = CACHES[cache]
+    kept = None if size is None else StateCache(size)
+    return World(rows=MemoryRows(), log=MemoryLog(), cache=kept).build(events)
 
 
 def undisturbed(events: tuple[Event, ...]) -> dict[str, Any]:
@@ -54,9 +64,9 @@ def undisturbed(events: tuple[Event, ...]) -> dict[str, Any]:
     return world.result()
 
 
-def points_of(events: tuple[Event, ...], cuts: list[int]) -> int:
+def points_of(events: tuple[Event, ...], cuts: list[int], cache: str = "no cache") -> int:
     points = Points()
-    faulty(a_world(events), points).live(cuts)
+    faulty(a_world(events, cache), points).live(cuts)
     return points.passed
 
 
@@ -65,26 +75,28 @@ def check(world: World, expected: dict[str, Any], where: object) -> None:
     world.check_marks()
 
 
+@with_every_cache
 @pytest.mark.parametrize("cuts", [[1], [2, 1], [100]])
-def test_a_crash_at_every_point_changes_nothing(cuts: list[int]) -> None:
+def test_a_crash_at_every_point_changes_nothing(cuts: list[int], cache: str) -> None:
     """The successor cuts the rest of the log otherwise than the one that died."""
     expected = undisturbed(SMALL_LOG)
-    count = points_of(SMALL_LOG, cuts)
+    count = points_of(SMALL_LOG, cuts, cache)
     assert count >= 14
     for at in deaths(count):
-        world = a_world(SMALL_LOG)
+        world = a_world(SMALL_LOG, cache)
         with pytest.raises(Crash):
             faulty(world, Points(at, crash)).live(cuts)
         faulty(world, Points()).live([3])
         check(world, expected, at)
 
 
-def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
+@with_and_without_cache
+def test_every_pair_of_crashes_in_two_lives_changes_nothing(cache: str) -> None:
     """Life 1 dies at every point; life 2 at every point of what it then does; life 3 finishes."""
     expected, pairs = undisturbed(TINY_LOG), 0
-    for first in deaths(points_of(TINY_LOG, [1])):
+    for first in deaths(points_of(TINY_LOG, [1], cache)):
         for second in deaths(1000):
-            world = a_world(TINY_LOG)
+            world = a_world(TINY_LOG, cache)
             with pytest.raises(Crash):
                 faulty(world, Points(first, crash)).live([1])
             points = Points(second, crash)
@@ -101,22 +113,24 @@ def test_every_pair_of_crashes_in_two_lives_changes_nothing() -> None:
     assert pairs > 150
 
 
-def test_a_zombie_paused_at_every_point_changes_nothing_and_is_fenced() -> None:
+@with_every_cache
+def test_a_zombie_paused_at_every_point_changes_nothing_and_is_fenced(cache: str) -> None:
     """Life 1 pauses at a point; life 2 acquires and finishes all; life 1 wakes up and goes on."""
     expected = undisturbed(SMALL_LOG)
-    count = points_of(SMALL_LOG, [2])
+    count = points_of(SMALL_LOG, [2], cache)
     for at in range(count):
-        world = a_world(SMALL_LOG)
+        world = a_world(SMALL_LOG, cache)
         fenced = _run_with(world, at, lambda world=world: faulty(world, Points()).live([3]))
         # Past its last effect there is nothing left to refuse; before its acquire it is the newer owner.
         assert fenced or at in (0, count - 1), at
         check(world, expected, at)
 
 
-def test_a_zombie_that_wakes_while_its_successor_has_only_acquired_changes_nothing() -> None:
+@with_and_without_cache
+def test_a_zombie_that_wakes_while_its_successor_has_only_acquired_changes_nothing(cache: str) -> None:
     expected = undisturbed(SMALL_LOG)
-    for at in range(1, points_of(SMALL_LOG, [2]) - 1):
-        world = a_world(SMALL_LOG)
+    for at in range(1, points_of(SMALL_LOG, [2], cache) - 1):
+        world = a_world(SMALL_LOG, cache)
         successor = faulty(world, Points())
         held: list[Any] = []
         assert _run_with(world, at, lambda held=held, successor=successor: held.append(successor.open())), at
@@ -126,14 +140,15 @@ def test_a_zombie_that_wakes_while_its_successor_has_only_acquired_changes_nothi
         check(world, expected, at)
 
 
-def test_a_twin_at_every_point_changes_nothing() -> None:
+@with_every_cache
+def test_a_twin_at_every_point_changes_nothing(cache: str) -> None:
     """Two workers of one life and token run the same range; the second runs whole inside the first."""
     expected = undisturbed(SMALL_LOG)
     end = len([event for event in SMALL_LOG if isinstance(event, tuple)])
     for middle in (2, end):
         at = 0
         while True:
-            world = a_world(SMALL_LOG)
+            world = a_world(SMALL_LOG, cache)
             world.run(world.open(), 0, 1)
             token = world.rows.peek(REF).token
             twin = faulty(world, Points())
@@ -149,11 +164,12 @@ def test_a_twin_at_every_point_changes_nothing() -> None:
         assert at >= 6
 
 
-def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing() -> None:
+@with_and_without_cache
+def test_a_twin_that_crashes_inside_a_twin_that_crashes_changes_nothing(cache: str) -> None:
     expected = undisturbed(TINY_LOG)
     for outer in range(12):
         for inner in deaths(12):
-            world = a_world(TINY_LOG)
+            world = a_world(TINY_LOG, cache)
             world.open()
             token = world.rows.peek(REF).token
             twin = faulty(world, Points(inner, crash))
@@ -191,7 +207,7 @@ def _rows(place: str, fault: Callable[[str], None] | None = None) -> RowStore:
 
 
 def _files(folder: Path, place: str) -> World:
-    return World(rows=_rows(place), log=EmbeddedLog(folder / "bus"))
+    return World(rows=_rows(place), log=EmbeddedLog(folder / "bus"), cache=StateCache(10**6))
 
 
 def _build(folder: Path, place: str) -> None:
@@ -214,7 +230,8 @@ def _life(folder: Path, place: str, at: int, cuts: list[int], in_transaction: bo
     points = Points(at, _die)
     if in_transaction:
         rows = _rows(place, fault=lambda _point: points.next())
-        World(rows=rows, log=EmbeddedLog(folder / "bus"), clock_ms=10**9).live(cuts)
+        world = World(rows=rows, log=EmbeddedLog(folder / "bus"), clock_ms=10**9, cache=StateCache(10**6))
+        world.live(cuts)
     else:
         world = _files(folder, place)
         world.clock_ms = 10**9

@@ -19,6 +19,7 @@ from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
+from penstock.streams.state_cache import StateCaches
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
@@ -26,6 +27,8 @@ from penstock.streams.task_logic import logic_of
 from penstock.streams.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
+# Of this worker; which intervals it gets is Spark's choice, and a version that moved on tells.
+_CACHES = StateCaches()
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
 
 
@@ -130,6 +133,7 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
         outputs=task.outputs,
         computation=logic_of(task, interval.ref.partition, partial(_made, task)),
         sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
+        cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis
@@ -32,6 +33,23 @@ class _Interval:
     def oldest_work(self) -> Millis:
         holds = (timer.hold_ms for timer in self.timers.values() if not timer.late and not timer.wall)
         return min((*(out.ts_min for out in self.outbox.values()), *holds), default=LOW_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """A copy of what there was."""
+
+    row: IntervalRow
+    kept: Mapping[str, bytes]
+    set_timers: Mapping[tuple[str, str], TimerRow]
+
+    def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        keys = sorted(key for key in self.kept if key >= start)[:limit]
+        return tuple(ScannedState(key=key, value=self.kept[key]) for key in keys)
+
+    def timers(self, *, start: tuple[str, str], limit: int) -> tuple[ScannedTimer, ...]:
+        names = sorted(name for name in self.set_timers if name >= start)[:limit]
+        return tuple(ScannedTimer(key=name[0], tag=name[1], timer=self.set_timers[name]) for name in names)
 
 
 class MemoryRows:
@@ -136,21 +154,25 @@ class MemoryRows:
         with self._lock:
             return self._of(ref).row
 
+    @contextmanager
+    def look(self, ref: IntervalRef) -> Iterator[_Look]:
+        """One moment: a copy of what there is."""
+        with self._lock:
+            found = self._of(ref)
+            moment = _Look(row=found.row, kept=dict(found.states), set_timers=dict(found.timers))
+        yield moment
+
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         """States from a key on."""
-        with self._lock:
-            states = self._of(ref).states
-            keys = sorted(key for key in states if key >= start)[:limit]
-            return tuple(ScannedState(key=key, value=states[key]) for key in keys)
+        with self.look(ref) as moment:
+            return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
         """Timers from a name on."""
-        with self._lock:
-            timers = self._of(ref).timers
-            names = sorted(name for name in timers if name >= start)[:limit]
-            return tuple(ScannedTimer(key=name[0], tag=name[1], timer=timers[name]) for name in names)
+        with self.look(ref) as moment:
+            return moment.timers(start=start, limit=limit)
 
     def _of(self, ref: IntervalRef) -> _Interval:
         found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))

@@ -6,8 +6,9 @@ Every row carries a checksum: a damaged one is CorruptData, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
@@ -161,23 +162,44 @@ class PostgresRows:
         assert found is not None
         return found
 
+    @contextmanager
+    def look(self, ref: IntervalRef) -> Iterator[_Look]:
+        """One moment: a transaction that reads a snapshot and locks nothing."""
+        with ExitStack() as until_read:
+            moment = self._begin_look(ref, until_read)
+            try:
+                yield moment
+            except psycopg.Error as error:
+                raise self._translated(ref, error, committing=False) from error
+
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         """States from a key on."""
-        values = (*_which(ref), start.encode(), limit, PAGE_BYTES)
-        found = self._look(ref, sql.SCAN_STATES, values)
-        return tuple(scanned_states(ref, ((text_of(key), value, crc) for key, value, crc in found)))
+        with self.look(ref) as moment:
+            return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
         """Timers from a name on."""
-        values = (*_which(ref), start[0].encode(), start[1].encode(), limit)
-        found = self._look(ref, sql.SCAN_TIMERS, values)
-        return tuple(scanned_timers(ref, ((text_of(key), text_of(tag), *rest) for key, tag, *rest in found)))
+        with self.look(ref) as moment:
+            return moment.timers(start=start, limit=limit)
 
-    def _look(self, ref: IntervalRef, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        self.peek(ref)  # absent is an error, not an empty page
-        return self._read(ref, lambda link: _asking(link)(statement, values).fetchall())
+    def _begin_look(self, ref: IntervalRef, until_read: ExitStack) -> _Look:
+        """Begin, and once more on a new connection if the kept one has died meanwhile."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                link = until_read.enter_context(self._links.take())
+                if link.identity is None:
+                    row_changes.check_birth(ref, None)
+                link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
+                return _Look(ref=ref, link=link, row=_row_of(ref, found)[1])
+            except psycopg.OperationalError as error:
+                until_read.close()
+                self._after_failure(ref, error, is_last=attempt == _ATTEMPTS, committing=False)
+            except psycopg.Error as error:
+                raise self._translated(ref, error, committing=False) from error
+        raise AssertionError("the last attempt returns or raises")
 
     def _find(self, ref: IntervalRef) -> IntervalRow | None:
         def read(link: Link) -> IntervalRow | None:
@@ -282,6 +304,26 @@ class PostgresRows:
     def _point(self, name: str) -> None:
         if self._fault is not None:
             self._fault(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a read transaction sees."""
+
+    ref: IntervalRef
+    link: Link
+    row: IntervalRow
+
+    def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        values = (*_which(self.ref), start.encode(), limit, PAGE_BYTES)
+        found = _asking(self.link)(sql.SCAN_STATES, values).fetchall()
+        return tuple(scanned_states(self.ref, ((text_of(key), value, crc) for key, value, crc in found)))
+
+    def timers(self, *, start: tuple[str, str], limit: int) -> tuple[ScannedTimer, ...]:
+        values = (*_which(self.ref), start[0].encode(), start[1].encode(), limit)
+        found = _asking(self.link)(sql.SCAN_TIMERS, values).fetchall()
+        named = ((text_of(key), text_of(tag), *rest) for key, tag, *rest in found)
+        return tuple(scanned_timers(self.ref, named))
 
 
 def _which(ref: IntervalRef) -> tuple[str, int, str]:

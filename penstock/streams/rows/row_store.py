@@ -6,6 +6,7 @@ Everything the exactly-once step needs: state, timers, outbox, offsets, lows, in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,6 +132,20 @@ class ScannedTimer:
     damage: str = ""
 
 
+class Look(Protocol):
+    """One moment of an interval, without ownership: whatever is read of it is of one committed version."""
+
+    @property
+    def row(self) -> IntervalRow:
+        """The interval's row at this moment."""
+
+    def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        """As `RowStore.scan`."""
+
+    def timers(self, *, start: tuple[str, str], limit: int) -> tuple[ScannedTimer, ...]:
+        """As `RowStore.scan_timers`."""
+
+
 class RowStore(Protocol):
     """The rows of intervals. Safe for many processes; connections are opened after fork.
 
@@ -184,6 +199,11 @@ class RowStore(Protocol):
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
         """The row as it stands, without ownership: for status, lag and tests."""
+
+    def look(self, ref: IntervalRef) -> AbstractContextManager[Look]:
+        """One moment, to be read page by page while the owner goes on writing. Use it shortly and in one
+        thread: a server that keeps the moment keeps what was overwritten since.
+        """
 
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         """States in the order of their keys, from `start` on, without ownership: for people who look.

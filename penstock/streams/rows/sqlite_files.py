@@ -71,7 +71,17 @@ class SqliteFiles:
                 kept.move_to_end(path)
                 return found[1]
             self.discard(path)  # the file was removed or replaced under us
-        if inode is None:
+        connection = None if inode is None else self.open_apart(path)
+        if connection is None or inode is None:
+            return None
+        kept[path] = (inode, connection)
+        if len(kept) > _OPEN_MAX:
+            kept.popitem(last=False)[1][1].close()
+        return connection
+
+    def open_apart(self, path: Path) -> sqlite3.Connection | None:
+        """A connection for the caller alone, who closes it; None if there is no complete file."""
+        if _inode(path) is None:
             return None
         connection = _connect(path, "rw")
         try:
@@ -86,9 +96,6 @@ class SqliteFiles:
         if not complete:
             connection.close()  # its creation was cut off before the commit
             return None
-        kept[path] = (inode, connection)
-        if len(kept) > _OPEN_MAX:
-            kept.popitem(last=False)[1][1].close()
         return connection
 
     def discard(self, path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.clock import Millis
@@ -152,25 +153,32 @@ class SqliteRows:
         with self._read(ref) as (_connection, row):
             return row
 
+    @contextmanager
+    def look(self, ref: IntervalRef) -> Iterator[_Look]:
+        """One moment: writers go on beside a reader of a WAL file, this thread's own connection too."""
+        with self._translated(ref):
+            connection = self._files.open_apart(self._path(ref))
+            if connection is None:
+                row_changes.check_birth(ref, None)
+            assert connection is not None
+            with closing(connection):
+                connection.execute("BEGIN")
+                row = _read_row(ref, connection)
+                row_changes.check_birth(ref, None if row is None else row.birth)
+                assert row is not None
+                yield _Look(ref=ref, connection=connection, row=row)
+
     def scan(self, ref: IntervalRef, *, start: str, limit: int) -> tuple[ScannedState, ...]:
         """States from a key on."""
-        with self._read(ref) as (connection, _row), closing(connection.cursor()) as cursor:
-            cursor.execute(
-                "SELECT key, value, crc FROM states WHERE key >= ? ORDER BY key LIMIT ?", (start, limit)
-            )
-            return tuple(scanned_states(ref, cursor))
+        with self.look(ref) as moment:
+            return moment.states(start=start, limit=limit)
 
     def scan_timers(
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
         """Timers from a name on."""
-        with self._read(ref) as (connection, _row), closing(connection.cursor()) as cursor:
-            cursor.execute(
-                "SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM timers "
-                "WHERE (key, tag) >= (?, ?) ORDER BY key, tag LIMIT ?",
-                (*start, limit),
-            )
-            return tuple(scanned_timers(ref, cursor))
+        with self.look(ref) as moment:
+            return moment.timers(start=start, limit=limit)
 
     def _path(self, ref: IntervalRef) -> Path:
         if re.fullmatch(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+", f"{ref.job_birth}/{ref.birth}") is None:
@@ -223,6 +231,31 @@ class SqliteRows:
             yield connection, row
             self._point("commit")
         self._point("committed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a read transaction sees."""
+
+    ref: IntervalRef
+    connection: sqlite3.Connection
+    row: IntervalRow
+
+    def states(self, *, start: str, limit: int) -> tuple[ScannedState, ...]:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(
+                "SELECT key, value, crc FROM states WHERE key >= ? ORDER BY key LIMIT ?", (start, limit)
+            )
+            return tuple(scanned_states(self.ref, cursor))
+
+    def timers(self, *, start: tuple[str, str], limit: int) -> tuple[ScannedTimer, ...]:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(
+                "SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM timers "
+                "WHERE (key, tag) >= (?, ?) ORDER BY key, tag LIMIT ?",
+                (*start, limit),
+            )
+            return tuple(scanned_timers(self.ref, cursor))
 
 
 def _read_row(ref: IntervalRef, connection: sqlite3.Connection) -> IntervalRow | None:
