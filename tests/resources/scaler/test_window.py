@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.resources.frames import METRICS, MINUTE_MS, Frame, NoFrame
 from penstock.resources.scaler.decide import decide
-from penstock.resources.scaler.observation import Footprint, Hold, Limits, to_data
+from penstock.resources.scaler.observation import Footprint, Hold, Limits, Resize, to_data
 from penstock.resources.scaler.pattern import History
 from penstock.resources.scaler.settings import Settings
 from penstock.resources.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED, read_window
@@ -92,6 +92,22 @@ def test_unknown_optional_metrics_are_not_zero():
     unknown = {name: nan for name in METRICS_OPTIONAL}
     with_nan, without = decide(an_observation(**unknown)), decide(an_observation())
     assert with_nan == without
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_tasks_that_keep_running_out_of_memory_get_more_without_rates(generation: str):
+    """Plan: they report so little between two ends that no rate is known; how often they ended is."""
+    gaps = broken("processed_rate", nan)
+    settings = Settings(generation=generation)
+    oom = np.zeros(90)
+    oom[-2] = 2.0
+    decision = decide(an_observation(settings=settings, processed_rate=gaps, oom=oom))
+    assert isinstance(decision, Resize) and decision.task.memory_mb == 768 and decision.task_count == 4
+    for job, now in ((a_job(changed_minute=START - 2), START), (a_job(), START + 9), (a_job(8), START)):
+        frame = a_frame(a_job(), processed_rate=gaps, oom=oom)
+        held = decide(an_observation(job, settings=settings, frame=frame, now_ms=now * MINUTE_MS))
+        assert isinstance(held, Hold), "before the last change, too old, or of another shape"
+    assert isinstance(decide(an_observation(settings=settings, processed_rate=gaps, oom=0.0)), Hold)
 
 
 def test_a_step_in_the_input_is_seen_within_two_minutes():
