@@ -16,7 +16,7 @@ from penstock.resources.scaler.outcome import judge, record
 from penstock.resources.scaler.pattern import RECENT_MIN, History, analyse
 from penstock.resources.scaler.pattern_rate import STAGING_MIN, adjust_rate, bootstrap_rate
 from penstock.resources.scaler.plan_generator import plan
-from penstock.resources.scaler.reactive import react
+from penstock.resources.scaler.reactive import after_oom, react
 from penstock.resources.scaler.shapes import Shape
 from penstock.resources.scaler.shrink import plan_down
 from penstock.resources.scaler.window import Window, read_window
@@ -28,8 +28,9 @@ def decide(observation: Observation, look_back: LookBack | None = None) -> Decis
     """What to do about a job now."""
     window = read_window(observation)
     frame = observation.frame
-    if isinstance(window, Hold) or isinstance(frame, NoFrame):
-        return window if isinstance(window, Hold) else Hold(reason="no metrics", bound="metrics")
+    if isinstance(window, Hold):
+        return after_oom(observation, window)
+    assert isinstance(frame, Frame)  # there is no window without one
     load = assess(observation, window)
     generation = observation.settings.generation
     if generation == "reactive":

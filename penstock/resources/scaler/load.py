@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from penstock.resources.scaler.estimators import BUSY_MIN, measured_thread_rate
+from penstock.resources.scaler.estimators import BUSY_MIN, cpu_units_with_backlog, measured_thread_rate
 from penstock.resources.scaler.observation import Inputs, Observation
 from penstock.resources.scaler.shapes import parallel
 from penstock.resources.scaler.window import Window
@@ -50,17 +50,16 @@ def assess(observation: Observation, window: Window) -> Load:
             thread_rate = measured if slower else thread_rate
     demand = observation.demand
     input_rate = window.input_rate if demand is None else max(window.input_rate, demand.input_rate)
-    needed = input_rate + window.lag_records / settings.recovery_s
-    if thread_rate <= 0 and needed <= 0:
+    backlog = window.lag_records
+    if thread_rate <= 0 and input_rate <= 0 and backlog <= 0:
         thread_rate = inf
-    capacity = thread_rate * slots
     return Load(
         input_rate,
         thread_rate,
         measured,
         slots,
-        capacity,
-        needed / capacity if capacity > 0 else inf,
+        thread_rate * slots,
+        cpu_units_with_backlog(input_rate, backlog, settings.recovery_s, thread_rate, 1.0, slots),
         window.lag_s > job.slo_lag_s and window.lag_s_before > job.slo_lag_s,
         is_updated,
     )

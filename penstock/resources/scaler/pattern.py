@@ -50,8 +50,10 @@ def analyse(history: History, recent: Points, *, end_minute: int, settings: Sett
     `recent` is the input of the last half hour.
     """
     hours_min = max(1, round(settings.history_hours * 60))
-    before = _days(history.input_rate, history.first_minute, end_minute - RECENT_MIN, RECENT_MIN)
-    ahead = _days(history.input_rate, history.first_minute, end_minute, hours_min)
+    days_back = _days(history.input_rate, history.first_minute, end_minute)
+    ahead = _cleaned(days_back[:, :hours_min])
+    # A row ends at this time of the day after it; the last row's end is now.
+    before = _cleaned(days_back[:-1, -RECENT_MIN:])
     known, usual_known = _is_known(ahead), _is_known(before)
     days = int(known.sum())
     if min(days, int(usual_known.sum())) < settings.history_days_min:
@@ -82,23 +84,30 @@ def analyse(history: History, recent: Points, *, end_minute: int, settings: Sett
 def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np.bool_], odd: int) -> float:
     if history.key_count is None or len(history.key_count) != len(history.input_rate):
         return float("nan")
-    keys = _days(history.key_count, history.first_minute, end_minute, minutes)[known]
+    keys = _cleaned(_days(history.key_count, history.first_minute, end_minute)[:, :minutes][known])
     kept = keys[_is_known(keys)]
     if not len(kept):
         return float("nan")
     return float(np.sort(np.nanmax(kept, axis=1))[max(0, len(kept) - 1 - odd)])
 
 
-def _days(points: Points, first_minute: int, begin: int, minutes: int) -> Points:
-    """A row per day before today, each the same `minutes` of its day; NaN outside what is known."""
-    offsets = begin - first_minute - DAY_MIN * np.arange(1, DAYS + 1)
-    at = offsets[:, None] + np.arange(minutes)[None, :]
-    inside = (at >= 0) & (at < len(points))
-    found = np.full(at.shape, np.nan)
-    found[inside] = points[at[inside]]
+def _days(points: Points, first_minute: int, end_minute: int) -> Points:
+    """A row per day up to `end_minute`, oldest first, from this time of the day on; NaN where unknown."""
+    begin = end_minute - DAYS * DAY_MIN - first_minute
+    end = begin + DAYS * DAY_MIN
+    if begin >= 0 and end <= len(points):
+        return points[begin:end].reshape(DAYS, DAY_MIN)  # a view: nothing is copied
+    found = np.full(DAYS * DAY_MIN, np.nan)
+    low, high = max(0, begin), min(len(points), end)
+    if low < high:
+        found[low - begin : high - begin] = points[low:high]
+    return found.reshape(DAYS, DAY_MIN)
+
+
+def _cleaned(rows: Points) -> Points:
+    """What cannot be is not known."""
     with np.errstate(invalid="ignore"):
-        found[~(found >= 0) | np.isinf(found)] = np.nan
-    return found
+        return np.where((rows >= 0) & (rows < np.inf), rows, np.nan)
 
 
 def _is_known(rows: Points) -> NDArray[np.bool_]:

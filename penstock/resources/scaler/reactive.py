@@ -10,7 +10,7 @@ from math import ceil, floor
 
 import numpy as np
 
-from penstock.resources.frames import Frame
+from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
 from penstock.resources.scaler.estimators import Needs, task_resources, vertical_limit
 from penstock.resources.scaler.growth import (
     bound_of_tasks,
@@ -30,7 +30,7 @@ from penstock.resources.scaler.observation import (
     Untriaged,
 )
 from penstock.resources.scaler.shapes import Shape, align
-from penstock.resources.scaler.window import Window
+from penstock.resources.scaler.window import Window, optional, total
 
 # Without estimates every resource stays as it is reserved.
 NO_ESTIMATE = Needs(*[float("nan")] * 5)
@@ -52,7 +52,7 @@ def react(observation: Observation, frame: Frame, window: Window, load: Load) ->
             )
         return _more_tasks(observation, inputs, lag)
     if window.oom > 0:
-        return _more_memory(observation, window, inputs)
+        return _more_memory(observation, window.oom, inputs)
     return _fewer(observation, frame, window, inputs)
 
 
@@ -92,10 +92,10 @@ def _more_tasks(observation: Observation, inputs: Inputs, lag: str) -> Decision:
     )
 
 
-def _more_memory(observation: Observation, window: Window, inputs: Inputs) -> Decision:
+def _more_memory(observation: Observation, oom: float, inputs: Inputs) -> Decision:
     job, settings = observation.job, observation.settings
-    why = f"{window.oom:g} tasks ended above their memory"
-    inputs = {**inputs, "oom": window.oom, "memory_mb reserved": job.shape.task.memory_mb}
+    why = f"{oom:g} tasks ended above their memory"
+    inputs = {**inputs, "oom": oom, "memory_mb reserved": job.shape.task.memory_mb}
     shape = with_memory_floor(job.shape, job, settings, job.shape.task.memory_mb * settings.oom_factor)
     if shape == job.shape:
         limit = vertical_limit(job.limits.container, settings).memory_mb
@@ -116,6 +116,24 @@ def _more_memory(observation: Observation, window: Window, inputs: Inputs) -> De
         formula="reserved * oom_factor",
         inputs=inputs,
     )
+
+
+def after_oom(observation: Observation, held: Hold) -> Decision:
+    """More memory for tasks that end above theirs so often that their rates have gaps: it needs no rate."""
+    frame, job, settings = observation.frame, observation.job, observation.settings
+    if held.bound != "metrics" or isinstance(frame, NoFrame):
+        return held
+    end_minute = frame.first_minute + frame.minutes
+    age = observation.now_ms // MINUTE_MS - (end_minute - 1)
+    count = min(settings.window_min, end_minute - 1 - job.changed_minute, frame.minutes)
+    fewest, most = task_range(job)
+    is_same = optional(frame.values, "task_count") == job.shape.task_count
+    if not 0 <= age <= settings.stale_min or count < 1 or not is_same:
+        return held
+    oom = total(frame.values, "oom", count)
+    if oom <= 0 or not fewest <= job.shape.task_count <= most:
+        return held
+    return _more_memory(observation, oom, {"n": job.shape.task_count})
 
 
 def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Inputs) -> Decision:

@@ -6,6 +6,8 @@ drains or lag grows, and only if what is saved is worth a restart.
 
 from __future__ import annotations
 
+from math import floor
+
 import numpy as np
 
 from penstock.resources.frames import Frame, Points
@@ -41,7 +43,9 @@ def plan_down(
     inputs = inputs_of(observation, window, load)
     # The need of the whole time is not below that of now: where that saves nothing, nobody need look further.
     least = load.input_rate / (settings.target * load.thread_rate) if load.thread_rate > 0 else 0.0
-    may_save = least <= job.shape.task_count * job.shape.task.threads * (1 - settings.saving_min)
+    # In whole threads; what is hardly above a whole number is for `_size` to round.
+    most = floor(job.shape.task_count * job.shape.task.threads * (1 - settings.saving_min))
+    may_save = least <= most + 1e-6
     if may_save:
         may_save = _saves_threads(job, settings, *_size(observation, window, load, load.input_rate))
     if not may_save and not _may_save_resources(observation, frame):
@@ -165,7 +169,7 @@ def _may_save_resources(observation: Observation, frame: Frame) -> bool:
     keep = (1 - settings.resource_saving_min) / settings.headroom
     memory = optional(frame.values, "memory_task_mb")
     cores = optional(frame.values, "cpu")
-    return memory < task.memory_mb * keep or cores < job.shape.total("cpu") * keep
+    return memory < task.memory_mb * keep or cores < job.shape.task_count * task.cpu * keep
 
 
 def _saves_resources(job: JobFacts, settings: Settings, shape: Shape) -> bool:

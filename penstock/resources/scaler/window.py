@@ -119,7 +119,7 @@ def optional(values: Mapping[str, Points], name: str) -> float:
     points = values.get(name)
     if points is None or not len(points):
         return nan
-    value = float(points[-1])
+    value: float = points.item(-1)
     return value if 0.0 <= value < inf else nan
 
 

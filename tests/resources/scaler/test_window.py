@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.resources.frames import METRICS, MINUTE_MS, Frame, NoFrame
 from penstock.resources.scaler.decide import decide
-from penstock.resources.scaler.observation import Footprint, Hold, Limits, to_data
+from penstock.resources.scaler.observation import Footprint, Hold, Limits, Resize, to_data
 from penstock.resources.scaler.pattern import History
 from penstock.resources.scaler.settings import Settings
 from penstock.resources.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED, read_window
@@ -94,6 +94,22 @@ def test_unknown_optional_metrics_are_not_zero():
     assert with_nan == without
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_tasks_that_keep_running_out_of_memory_get_more_without_rates(generation: str):
+    """Plan: they report so little between two ends that no rate is known; how often they ended is."""
+    gaps = broken("processed_rate", nan)
+    settings = Settings(generation=generation)
+    oom = np.zeros(90)
+    oom[-2] = 2.0
+    decision = decide(an_observation(settings=settings, processed_rate=gaps, oom=oom))
+    assert isinstance(decision, Resize) and decision.task.memory_mb == 768 and decision.task_count == 4
+    for job, now in ((a_job(changed_minute=START - 2), START), (a_job(), START + 9), (a_job(8), START)):
+        frame = a_frame(a_job(), processed_rate=gaps, oom=oom)
+        held = decide(an_observation(job, settings=settings, frame=frame, now_ms=now * MINUTE_MS))
+        assert isinstance(held, Hold), "before the last change, too old, or of another shape"
+    assert isinstance(decide(an_observation(settings=settings, processed_rate=gaps, oom=0.0)), Hold)
+
+
 def test_a_step_in_the_input_is_seen_within_two_minutes():
     ingest = np.full(90, 100.0)
     ingest[-2:] = 300.0
@@ -108,7 +124,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_nonsense_never_raises_and_never_leaves_the_limits(data: st.DataObject):
     """Plan: any numbers in any metric, any shape and any settings: an answer, legal, and of JSON values."""
