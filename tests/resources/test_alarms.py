@@ -99,6 +99,9 @@ def test_what_was_silenced_from_beginning_to_end_is_never_told():
     board.report(NOW, LAG)
     board.report(NOW + 400_000)
     assert board.sweep(NOW + 700_000) == [] and board.told == []
+    board.silences = [Silence(id="b", until_ms=NOW + 2_000_000, by="dana", why="a release")]
+    board.report(NOW + 1_900_000, LAG)
+    assert board.report(NOW + 2_300_000) == [] and not board.alarm.is_firing, "over after the silence"
 
 
 def test_a_silence_for_warnings_lets_what_is_critical_through():

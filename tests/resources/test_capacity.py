@@ -229,6 +229,13 @@ def test_an_owner_in_need_gets_its_containers_back_if_they_can_be_spared():
     ]
 
 
+def test_what_the_borrower_has_reserved_is_not_taken_from_it():
+    clusters = [a_cluster("a", 10, 99), a_cluster("b", 10, 20)]
+    lent = moved(clusters, decide_transfers(clusters))
+    need = [replace(lent[0], reserved={"cpu": 104.0}), replace(lent[1], reserved={"cpu": 88.0})]
+    assert decide_transfers(need) == ()
+
+
 def test_nobody_lends_what_it_needs_itself():
     assert decide_transfers([a_cluster("a", 10, 99), a_cluster("b", 10, 65)]) == ()
 

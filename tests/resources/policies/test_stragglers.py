@@ -114,6 +114,11 @@ def test_noise_of_ten_per_cent_is_even(factors, busy, rate):
     assert isinstance(judge_balance(tasks), Even)
 
 
+def test_a_little_busier_than_full_peers_is_not_odd():
+    tasks = [a_task(n, busy=0.87 if n == 8 else 0.72) for n in range(9)]
+    assert isinstance(judge_balance(tasks), Even)
+
+
 @given(noise, st.floats(1e-6, 1e6))
 def test_units_of_the_rate_do_not_matter(factors, unit):
     tasks = [a_task(n, busy=0.4 * b, rate=1000.0 * r) for n, (b, r) in enumerate(factors)]
