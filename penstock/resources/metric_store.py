@@ -23,6 +23,7 @@ from penstock.resources.frames import METRICS
 from penstock.resources.minutes import Minute
 from penstock.resources.points import (
     BITS,
+    COLUMNS,
     DAY,
     UNKNOWN,
     Codes,
@@ -276,9 +277,8 @@ class MetricStore:
     def codes(self, jobs: Sequence[str], metrics: Sequence[str], first: int, minutes: int) -> Codes:
         """`codes[job, metric, minute]`. What is not known, of whatever reason, is unknown."""
         numbers = [self._numbers.get(job, -1) for job in jobs]
-        order = list(METRICS)
         begin = self.recent.first
-        found = self.recent.read(numbers, [order.index(name) for name in metrics], first, minutes)
+        found = self.recent.read(numbers, [COLUMNS[name] for name in metrics], first, minutes)
         sealed = minutes if begin is None else min(begin - first, minutes)
         if sealed > 0:
             found[:, :, :sealed] = self._sealed(numbers, metrics, first, sealed)

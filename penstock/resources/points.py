@@ -32,10 +32,12 @@ _CONSTANT, _PACKED = 0, 1
 _LEVEL = 1  # of zlib: the next ones take several times as long for 2 %
 
 
+COLUMNS = {name: place for place, name in enumerate(METRICS)}
+
+
 def bits_of(metrics: Sequence[str]) -> Bits:
     """How fine these are kept."""
-    order = list(METRICS)
-    return BITS[[order.index(name) for name in metrics]]
+    return BITS[[COLUMNS[name] for name in metrics]]
 
 
 def encode(values: Points, bits: Bits) -> Codes:
@@ -52,14 +54,21 @@ def encode(values: Points, bits: Bits) -> Codes:
 
 
 def decode(codes: Codes, bits: Bits) -> Points:
-    """Codes as numbers, unknown ones as NaN."""
-    wide = codes.astype(np.int64)
-    drop = np.int64(_MANTISSA) - bits
-    raw = (np.maximum(wide - _FIRST, 0) + (np.int64(127 + _EXPONENT_MIN) << bits)) << drop
-    found: Points = raw.astype(np.uint32).view(np.float32).astype(np.float64)
-    found[codes == ZERO] = 0.0
-    found[codes == UNKNOWN] = np.nan
+    """Codes as numbers, unknown ones as NaN; `bits` along the axes that they have."""
+    found: Points = _NUMBERS[(bits == BITS_FINE).astype(np.intp), codes]
     return found
+
+
+def _numbers(bits: int) -> Points:
+    """What every code means."""
+    codes = np.arange(2**16, dtype=np.int64)
+    raw = (np.maximum(codes - _FIRST, 0) + ((127 + _EXPONENT_MIN) << bits)) << (_MANTISSA - bits)
+    found: Points = np.minimum(raw, 0x7F800000).astype(np.uint32).view(np.float32).astype(np.float64)
+    found[ZERO], found[UNKNOWN] = 0.0, np.nan
+    return found
+
+
+_NUMBERS = np.stack([_numbers(BITS_COARSE), _numbers(BITS_FINE)])
 
 
 def pack(codes: Codes) -> bytes:
