@@ -40,6 +40,7 @@ from penstock.streams.graph import (
 )
 from penstock.streams.process_checks import (
     check_streams,
+    ids_of,
     outputs_of,
     settings_of,
     snake_case,
@@ -276,6 +277,7 @@ class Stream:
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),
             state=state_of(computation),
+            ids=ids_of(computation, place),
         )
         _, *others = streams.values()
         stream = self._then(step, *others)

@@ -23,12 +23,13 @@ from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
 from penstock.streams.reading import read_ranges
+from penstock.streams.record_ids import IdFilters
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
 from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of, settings_of
-from penstock.streams.task_logic import keyed_logic
+from penstock.streams.task_logic import dropping_repeated, keyed_logic
 
 ROUNDS_MAX = 10_000
 _MARK_MS = 1000  # between two reports of a low: far enough apart for a mark each
@@ -222,7 +223,9 @@ class Trial:
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=keyed_logic(task, job.computation(), interval.ref.partition),
+                computation=dropping_repeated(
+                    task, keyed_logic(task, job.computation(), interval.ref.partition), IdFilters()
+                ),
                 sending=Sending.of(task.sending, lambda: self.now_ms),
             )
             step.run(ranges, made, now_ms=self.now_ms)
