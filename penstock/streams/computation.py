@@ -71,6 +71,10 @@ class Computation:
     productions: ClassVar[str] = "strong"
     # "off": what a task sends again after a crash is not recognised as sent before.
     dedup: ClassVar[str] = "on"
+    # The column that is a record's own id: one that came before, under the same key and within the slack of
+    # event time, is dropped. "": records have none.
+    record_id: ClassVar[str] = ""
+    record_id_slack: ClassVar[str] = "2h"
     state_type: ClassVar[type[msgspec.Struct]]
     state_codec: ClassVar[StateCodec]
 

@@ -88,6 +88,12 @@ def _contents(job: CompiledJob) -> Iterator[tuple[str, str]]:
     if job.computation is not None:
         yield _computation(job.computation, job.late)
     yield from (("promise", text) for text in guarantees_of(job.settings))
+    if job.computation is not None and "ids" in job.computation:
+        column, slack_ms = job.computation["ids"]["column"], job.computation["ids"]["slack_ms"]
+        yield (
+            "ids",
+            f"a record whose {column} came before under its key is dropped, for {slack_ms / 1000:g} s",
+        )
     if not job.stages and not job.branches and job.key is None and job.computation is None:
         yield "copy", "every record as it is"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.windows import Firing, Spans
@@ -87,6 +88,7 @@ class Process:
     wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
     state: Columns = ()  # the values it keeps per key, and their types
+    ids: tuple[str, Millis] | None = None  # the column with a record's own id, and for how long it counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

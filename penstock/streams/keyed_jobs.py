@@ -54,6 +54,8 @@ def computation_json(
         keys = [_key_texts(schemas, edge) for edge in graph.inputs_of(step.name)]
         found["keys"] = keys[0] if len(keys) == 1 else [", ".join(one) for one in keys]
         found["state"] = dict(step.state)
+        if step.ids is not None:
+            found["ids"] = {"column": step.ids[0], "slack_ms": step.ids[1]}
         if len(step.inputs) > 1:
             edges = zip(step.inputs, graph.inputs_of(step.name), strict=True)
             found["inputs"] = [[name, [c for c, _ in kept(step, edge)]] for name, edge in edges]

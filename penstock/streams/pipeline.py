@@ -49,6 +49,7 @@ from penstock.streams.pipeline_checks import (
 )
 from penstock.streams.process_checks import (
     check_streams,
+    ids_of,
     outputs_of,
     settings_of,
     snake_case,
@@ -317,6 +318,7 @@ class Stream:
             inputs=tuple(streams),
             wants=wants_of(computation, tuple(streams), place),
             state=state_of(computation),
+            ids=ids_of(computation, place),
         )
         _, *others = streams.values()
         stream = self._then(step, *others)

@@ -6,9 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.graph import Columns, Place, Process, check_columns, check_name
 from penstock.streams.step import is_dead
+from penstock.streams.windows import duration_ms
+
+ID_TYPES = ("string", "bigint", "int", "binary")
 
 
 def check_streams(streams: Mapping[str, Any], place: Place) -> None:
@@ -99,6 +103,15 @@ def outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...
     return tuple(found)
 
 
+def ids_of(computation: Any, place: Place) -> tuple[str, Millis] | None:
+    """The column with a record's own id and the slack, if the computation declares them."""
+    column = getattr(computation, "record_id", "")
+    if not column:
+        return None
+    check_name(column, what="record_id", place=place)
+    return str(column), duration_ms(getattr(computation, "record_id_slack", "2h"))
+
+
 def snake_case(name: str) -> str:
     """A class name as a step is called."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
@@ -125,6 +138,18 @@ def check_process_inputs(step: Process, given: Sequence[Columns]) -> None:
                     why="all inputs of a computation travel in one table, so a name has one type",
                     fix=f'rename it before the key_by: .select("{column} AS {name}_{column}", …)',
                 )
+        if step.ids is not None:
+            _check_id(step.computation, name, step.ids[0], dict(wanted.get(name) or columns))
+
+
+def _check_id(computation: str, name: str, column: str, columns: Mapping[str, str]) -> None:
+    if columns.get(column) not in ID_TYPES:
+        found = f"it is {columns[column]}" if column in columns else f"there are {', '.join(columns)}"
+        raise PipelineError(
+            f"{computation}.record_id names {column!r}, which is no column of ids of input {name!r}",
+            why=f"{found}; an id is one of {', '.join(ID_TYPES)}",
+            fix="keep the column up to the process() with its type, and declare it if `inputs` are declared",
+        )
 
 
 def settings_of(computation: Any) -> tuple[tuple[str, str], ...]:

@@ -72,7 +72,10 @@ class KnownStates:
             return
         self._at = (new.token, new.version)
         for name, value in changed.items():
-            self._put(name, value)
+            if value == b"":  # says only that it is there, as rows of record ids do: not worth the room
+                self._drop(name)
+            else:
+                self._put(name, value)
 
     def shrink(self, bytes_max: int) -> None:
         """Forget what was used longest ago, until this is enough."""
@@ -81,11 +84,13 @@ class KnownStates:
             self.size -= _size_of(name, value)
 
     def _put(self, name: str, value: bytes | None) -> None:
-        if name in self._states:
-            self.size -= _size_of(name, self._states[name])
+        self._drop(name)
         self._states[name] = value
-        self._states.move_to_end(name)
         self.size += _size_of(name, value)
+
+    def _drop(self, name: str) -> None:
+        if name in self._states:
+            self.size -= _size_of(name, self._states.pop(name))
 
 
 class StateCache:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.streams.operators.aggregates import KEY
 from penstock.streams.operators.blocks import INDEX, table_of
+from penstock.streams.record_names import PREFIX, is_of_ids
 
 _SIDES = ("left", "right")
 
@@ -27,6 +28,8 @@ def is_in_blocks(computation: Mapping[str, Any]) -> bool:
 
 def decode_state(computation: Mapping[str, Any], name: str, value: bytes) -> dict[str, Any]:
     """{"state": …}, and with `problem` if it is not what the plan says: then the state is its bytes."""
+    if is_of_ids(name):
+        return {"state": {"record_ids": name.removeprefix(PREFIX)}}
     try:
         if is_in_blocks(computation):
             return {"state": _block_summary(name, value)}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from penstock.streams.computation import Computation
 from penstock.streams.operators.build import operator_of
+from penstock.streams.record_ids import DropRepeated, IdFilters
 from penstock.streams.step import is_dead
 from penstock.streams.step_logic import KeyedLogic, StepLogic
 from penstock.streams.task import TaskDescriptor
@@ -13,9 +14,24 @@ from penstock.streams.vectorised import VectorComputation, VectorLogic
 
 
 def logic_of(
+    task: TaskDescriptor,
+    partition: int,
+    make: Callable[[str], Computation | VectorComputation],
+    filters: IdFilters,
+) -> StepLogic:
+    """What the steps of a stateful task run; `make`: a computation by the name of its class.
+
+    If the plan says that records have ids of their own, those whose id came before are left out.
+    """
+    logic, ids = _logic(task, partition, make), task.plan["computation"].get("ids")
+    if ids is None:
+        return logic
+    return DropRepeated(logic, column=ids["column"], slack_ms=ids["slack_ms"], filters=filters)
+
+
+def _logic(
     task: TaskDescriptor, partition: int, make: Callable[[str], Computation | VectorComputation]
 ) -> StepLogic:
-    """What the steps of a stateful task run; `make`: a computation by the name of its class."""
     computation = task.plan["computation"]
     if "operator" in computation:
         return operator_of(computation, task.outputs[0].columns)

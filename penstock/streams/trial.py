@@ -23,6 +23,7 @@ from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
 from penstock.streams.reading import read_ranges
+from penstock.streams.record_ids import IdFilters
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
@@ -229,7 +230,7 @@ class Trial:
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=logic_of(task, interval.ref.partition, job.make),
+                computation=logic_of(task, interval.ref.partition, job.make, IdFilters()),
                 sending=Sending.of(task.sending, lambda: self.now_ms),
             )
             step.run(ranges, [batch.drop_columns(_NOT_FOR_USERS) for batch in made], now_ms=self.now_ms)

@@ -17,6 +17,7 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
 from penstock.streams.computation import Computation, Timer
 from penstock.streams.keyed_jobs import DEAD_COLUMNS
 from penstock.streams.trial import Faults, Trial, TrialJob
+from penstock.streams.windows import duration_ms
 
 IN, DEAD = "in", "dead"
 _KINDS = {bool: "boolean", int: "bigint", float: "double", str: "string", bytes: "binary"}
@@ -286,8 +287,14 @@ def _config(kind: type[Computation], streams: list[str]) -> dict[str, Any]:
         "partitions": 1,
         "inputs": [{"category": name} for name in streams],
         "outputs": outputs,
-        "plan": {"computation": {"class": kind.__name__}},
+        "plan": {"computation": {"class": kind.__name__, **_ids_of(kind)}},
     }
+
+
+def _ids_of(kind: type[Computation]) -> dict[str, Any]:
+    if not kind.record_id:
+        return {}
+    return {"ids": {"column": kind.record_id, "slack_ms": duration_ms(kind.record_id_slack)}}
 
 
 def _kind_of(name: str, value: Any) -> str:

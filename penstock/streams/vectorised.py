@@ -45,6 +45,8 @@ class VectorComputation:
     outputs: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # stream -> column -> Spark SQL type
     state: ClassVar[Mapping[str, str]] = {}  # column -> Spark SQL type: a row for each key
     late: ClassVar[str] = "drop"  # or "process"
+    record_id: ClassVar[str] = ""  # as of a Computation
+    record_id_slack: ClassVar[str] = "2h"
 
     def process_batch(self, records: pa.Table, states: pa.Table) -> tuple[pa.Table, Mapping[str, pa.Table]]:
         """New states and productions. `records`: `_key`, `_ts`, `_late` and the columns, in order.

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PipelineError
 from penstock.jobs.config import INPUTS_MAX
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Category
 from penstock.streams.computation import Computation, Record, record_type
@@ -102,6 +102,13 @@ def run_jobs(
     jobs: Sequence[Mapping[str, Any]], inputs: Mapping[str, DataFrame], *, span: Span, code: Code
 ) -> dict[str, DataFrame]:
     """What the jobs, writers before readers, make of the inputs: a frame per category for others."""
+    for job in jobs:
+        if "ids" in (job["plan"].get("computation") or {}):
+            raise PipelineError(
+                f"job {job['name']!r} cannot be run as a batch",
+                why="its computation drops records whose `record_id` came before, which only the stream does",
+                fix="run it as a stream, or give the batch a computation without `record_id`",
+            )
     known = {name: _within(rows, span) for name, rows in inputs.items()}
     found: dict[str, DataFrame] = {}
     for job in jobs:

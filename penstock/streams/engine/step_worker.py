@@ -19,6 +19,7 @@ from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
 from penstock.streams.packages import load_entry
 from penstock.streams.places import open_log, open_rows
+from penstock.streams.record_ids import KeptFilters
 from penstock.streams.state_cache import StateCaches
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
@@ -29,6 +30,7 @@ from penstock.streams.vectorised import VectorComputation
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
 # Of this worker; which intervals it gets is Spark's choice, and a version that moved on tells.
 _CACHES = StateCaches()
+_FILTERS = KeptFilters()
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
 
 
@@ -131,7 +133,9 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
-        computation=logic_of(task, interval.ref.partition, partial(_made, task)),
+        computation=logic_of(
+            task, interval.ref.partition, partial(_made, task), _FILTERS.of(task.rows, interval.ref)
+        ),
         sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
         cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes),
     )

@@ -82,7 +82,7 @@ class IntervalRow:
     intent: Intent | None = None
     counters: Mapping[str, int] = field(
         default_factory=dict
-    )  # records, late, behind_low, timers, productions, bad
+    )  # records, late, behind_low, timers, productions, bad, repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
