@@ -151,7 +151,7 @@ def test_values_that_only_spark_computes_are_told() -> None:
     [
         (lambda run: run.record("sales", 1, shop="x"), "is not read here"),
         (lambda run: run.record("returns", 1, price=1.0), "has no column 'price'"),
-        (lambda run: run.outputs("so_far"), "has no sink 'totals'"),
+        (lambda run: run.outputs("so_far"), "has no sink 'so_far'"),
     ],
 )
 def test_mistakes_are_told(act: Any, said: str) -> None:
