@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -38,7 +39,7 @@ class SimpleCommit(NamedTuple):
     restart_version: int
     config: str  # as JSON text
     reason: str
-    paths: tuple[str, ...]
+    data: str  # of its audit entry, as JSON text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
         restart_version=row.restart_version,
         config=json_text.dumps(config),
         reason=sync.reason,
-        paths=paths,
+        data=_data(record.job.expected_version, paths),
     )
 
 
@@ -84,8 +85,17 @@ def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
         restart_version=glance.restart_version,
         config=quick.target,
         reason=explain(()) if found is None else found.reason,
-        paths=() if found is None else found.paths,
+        data=_data(glance.expected_version, () if found is None else found.paths),
     )
+
+
+def _data(expected_version: int, paths: tuple[str, ...]) -> str:
+    return f'{{"expected_version":{expected_version},"paths":{_paths(paths)}}}'
+
+
+@lru_cache(maxsize=1000)
+def _paths(paths: tuple[str, ...]) -> str:
+    return json_text.dumps(paths)
 
 
 def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
@@ -100,14 +110,8 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
         written = _update_unmoved(leader, connection, batch, rows)
         items = [item for item in batch if item.job in written]
         done = {job: version for job, version, *_ in rows if job in written}
-        paths = {found: json_text.dumps(found) for found in {item.paths for item in items}}
         recorded = [
-            (
-                "sync.simple" if item.is_change else "sync.noted",
-                item.job,
-                item.reason,
-                f'{{"expected_version":{item.expected_version},"paths":{paths[item.paths]}}}',
-            )
+            ("sync.simple" if item.is_change else "sync.noted", item.job, item.reason, item.data)
             for item in items
         ]
         leader.record_all(connection, recorded, now_ms, silent="sync.noted")

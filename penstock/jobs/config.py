@@ -204,6 +204,7 @@ LATER_FIELDS = (
     "straggler_ms",
     "state_cache_bytes",
 )
+LATER_PLAN_FIELDS = ("spread",)
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -299,7 +300,12 @@ class JobConfig(_Part):
         unused: dict[str, Any] = {} if self.kind == "process" else dict.fromkeys(PROCESS_FIELDS, True)
         known = JobConfig.model_fields
         unused |= {name: True for name in LATER_FIELDS if getattr(self, name) == known[name].default}
-        unused |= {} if self.plan.spread else {"plan": {"spread": True}}
+        later = {
+            name: True
+            for name in LATER_PLAN_FIELDS
+            if getattr(self.plan, name) == WorkPlan.model_fields[name].default
+        }
+        unused |= {"plan": later} if later else {}
         return self.model_dump(mode="json", exclude=unused)
 
 

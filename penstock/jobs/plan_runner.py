@@ -44,7 +44,7 @@ class SyncerSettings:
     attempts_max: int = 3  # a plan that failed this often is given up
     batch_jobs: int = 200  # jobs in the first batch of a round; later ones follow the time it took
     batch_jobs_max: int = 2_000
-    batch_ms: Millis = 50  # how long a batch may keep others from writing
+    batch_ms: Millis = 100  # how long a batch may keep others from writing
     sweep_ms: Millis = 30_000  # every job is compared this often, whatever was heard of it
     round_ms: Millis | None = None  # a round begins nothing new after this time
 

@@ -18,7 +18,7 @@ import msgspec
 from pydantic import BaseModel
 
 from penstock.core import json_text
-from penstock.jobs.config import LATER_FIELDS, PROCESS_FIELDS, JobConfig
+from penstock.jobs.config import LATER_FIELDS, LATER_PLAN_FIELDS, PROCESS_FIELDS, JobConfig, WorkPlan
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.sync_plan import diff_configs, explain, needs_restart
 
@@ -122,6 +122,8 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
         if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
             fields.append((name, kind, None))
+        elif model is WorkPlan and name in LATER_PLAN_FIELDS:
+            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # what was left out stays out
         elif info.is_required() or (not with_defaults and name not in _LEFT_OUT):
             fields.append((name, kind))
         else:

@@ -11,7 +11,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.core.sql_store import COUNTERS, Database
 from penstock.jobs.running_store import PLANS, RUNNING
 
-ODD = ["tab\tline\nback\\slash", "quote'\"", "\\N", "é\U0001f600", "%s $1 ?", ""]
+ODD = ["tab\tline\nback\\slash", "quote'\"", "\\N", "é\U0001f600", "%s $1 ?", "", "\x1f", "a\rb"]
 COLUMNS = tuple(column.name for column in RUNNING.columns)
 
 
@@ -37,6 +37,14 @@ def test_rows_arrive_as_they_were_given(database: Database) -> None:
         insert_rows(connection, COUNTERS, ("name", "value"), rows)
         insert_rows(connection, COUNTERS, ("name", "value"), [])
     assert counters(database) == dict(rows)
+
+
+@pytest.mark.parametrize("names", [[odd] for odd in ODD] + [["plain", odd] for odd in ODD], ids=repr)
+def test_one_odd_value_among_plain_ones_arrives_as_it_is(database: Database, names: list[str]) -> None:
+    with database.transaction() as connection:
+        insert_rows(connection, COUNTERS, ("name", "value"), [(name, 1) for name in names])
+        update_rows(connection, COUNTERS, ("name", "value"), [(name, 2**62) for name in names])
+    assert counters(database) == dict.fromkeys(names, 2**62)
 
 
 def test_rows_are_updated_by_their_key_and_others_stay(database: Database) -> None:
