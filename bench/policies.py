@@ -35,23 +35,22 @@ from numpy.typing import NDArray
 
 from penstock.core.bulk_store import insert_rows
 from penstock.core.sql_store import Database
-from penstock.resources.autoscaler import ScalerLimits, decide_task_count
 from penstock.resources.frames import METRICS, MINUTE_MS, Frame
 from penstock.resources.metric_store import BLOCKS, JOB, METRIC, NAMES, OPEN_MIN, SEAL_EVERY, MetricStore
-from penstock.resources.metrics import JobLoad
 from penstock.resources.minutes import Minute, MinuteBook
 from penstock.resources.points import BITS, DAY, UNKNOWN, encode, pack
 from penstock.resources.retriever import Retriever, Wanted
+from penstock.resources.scaler.decide import decide as decide_job
+from penstock.resources.scaler.observation import JobFacts, Observation
+from penstock.resources.scaler.shapes import Shape, TaskResources
+from penstock.resources.scaler.window import METRICS_REQUIRED
 from penstock.tasks.messages import TaskReport
 
 TODAY = 20_600  # days since 1970
 SLICE = 125  # jobs that are made at a time
 OPEN = SEAL_EVERY + OPEN_MIN
 LOOKS_A_MINUTE = 12
-RECENT = Wanted(
-    metrics=("ingest_rate", "processed_rate", "busy", "lag_records", "lag_s", "task_count"), minutes=30
-)
-LIMITS = ScalerLimits(lag_slo_s=60, quiet_s=600, settle_s=0, task_count_min=1, task_count_max=32)
+RECENT = Wanted(metrics=METRICS_REQUIRED, minutes=30)
 # What must hold: samples and evaluations per second at least, bytes per job for 14 days at most.
 SAMPLES_MIN, EVALUATIONS_MIN, BYTES_MAX = 50_000, 3_000, 400_000
 
@@ -59,21 +58,11 @@ Values = NDArray[np.float32]
 
 
 def decide(frame: Frame) -> object:
-    """The decision that is timed: whatever the auto scaler makes of a frame belongs here."""
-    values = {name: points.tolist() for name, points in frame.values.items()}
-    loads = [
-        JobLoad(
-            at_ms=(frame.first_minute + place) * MINUTE_MS,
-            task_count=int(values["task_count"][place]),
-            input_rate=values["ingest_rate"][place],
-            processed_rate=values["processed_rate"][place],
-            busy=values["busy"][place],
-            lag_records=values["lag_records"][place],
-            lag_s=values["lag_s"][place],
-        )
-        for place in range(frame.minutes)
-    ]
-    return decide_task_count(loads, LIMITS, now_ms=loads[-1].at_ms)
+    """The decision that is timed: the proactive auto scaler's, on a job of the shape that the frame shows."""
+    shape = Shape(task_count=int(frame.last("task_count")), task=TaskResources())
+    job = JobFacts(name=frame.job, shape=shape, partitions=32)
+    now_ms = (frame.first_minute + frame.minutes) * MINUTE_MS
+    return decide_job(Observation(job=job, frame=frame, now_ms=now_ms))
 
 
 @dataclass
