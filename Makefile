@@ -1,6 +1,6 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills storm stress same sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test check fast drills storm stress same steps sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
@@ -8,6 +8,7 @@ EXAMPLES ?= 100
 SECONDS ?= 60
 MINUTES ?= 10
 SAME_RECORDS ?= 1000000
+CASES ?= 10000
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 
@@ -55,6 +56,9 @@ stress: setup  ## 20 producers and 10 readers on the bus for SECONDS=60, on disk
 
 same: setup  ## stream and batch, Python and SQL, disk and Kafka over SAME_RECORDS=1000000 records: identical rows
 	@SAME_RECORDS=$(SAME_RECORDS) $(RUN) $(PY) -m pytest -q -s -m spark -k identical tests/spark/test_backfill.py </dev/null
+
+steps: setup  ## CASES=10000 random cases of the stateful step: deaths, zombies, twins, caches; each ends as if nothing had been
+	@STEP_CASES=$(CASES) $(RUN) $(PY) -m pytest -q --timeout 3600 tests/streams/test_random_steps.py </dev/null
 
 sim: setup  ## simulations only, SEEDS=100 of them
 	@$(RUN) $(PY) -m pytest -q -n 2 --seeds $(SEEDS) tests/sim </dev/null
