@@ -169,7 +169,14 @@ class Storm:
     # -- faults
 
     def _somebody(self, rng: random.Random) -> str:
-        return rng.choice(sorted({task["container"] for task in self.platform.running(COUNT)}))
+        """A container with a task of the job; while the fault before is not over there may be none for a moment."""
+        found: set[str] = set()
+        self.platform.wait(
+            "somebody to hit",
+            lambda: found.update(task["container"] for task in self.platform.running(COUNT)) or found,
+            seconds=RECOVERY_S_MAX,
+        )
+        return rng.choice(sorted(found))
 
     def _kill_below(self, rng: random.Random, mark: str, what: str) -> str:
         container = self._somebody(rng)
