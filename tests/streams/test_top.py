@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
+from penstock.streams.operators.kept_rows import decode_rows
 from penstock.streams.rows.memory_rows import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 
@@ -103,9 +105,10 @@ def test_a_window_keeps_no_more_than_it_gives():
 
 
 def test_the_state_of_another_plan_is_refused():
-    step = operator_of(
-        {"operator": "top", "keys": ["window_start"], "count": 1, "by": "n", "lowest": False}, OUT
-    )
-    for data in (b"\xff", b"\x91\x91\x01"):
-        with pytest.raises(StateMismatch, match="does not fit its top"):
-            step._decoded({"0": data}, "job")  # type: ignore[attr-defined]
+    schema = pa.schema([("_key", pa.string()), ("n", pa.int64())])
+    for data in (b"\xff", b"\x91\x92\x01\x02", b"\x91\x91\xa1x"):
+        with pytest.raises(StateMismatch, match="state of key '0' of job 'job' does not fit its top"):
+            decode_rows({"0": data}, schema, job="job", operator="top")
+    kept = decode_rows({"1": b"\x91\x91\x05", "0": b"\x90"}, schema, job="job", operator="top")
+    assert kept.to_pylist() == [{"_key": "1", "n": 5}]
+    assert decode_rows({}, schema, job="job", operator="top").num_rows == 0

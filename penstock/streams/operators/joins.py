@@ -7,7 +7,7 @@ it is wanted, when its wait is over. Which pairs there are depends on the log an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.operators.kept_rows import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, step_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
@@ -129,7 +129,7 @@ class StreamJoin:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        held = self._decoded(given.states, given.job)
+        held = decode_rows(given.states, self._schema, job=given.job, operator="join")
         made: list[pa.Table] = []
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
             held, pairs = self._paired(held, self._fresh(stretch))
@@ -218,21 +218,6 @@ class StreamJoin:
             columns[name] = found.cast(ARROW_TYPES[kind])
         return pa.table(columns)
 
-    def _decoded(self, states: Mapping[str, bytes], job: str) -> pa.Table:
-        names = self._schema.names
-        rows: list[tuple[Any, ...]] = []
-        for key, data in sorted(states.items()):
-            try:
-                found = msgspec.msgpack.decode(data, type=list[list[Any]])
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise _mismatch(key, job, str(error)) from error
-            if any(len(row) != len(names) - 1 for row in found):
-                raise _mismatch(key, job, "it has other columns")
-            rows += [(key, *row) for row in found]
-        columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
-        arrays = [pa.array(column, self._schema.field(n).type) for n, column in enumerate(columns)]
-        return pa.Table.from_arrays(arrays, schema=self._schema)
-
     def _encoded(
         self, rows: pa.Table, keys: Iterable[str]
     ) -> tuple[dict[str, bytes | None], tuple[TimerRow, ...]]:
@@ -278,11 +263,3 @@ def _matches(
 
 def _ints(rows: pa.Table, name: str) -> Ints:
     return np.asarray(rows.column(name).to_numpy(), dtype=np.int64)
-
-
-def _mismatch(key: str, job: str, why: str) -> StateMismatch:
-    return StateMismatch(
-        f"the state of key {key!r} of job {job!r} does not fit its join",
-        why=why,
-        fix="reset the job's state: another plan wrote it",
-    )

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.operators.aggregates import in_order
+from penstock.streams.operators.kept_rows import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, step_result
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
@@ -68,7 +68,7 @@ class TopOfWindow:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        rows = self._decoded(given.states, given.job)
+        rows = decode_rows(given.states, self._schema, job=given.job, operator="top")
         if given.table.num_rows:
             # A result on time is of a window that no earlier cut of this step closes.
             chosen = ~flags.late & (_ends(given.table) > flags.lows)
@@ -103,24 +103,6 @@ class TopOfWindow:
         places = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
         kept = places < self._spec.count
         return rows.take(pa.array(order[kept])), places[kept] + 1
-
-    def _decoded(self, states: Mapping[str, bytes], job: str) -> pa.Table:
-        names = self._schema.names
-        rows: list[tuple[Any, ...]] = []
-        for key, data in sorted(states.items()):
-            try:
-                found = msgspec.msgpack.decode(data, type=list[list[Any]])
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise _mismatch(key, job, str(error)) from error
-            if any(len(row) != len(names) - 1 for row in found):
-                raise _mismatch(key, job, "it has other columns")
-            rows += [(key, *row) for row in found]
-        columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
-        try:
-            arrays = [pa.array(column, self._schema.field(n).type) for n, column in enumerate(columns)]
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise _mismatch(next(iter(states)), job, str(error)) from error
-        return pa.Table.from_arrays(arrays, schema=self._schema)
 
 
 def _results(rows: pa.Table, ranks: Ints) -> pa.Table:
@@ -164,11 +146,3 @@ def _codes(column: pa.ChunkedArray) -> Ints:
         whole = in_order(whole)
     ranks = np.asarray(pc.rank(whole, "ascending", tiebreaker="dense").to_numpy(), dtype=np.int64)
     return np.where(np.asarray(whole.is_null()), 0, ranks)
-
-
-def _mismatch(key: str, job: str, why: str) -> StateMismatch:
-    return StateMismatch(
-        f"the state of window {key!r} of job {job!r} does not fit its top",
-        why=why,
-        fix="reset the job's state: another plan wrote it",
-    )
