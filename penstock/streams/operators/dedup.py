@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN
-from penstock.streams.operators.windowed import STREAM, Lateness, step_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
 from penstock.streams.watermark import Ints
@@ -84,17 +84,13 @@ class Dedup:
         made, waiting, untils = self._parted(held.combine_chunks(), untils, given.low_after)
         keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(waiting, untils, keys, given.low_after)
-        done = step_result(
-            {key: row for key, row in states.items() if given.states.get(key) != row},
+        return kept_result(
+            given,
+            states,
+            timers,
             [made] if made.num_rows else [],
-            flags.counters(len(given.timers)),
-        )
-        return StepResult(
-            states=done.states,
-            timers_set=timers,
-            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
-            produced=done.produced,
-            counters=done.counters,
+            counters=flags.counters(len(given.timers)),
+            tag=_TAG,
         )
 
     def _parted(

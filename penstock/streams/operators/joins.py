@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.operators.kept_rows import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, step_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
 from penstock.streams.watermark import Ints
@@ -137,18 +137,7 @@ class StreamJoin:
             made += [table for table in (pairs, alone) if table.num_rows]
         keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys)
-        done = step_result(
-            {key: row for key, row in states.items() if given.states.get(key) != row},
-            made,
-            flags.counters(len(given.timers)),
-        )
-        return StepResult(
-            states=done.states,
-            timers_set=timers,
-            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
-            produced=done.produced,
-            counters=done.counters,
-        )
+        return kept_result(given, states, timers, made, counters=flags.counters(len(given.timers)), tag=_TAG)
 
     def _fresh(self, stretch: Stretch) -> pa.Table:
         rows = stretch.rows

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.operators.aggregates import in_order
 from penstock.streams.operators.kept_rows import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, step_result
+from penstock.streams.operators.windowed import STREAM, Lateness, kept_result
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
 from penstock.streams.watermark import Ints
@@ -79,17 +79,13 @@ class TopOfWindow:
         made = _results(rows.filter(pa.array(over)), ranks[over])
         keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
         states, timers = _encoded(rows.filter(pa.array(~over)), keys)
-        done = step_result(
-            {key: row for key, row in states.items() if given.states.get(key) != row},
+        return kept_result(
+            given,
+            states,
+            timers,
             [made] if made.num_rows else [],
-            flags.counters(len(given.timers)),
-        )
-        return StepResult(
-            states=done.states,
-            timers_set=timers,
-            timers_deleted=tuple((key, _TAG) for key, row in states.items() if row is None),
-            produced=done.produced,
-            counters=done.counters,
+            counters=flags.counters(len(given.timers)),
+            tag=_TAG,
         )
 
     def _first(self, rows: pa.Table) -> tuple[pa.Table, Ints]:

@@ -7,7 +7,7 @@ Records flagged late are dropped and counted; results depend on the log and its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.core.clock import Millis
 from penstock.streams.operators.aggregates import KEY, Aggregates, Partials, Value
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.operators.keys_back import key_columns_of
+from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
 from penstock.streams.watermark import Ints
 from penstock.streams.windows import WINDOW_END, WINDOW_START, Firing, Spans
@@ -230,6 +231,24 @@ def step_result(
     produced = {STREAM: pa.concat_tables(made)} if made else {}
     count = sum(table.num_rows for table in made)
     return StepResult(states=states, produced=produced, counters={**counters, "productions": count})
+
+
+def kept_result(
+    given: StepInput,
+    states: Mapping[str, bytes | None],
+    timers: tuple[TimerRow, ...],
+    made: Sequence[pa.Table],
+    *,
+    counters: Mapping[str, int],
+    tag: str,
+) -> StepResult:
+    """The same of an operator with a state and one timer per key; None: of that key nothing is kept."""
+    changed = {key: row for key, row in states.items() if given.states.get(key) != row}
+    return replace(
+        step_result(changed, made, counters),
+        timers_set=timers,
+        timers_deleted=tuple((key, tag) for key, row in states.items() if row is None),
+    )
 
 
 def times_of(table: pa.Table) -> Ints:
