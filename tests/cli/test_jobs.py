@@ -215,6 +215,8 @@ def test_the_audit_names_who_what_and_why(command: Command, tmp_path: Path):
 def test_a_pipelines_jobs_are_jobs_like_others(world: World, run: Run):
     command = Command(run, world)
     assert [job["name"] for job in command.json("job", "ls", "--pipeline", "zeitgeist")] == [PARSE, COUNT]
+    # Paused before its first start it would never run, and all of its config would differ from nothing.
+    wait(lambda: command.json("job", "get", COUNT)["state"] == "running")
     assert command("job", "pause", COUNT, "--why", "a look").code == 0
     wait(lambda: command.json("job", "get", COUNT)["state"] == "paused")
     wait(lambda: command.json("job", "diff", COUNT) == [])
