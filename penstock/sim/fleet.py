@@ -162,6 +162,11 @@ class Container:
         """Of the living engine."""
         return self._engine.incarnation if self._engine is not None and self.engine is not None else ""
 
+    @property
+    def has_contact(self) -> bool:
+        """Whether its warden was ever answered in time."""
+        return self._contact.is_made
+
     # -- what happens to it -------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -38,7 +38,8 @@ class Alert:
 @dataclass(slots=True)
 class _Watched:
     incarnation: str
-    seen_ms: Millis  # by receipt, on our clock
+    seen_ms: Millis  # a beat by receipt, or a look at its renewed row; on our clock
+    heard_ms: Millis  # a beat by receipt
     known_dead: bool = False
     withheld: bool = False  # silent because we do not answer: says nothing about our network
     unheard: bool = False  # registered after another life, and has not beaten since: it runs nothing yet
@@ -70,7 +71,7 @@ class Liveness:
         """
         old = self._watched.get(container)
         seen_ms = old.seen_ms if old is not None and old.unheard else now_ms
-        self._watched[container] = _Watched(incarnation, seen_ms, unheard=old is not None)
+        self._watched[container] = _Watched(incarnation, seen_ms, seen_ms, unheard=old is not None)
 
     def is_watching(self, container: str, incarnation: str) -> bool:
         """Whether the silence of this incarnation would be noticed."""
@@ -78,7 +79,15 @@ class Liveness:
         return watched is not None and watched.incarnation == incarnation
 
     def on_beat(self, container: str, incarnation: str, now_ms: Millis) -> None:
-        """A beat was received, or its row was renewed. Never looks at the time: more may be queued."""
+        """A beat was received. Never looks at the time: more may be queued."""
+        watched = self._watched.get(container)
+        if watched is not None and watched.incarnation == incarnation and not watched.withheld:
+            watched.heard_ms = max(watched.heard_ms, now_ms)
+            watched.seen_ms = max(watched.seen_ms, now_ms)
+            watched.unheard = False
+
+    def on_renewed(self, container: str, incarnation: str, now_ms: Millis) -> None:
+        """Its row in the store was renewed: it lives, and does not reach us, which the brake counts."""
         watched = self._watched.get(container)
         if watched is not None and watched.incarnation == incarnation and not watched.withheld:
             watched.seen_ms = max(watched.seen_ms, now_ms)
@@ -152,11 +161,16 @@ class Liveness:
         """
         interval_ms = self.profile.failover_ms
         self._lost_ms = {name: at_ms for name, at_ms in self._lost_ms.items() if now_ms - at_ms < interval_ms}
-        silent = self._silent(now_ms, self.profile.deadline_ms)
-        # One that was given up and came back was silent too: a sign that the fault was on our side.
-        lost = {name for name in silent if not self._watched[name].withheld} | self._lost_ms.keys()
-        alive = {name for name, watched in self._watched.items() if not watched.known_dead}
-        count, total = len(lost), len(alive | lost)
+        alive = {name: watched for name, watched in self._watched.items() if not watched.known_dead}
+        # One that was given up and came back was silent too, and one that lives on by its row in the store
+        # still is: signs that the fault is on our side.
+        lost = self._lost_ms.keys() | {
+            name
+            for name, watched in alive.items()
+            if not watched.withheld
+            and now_ms - max(watched.heard_ms, self._fair_from_ms) >= self.profile.deadline_ms
+        }
+        count, total = len(lost), len(alive.keys() | lost)
         was_braking = self._is_braking
         self._is_braking = count >= BRAKE_COUNT and count > BRAKE_FRACTION * total
         if self._is_braking and not was_braking:

@@ -325,7 +325,7 @@ class ShardManager(FleetView):
         if isinstance(outcome, Renewed):
             # Somebody at the other end is alive and reaches the store: a full interval from this look on.
             self._renewals[action.container] = outcome.renewals
-            self._liveness.on_beat(action.container, action.incarnation, now_ms)
+            self._liveness.on_renewed(action.container, action.incarnation, now_ms)
             return
         self._liveness.on_gone(action.container, now_ms)
         if isinstance(outcome, FailedOver):

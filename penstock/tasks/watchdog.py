@@ -105,6 +105,11 @@ class Contact:
     missed: int = 0
     _known: HeartbeatReply | None = None  # the last answer
 
+    @property
+    def is_made(self) -> bool:
+        """Whether an answer ever came: from then on the store can stand in."""
+        return self._known is not None
+
     def on_answer(self, reply: HeartbeatReply) -> None:
         """A beat was answered."""
         self.missed, self._known = 0, reply
@@ -113,7 +118,7 @@ class Contact:
         """A beat was not answered. Whether to renew the lease row in the store."""
         self.missed += 1
         # Nothing was ever acknowledged: nothing runs, and nobody said how many shards there are.
-        return self.missed >= MISSED_BEATS and self._known is not None
+        return self.missed >= MISSED_BEATS and self.is_made
 
     def read(self, beat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
         """What the store said, as an answer. Requires: `on_silence` said to ask."""

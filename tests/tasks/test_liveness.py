@@ -179,6 +179,23 @@ def test_a_container_that_falls_silent_during_the_brake_has_its_own_interval():
     assert watch.dead == {**dict.fromkeys(names[:3], 40 * S), "c3": 51 * S}
 
 
+def test_containers_that_live_by_their_rows_only_count_for_the_brake():
+    """Half of the fleet reaches the store and not us: the fault is likely ours, also for one that is silent."""
+    names = tuple(f"c{n}" for n in range(6))
+    watch = Watch(*names)
+    watch.until(20 * S, beats=names)
+    for _ in range(6):
+        watch.until(watch.now_ms + 5 * S, beats=names[3:])
+        for name in names[:2]:
+            watch.machine.on_renewed(name, "i1", watch.now_ms)
+    assert watch.alerts == [(28 * S, "brake")]
+    # One interval from its deadline on; those whose rows are renewed are not touched, and heard again ...
+    assert watch.dead == {"c2": 40 * S}
+    watch.until(54 * S, beats=names)
+    watch.until(80 * S, beats=names[:1] + names[2:])
+    assert watch.dead == {"c2": 40 * S, "c1": 66 * S}  # ... they brake nobody any more
+
+
 def test_few_or_known_dead_containers_do_not_brake():
     names = tuple(f"c{n}" for n in range(20))
     watch = Watch(*names)
