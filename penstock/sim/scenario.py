@@ -322,11 +322,20 @@ def _settle(world: World) -> None:
     # A large fleet has more to move, a few shards at a time.
     bound_ms = 900_000 if world.options.is_large else 300_000
     sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + bound_ms
-    shards, started = world.shard_store.shards(), world.population.started
+    seen = _moving_parts(world)
     # A move is told with one beat and acknowledged with another: three without news are calm.
     while sim.now_ms - calm_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
         sim.run(sim.now_ms + 1_000)
+        # A task that would not end before the last fault may cost its container only now.
+        _end_planned_work(world)
+        sim.check()
         endless = f"shards still move after {bound_ms} ms" if sim.now_ms > limit_ms else None
         sim.demand("I12 balancing ends", endless)
-        if (world.shard_store.shards(), world.population.started) != (shards, started):
-            shards, started, calm_since_ms = world.shard_store.shards(), world.population.started, sim.now_ms
+        if (now := _moving_parts(world)) != seen:
+            seen, calm_since_ms = now, sim.now_ms
+
+
+def _moving_parts(world: World) -> tuple[object, ...]:
+    """What changes while balancing goes on; a container that returns is a reason to balance."""
+    lives = [(row.name, row.incarnation, row.state) for row in world.shard_store.containers()]
+    return world.shard_store.shards(), lives, world.population.started
