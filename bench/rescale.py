@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from examples.pauses import PauseWatch
 from penstock.client import Client
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import Log
@@ -42,6 +43,7 @@ PAUSE_MAX_S, COPIED_MAX = 3.0, 0
 STEPS = ((1, 4), (4, 2))
 VALUE_BYTES, PARTITIONS, RATE = 100, 4, 2_000
 CHUNK = 100_000
+STEADY_S = 4.0
 JOB = "keeps.kept"
 EVENTS = {
     "name": "events",
@@ -165,51 +167,6 @@ def penstock(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-class Watch:
-    """When each partition of the job moved on."""
-
-    def __init__(self, client: Client, rows: str) -> None:
-        from penstock.jobs.births import interval_birth
-        from penstock.streams.places import open_rows
-        from penstock.streams.rows.row_store import IntervalRef
-
-        job = client.job(JOB)
-        config = job["running"]["config"]
-        self._rows = open_rows(rows)
-        self._refs = [
-            IntervalRef(
-                job=JOB,
-                job_birth=job["birth"],
-                partition=partition,
-                birth=interval_birth(job["birth"], config["kind"], config["lineage"], partition),
-            )
-            for partition in range(config["partitions"])
-        ]
-        self._read = [0] * len(self._refs)
-        self.moves: list[list[float]] = [[] for _ in self._refs]
-
-    def look(self) -> None:
-        for partition, ref in enumerate(self._refs):
-            read = sum(self._rows.peek(ref).offsets.values())
-            if read != self._read[partition]:
-                self._read[partition] = read
-                self.moves[partition].append(time.monotonic())
-
-    @property
-    def read(self) -> int:
-        return sum(self._read)
-
-    def longest(self, began: float, ended: float) -> float:
-        found = 0.0
-        for moves in self.moves:
-            points = [max((at for at in moves if at < began), default=began)]
-            points += [at for at in moves if began <= at <= ended]
-            found = max(
-                found, *(later - earlier for earlier, later in zip(points, [*points[1:], ended], strict=True))
-            )
-        return found
-
-
 def ours(folder: Path, keys: int, repeats: int) -> dict[str, list[float]]:
     """Pauses, and bytes in new files of state, per step."""
     place = folder / "penstock"
@@ -225,25 +182,27 @@ def ours(folder: Path, keys: int, repeats: int) -> dict[str, list[float]]:
         for start in range(0, keys, CHUNK):
             feeder.load(start, min(CHUNK, keys - start))
         _until(lambda: _tasks(client, 1), "the first task")
-        watch = Watch(client, f"sqlite:{place.resolve() / 'rows'}")
-        _until(lambda: watch.look() or watch.read >= keys, "all keys", seconds=600)
+        watch = PauseWatch(client, f"sqlite:{place.resolve() / 'rows'}", [JOB])
+        watch.start()
+        _until(lambda: watch.read >= keys, "all keys", seconds=600)
         feeder.start()
-        _until(lambda: watch.look() or watch.read >= keys + 4 * RATE, "a steady stream")
+        _until(lambda: watch.read >= keys + 4 * RATE, "a steady stream")
         for _ in range(repeats):
             for before, after in STEPS:
                 if not _tasks(client, before):
                     penstock(place, "oncall", "set", JOB, f"task_count={before}", "--why", "a bench")
-                    _until(lambda n=before: watch.look() or _tasks(client, n), f"{before} tasks")
-                _steady(watch)
+                    _until(lambda n=before: _tasks(client, n), f"{before} tasks")
+                time.sleep(STEADY_S)
                 files = _files(place / "rows")
                 began = time.monotonic()
                 penstock(place, "oncall", "set", JOB, f"task_count={after}", "--why", "a bench")
-                _until(lambda n=after: watch.look() or _tasks(client, n), f"{after} tasks")
-                _steady(watch)
+                _until(lambda n=after: _tasks(client, n), f"{after} tasks")
+                time.sleep(STEADY_S)
                 name = f"{before} -> {after}"
                 found.setdefault(name, []).append(watch.longest(began, time.monotonic()))
                 new = {inode: size for inode, size in _files(place / "rows").items() if inode not in files}
                 found.setdefault(f"{name} copied", []).append(sum(new.values()))
+        watch.stop()
         feeder.stop()
         found["state bytes"] = [sum(_files(place / "rows").values())]
     return found
@@ -255,13 +214,6 @@ def _tasks(client: Client, count: int) -> bool:
         return False
     running = [t for t in line["tasks"] if t["state"] == "running" and t["generation"] == line["generation"]]
     return len(running) == count
-
-
-def _steady(watch: Watch, seconds: float = 4.0) -> None:
-    ended = time.monotonic() + seconds
-    while time.monotonic() < ended:
-        watch.look()
-        time.sleep(0.1)
 
 
 def _files(folder: Path) -> dict[int, int]:

@@ -24,6 +24,7 @@ class PauseWatch:
     def __init__(self, client: Client, rows: str, jobs: Sequence[str]) -> None:
         self._client, self._rows, self._jobs = client, open_rows(rows), tuple(jobs)
         self._refs: list[IntervalRef] = []
+        self._read: dict[IntervalRef, int] = {}
         self._moves: dict[IntervalRef, list[float]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
@@ -50,16 +51,22 @@ class PauseWatch:
         now = time.monotonic()
         return all(self._moves.get(ref, [0.0])[-1] > now - 2 for ref in self._refs)
 
+    @property
+    def read(self) -> int:
+        """How many records of all partitions were read so far."""
+        return sum(self._read.values())
+
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
         """Measure the pause of whatever happens inside, and the second after."""
         began = time.monotonic()
         yield
         time.sleep(2)
-        pause = self._longest(began, time.monotonic())
+        pause = self.longest(began, time.monotonic())
         PauseWatch.finished.append((f"pause: {name}", f"{pause:.1f} s"))
 
-    def _longest(self, began: float, ended: float) -> float:
+    def longest(self, began: float, ended: float) -> float:
+        """The longest pause of a partition between two moments, and the one that one of them falls into."""
         longest = 0.0
         for moves in self._moves.values():
             before = [at for at in moves if at < began][-1:]
@@ -69,10 +76,9 @@ class PauseWatch:
         return longest
 
     def _run(self) -> None:
-        last: dict[IntervalRef, int] = {}
         while not self._stop.wait(LOOK_S):
             for ref in self._refs:
                 read = sum(self._rows.peek(ref).offsets.values())
-                if last.get(ref) != read:
-                    last[ref] = read
+                if self._read.get(ref) != read:
+                    self._read[ref] = read
                     self._moves.setdefault(ref, []).append(time.monotonic())

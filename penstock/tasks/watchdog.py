@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from penstock.core.clock import Millis
 from penstock.core.machine import Step
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, Verdict
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, ShardState, Verdict
 
 # A fresh interpreter needs this long for its first sign of life on a loaded machine.
 ENGINE_START_MS: Millis = 60_000
 MISSED_BEATS = 2  # in a row: then the store is asked
+EARLY_SHARE = 5  # a fifth of a heartbeat interval lies at least between a beat and one that has news
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,15 @@ class Watchdog:
     _signed_ms: Millis | None = None
     _said: Heartbeat | None = None  # without a number yet
     _beat_due_ms: Millis = 0
+    _early_ms: Millis = 0  # not before that a beat for news
+    _told: Heartbeat | None = None  # the last one sent
 
     def on_sign(self, at_ms: Millis, said: Heartbeat) -> None:
         """The engine said at `at_ms` that it lives, and what is so."""
         self._signed_ms, self._said = at_ms, said
+        if self._told is not None and _has_let_go(self._told, said):
+            # A plan or a move waits for just that: it is told soon, not with the next regular beat.
+            self._beat_due_ms, self._told = self._early_ms, None
 
     def on_sent(self, beat: Heartbeat, now_ms: Millis) -> None:
         """Requires: `now_ms` is not after the sending."""
@@ -86,7 +92,11 @@ class Watchdog:
             return Step(actions=(End(reason=f"no sign of life from the engine for {age_ms} ms"),))
         if self._said is None or now_ms < self._beat_due_ms:
             return Step()
-        self._beat_due_ms = now_ms + self.profile.heartbeat_ms
+        soon_ms = self.profile.heartbeat_ms // EARLY_SHARE
+        # What waited for news is decided shortly after it: the next beat asks for that.
+        is_early = self._sequence > 0 and self._told is None
+        self._beat_due_ms = now_ms + (2 * soon_ms if is_early else self.profile.heartbeat_ms)
+        self._early_ms = now_ms + soon_ms
         self._sequence += 1
         beat = replace(
             self._said,
@@ -95,7 +105,17 @@ class Watchdog:
             sequence=self._sequence,
             pid=self.pid,
         )
+        self._told = beat
         return Step(actions=(Beat(heartbeat=beat),))
+
+
+def _has_let_go(told: Heartbeat, said: Heartbeat) -> bool:
+    """Whether tasks or shards ended here that the Shard Manager still believes in."""
+    tasks = {(task.task_id, task.generation) for task in said.tasks}
+    if any((task.task_id, task.generation) not in tasks for task in told.tasks):
+        return True
+    known = set(told.acked)
+    return any(entry.state is ShardState.DROPPING and entry not in known for entry in said.acked)
 
 
 @dataclass(slots=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import FAST, Heartbeat, HeartbeatReply, Verdict
+from penstock.tasks.messages import (
+    FAST,
+    Heartbeat,
+    HeartbeatReply,
+    TaskReport,
+    Verdict,
+)
 from penstock.tasks.watchdog import ENGINE_START_MS, Beat, Contact, End, Renewal, Watchdog
-from tests.tasks.harness import owned
+from tests.tasks.harness import dropping, owned
 
 
 def a_watchdog() -> Watchdog:
@@ -43,6 +51,51 @@ def test_beats_carry_what_the_engine_said_and_grow_in_number():
     watchdog.on_sign(1_600, said())
     (second,) = beats(watchdog, 1_700)
     assert second.sequence == 2
+
+
+def runs(*tasks: str, generation: int = 1) -> Heartbeat:
+    reports = [
+        TaskReport(task_id=task, job="j", generation=generation, shard=1, state="running") for task in tasks
+    ]
+    return replace(said(), tasks=tuple(reports))
+
+
+def test_that_a_task_ended_is_told_early_and_the_answer_to_it_asked_for_soon():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, runs("j/0", "j/1"))
+    assert beats(watchdog, 0)
+    watchdog.on_sign(100, runs("j/1"))
+    assert not beats(watchdog, 199)  # a fifth of an interval lies between two beats
+    assert [len(beat.tasks) for beat in beats(watchdog, 200)] == [1]
+    assert not beats(watchdog, 599)
+    assert beats(watchdog, 600)
+    assert not beats(watchdog, 1_599)  # then as usual
+    assert beats(watchdog, 1_600)
+
+
+def test_tasks_that_begin_or_go_on_are_told_with_the_next_beat():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, runs("j/0"))
+    assert beats(watchdog, 0)
+    watchdog.on_sign(100, runs("j/0", "j/1"))
+    assert not beats(watchdog, 999)
+    assert beats(watchdog, 1_000)
+
+
+def test_a_shard_given_back_and_a_task_of_an_older_generation_are_news_too():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, replace(said(), acked=(owned(4, 1),)))
+    assert beats(watchdog, 0)
+    gone = (dropping(4, 2),)
+    watchdog.on_sign(100, replace(said(), acked=gone))
+    assert beats(watchdog, 200)
+    watchdog.on_sign(700, replace(said(), acked=gone))
+    assert beats(watchdog, 700) and not beats(watchdog, 1_600)  # told once
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, runs("j/0"))
+    assert beats(watchdog, 0)
+    watchdog.on_sign(100, runs("j/0", generation=2))
+    assert beats(watchdog, 200)
 
 
 def test_an_engine_that_gives_no_sign_is_ended():
