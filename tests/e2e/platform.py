@@ -44,7 +44,8 @@ class Platform:
         self._bus = bus
         self._port, self._environment = port, {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
-        self.injected: list[tuple[int, str]] = []
+        self.injected: list[tuple[int, str]] = []  # (second, query)
+        self.asked: list[tuple[int, str]] = []  # (ts, query) of the same
         self._client: Client | None = None
 
     def start(self) -> None:
@@ -137,6 +138,7 @@ class Platform:
                 stamps.append(ts)
                 values.append(json.dumps({"query": query, "lang": "en", "ts": ts}).encode())
                 self.injected.append((second, query))
+                self.asked.append((ts, query))
             injector.publish(keys, stamps, values)
             injector.report_low((second + 1) * 1000, now_ms=time.time_ns() // 1_000_000)
 

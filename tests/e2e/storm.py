@@ -2,12 +2,14 @@
 
 `python -m tests.e2e.storm --minutes 10 --seed 1`: kill -9 of Python workers, of the JVM, of an engine, of a
 whole container; a container frozen beyond its lease and woken; rescaling 1 → 4 → 2 → 6; releases; a restart of
-the database. A quarter of the faults do not wait until the one before is over.
+the database. A quarter of the faults do not wait until the one before is over. Two pipelines are under it:
+Zeitgeist's counts, and a join of what was asked with clicks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core.errors import PenstockError
+from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.injector import Injector
 from tests.e2e.platform import COUNT, ZEITGEIST, Platform, pause
 from tests.kin import kin_of
@@ -38,6 +42,9 @@ FROZEN_S = 14  # the lease is over after 8 s, fail-over comes after 12 s
 RECOVERY_S_MAX = 120
 OUTPUT = "query_counts"
 COLUMNS = ("--columns", "query:string,lang:string,ts:bigint", "--ts", "ts", "--watermark", "injector")
+CLICKS = ("--columns", "query:string,click:bigint,ts:bigint", "--ts", "ts", "--watermark", "injector")
+PAIRS, PAIRED, PAIRED_JOB = Path(__file__).parent / "pairs_pipeline.py", "query_clicks", "pairs.paired"
+CLICKS_PER_SECOND, JOIN_MS = 10, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,8 @@ class Storm:
     folder: Path
     blows: list[Blow] = field(default_factory=list)
     lows: list[int] = field(default_factory=list)
+    pair_lows: list[int] = field(default_factory=list)
+    clicks: list[tuple[int, str]] = field(default_factory=list)  # (ts, query), by number
     _over: threading.Event = field(default_factory=threading.Event)
     _errors: list[BaseException] = field(default_factory=list)
 
@@ -91,21 +100,27 @@ class Storm:
             for helper in helpers:
                 helper.join()
         assert not self._errors, self._errors
-        self._injector.close(now_ms=10**15)
+        for injector in (self._injector, self._clicker):
+            injector.close(now_ms=10**15)
         self.platform.assert_exact()
         self._assert_in_order()
-        assert self.lows == sorted(self.lows), "the watermark went back"
+        self._assert_paired()
+        for lows in (self.lows, self.pair_lows):
+            assert lows == sorted(lows), "the watermark went back"
 
     def _prepare(self) -> None:
-        created = self.platform.cli(
-            "category", "queries", "--create", "--partitions", str(PARTITIONS), *COLUMNS
-        )
-        assert created.returncode == 0, created.stderr
+        for name, columns in (("queries", COLUMNS), ("clicks", CLICKS)):
+            created = self.platform.cli(
+                "category", name, "--create", "--partitions", str(PARTITIONS), *columns
+            )
+            assert created.returncode == 0, created.stderr
         self._releases = 0
         self._release(random.Random(0))
         self._injector = Injector(self.platform.log, "queries", "storm", epoch=1)
-        self.platform.inject(self._injector, seconds=range(1, 3), per_second=RECORDS_PER_SECOND)
-        self.platform.wait("first counts", lambda: sum(self.platform.log.end_offsets(OUTPUT)) > 0)
+        self._clicker = Injector(self.platform.log, "clicks", "storm", epoch=1)
+        self._inject(range(1, 3))
+        for output in (OUTPUT, PAIRED):
+            self.platform.wait(f"first {output}", lambda n=output: sum(self.platform.log.end_offsets(n)) > 0)
 
     def _deal(
         self,
@@ -124,8 +139,8 @@ class Storm:
         recovered = None
         if rng.random() < 0.75:
             # Results of what was injected after the fault.
-            goal = max(low, self._injected_low()) + 1000
-            is_past = lambda: self.platform.log.watermark(OUTPUT) >= goal  # noqa: E731
+            goal, log = max(low, self._injected_low()) + 1000, self.platform.log
+            is_past = lambda: min(map(log.watermark, (OUTPUT, PAIRED))) >= goal - JOIN_MS  # noqa: E731
             recovered = self.platform.wait(f"results after: {what}", is_past, seconds=RECOVERY_S_MAX)
         self.blows.append(Blow(at_s, what, recovered))
         say(
@@ -148,14 +163,45 @@ class Storm:
     def _load(self) -> None:
         second = 3
         while not self._over.wait(1):
-            self.platform.inject(
-                self._injector, seconds=range(second, second + 1), per_second=RECORDS_PER_SECOND
-            )
+            self._inject(range(second, second + 1))
             second += 1
+
+    def _inject(self, seconds: range) -> None:
+        for second in seconds:
+            low = second * 1000 - JOIN_MS
+            stamps = [low + (n * 1_000_003) % 1000 for n in range(CLICKS_PER_SECOND)]
+            texts = [f"query {(second + 7 * n) % 60}" for n in range(CLICKS_PER_SECOND)]  # some nobody asked
+            first = len(self.clicks)
+            values = [
+                json.dumps({"query": query, "click": first + n, "ts": ts}).encode()
+                for n, (query, ts) in enumerate(zip(texts, stamps, strict=True))
+            ]
+            self.clicks += zip(stamps, texts, strict=True)
+            self._clicker.publish([str(first + n) for n in range(len(values))], stamps, values)
+            self._clicker.report_low(low + 1000, now_ms=time.time_ns() // 1_000_000)
+        self.platform.inject(self._injector, seconds=seconds, per_second=RECORDS_PER_SECOND)
 
     def _watch(self) -> None:
         while not self._over.wait(0.2):
             self.lows.append(self.platform.log.watermark(OUTPUT))
+            self.pair_lows.append(self.platform.log.watermark(PAIRED))
+
+    def _assert_paired(self) -> None:
+        """Every click once with each query of the half second before it, or once alone."""
+        log = self.platform.log
+        self.platform.wait("the last pair", lambda: log.watermark(PAIRED) == LOW_MAX)
+        found: Counter[tuple[int, int | None]] = Counter()
+        for partition, end in enumerate(log.end_offsets(PAIRED)):
+            for batch in log.read(PAIRED, partition, 0, end):
+                found.update((row["click"], row["asked"]) for row in batch.to_pylist())
+        asked: dict[str, list[int]] = {}
+        for ts, query in self.platform.asked:
+            asked.setdefault(query, []).append(ts)
+        expected: Counter[tuple[int, int | None]] = Counter()
+        for click, (clicked, query) in enumerate(self.clicks):
+            near = [ts for ts in asked.get(query, ()) if clicked - JOIN_MS <= ts <= clicked]
+            expected.update((click, ts) for ts in near or [None])
+        assert found == expected, (len(found), len(expected), list((found - expected).items())[:5])
 
     def _assert_in_order(self) -> None:
         """Seconds of one query were reported in their order: its timers fired so."""
@@ -169,11 +215,12 @@ class Storm:
     # -- faults
 
     def _somebody(self, rng: random.Random) -> str:
-        """A container with a task of the job; while the fault before is not over there may be none for a moment."""
+        """A container with a task of one of the jobs; while the fault before is not over there may be none for a moment."""
         found: set[str] = set()
+        job = rng.choice((COUNT, PAIRED_JOB))
         self.platform.wait(
             "somebody to hit",
-            lambda: found.update(task["container"] for task in self.platform.running(COUNT)) or found,
+            lambda: found.update(task["container"] for task in self.platform.running(job)) or found,
             seconds=RECOVERY_S_MAX,
         )
         return rng.choice(sorted(found))
@@ -211,17 +258,18 @@ class Storm:
 
     def _rescale(self, rng: random.Random) -> str:
         tasks = next(self._rescales)
-        said = self.platform.cli("oncall", "set", COUNT, f"task_count={tasks}", "--why", "storm")
-        assert said.returncode == 0, said.stderr
+        for job in (COUNT, PAIRED_JOB):
+            said = self.platform.cli("oncall", "set", job, f"task_count={tasks}", "--why", "storm")
+            assert said.returncode == 0, said.stderr
         return f"rescale to {tasks} tasks"
 
     def _release(self, rng: random.Random) -> str:
         self._releases += 1
-        code = (ZEITGEIST / "pipeline.py").read_text() + f"\nRELEASE = {self._releases}\n"
-        path = self.folder / "pipeline.py"
-        path.write_text(code)
-        said = self.platform.cli("submit", str(path), "--version", str(self._releases))
-        assert said.returncode == 0, said.stderr
+        for source in (ZEITGEIST / "pipeline.py", PAIRS):
+            path = self.folder / source.name
+            path.write_text(source.read_text() + f"\nRELEASE = {self._releases}\n")
+            said = self.platform.cli("submit", str(path), "--version", str(self._releases))
+            assert said.returncode == 0, said.stderr
         return f"release {self._releases}"
 
     def _restart_database(self, rng: random.Random) -> str:
@@ -264,7 +312,8 @@ def main() -> int:
         table.add_row(f"{blow.at_s:.0f} s", blow.what, again)
     console.print(table)
     console.print(
-        f"{len(found.platform.injected):,} records; every count is there once and in order; the watermark never went back"
+        f"{len(found.platform.injected):,} queries, {len(found.clicks):,} clicks; every count and every pair is there "
+        "once, counts in order; no watermark went back"
     )
     return 1 if left else 0
 
