@@ -5,6 +5,7 @@ What is reported are levels: all that is wrong now, as one source sees it. Pure:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -19,7 +20,10 @@ STALE_MS: Millis = 3_600_000  # or when nobody looks any more
 REMIND_MS: Mapping[str, Millis] = {"info": 0, "warning": 12 * 3_600_000, "critical": 3_600_000}  # 0: never
 KEPT_MS: Millis = 14 * 86_400_000  # so long one that is over is kept
 
-NoticeKind = Literal["fired", "escalated", "reminded", "resolved"]
+ID_LENGTH = 12
+FLEET = "fleet"  # the job of alarms that are no single job's
+
+NoticeKind = Literal["fired", "escalated", "reminded", "resolved", "test"]
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,11 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Tells it from all others."""
         return f"{self.job}/{self.source}/{self.key}"
+
+    @property
+    def id(self) -> str:
+        """The same, short: what people type."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:ID_LENGTH]
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
