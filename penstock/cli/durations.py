@@ -7,7 +7,7 @@ import re
 from penstock.core.errors import ConfigError
 
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_FORM = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_FORM = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 
 
 def seconds_of(text: str, *, what: str, most_s: int) -> int:

@@ -114,6 +114,16 @@ def test_a_notice_of_a_route_that_is_gone_is_dropped(database):
     assert store.owed() == ()
 
 
+def test_a_look_that_began_before_the_alarm_tells_nothing_of_it(database):
+    """Plan: a sweep and another source read their clocks a moment before the report that comes first."""
+    store = a_store(database)
+    store.report("shops", {"doctor": (RaiseAlert(key="lag", text="it lags", severity="critical"),)}, NOW)
+    store.sweep(NOW - 5)
+    store.report("shops", {"doctor": ()}, NOW - 5)
+    assert [entry.decision for entry in JournalStore(database).entries("shops")] == ["doctor/lag fired"]
+    assert store.alarms()[0].is_firing
+
+
 def test_an_alarm_is_found_by_its_id(database):
     store = a_store(database)
     store.report("shops", {"doctor": (LAG,)}, NOW)
