@@ -27,6 +27,7 @@ from penstock.jobs.running_store import RunningStore
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
 from penstock.resources.autoscaler import STALE_MS
+from penstock.resources.capacity_manager import CapacityManager
 from penstock.resources.controller import ResourceController, ScalableJob
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.recorder import MetricRecorder
@@ -43,6 +44,7 @@ from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskRep
 from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_service import TaskService
+from penstock.web.alarming import Alarming
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +94,11 @@ class ControlPlane:
         self.metrics = MetricStore(self.database)
         self._recorder = MetricRecorder(self.metrics)
         self._cleaned_ms: Millis = 0
+        self.capacity = CapacityManager(
+            self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms
+        )
+        self._alarming = Alarming(self, self._store, lambda: self._loops)
+        self.alarms = self._alarming.service
         self._loops = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.
             Loop(
@@ -106,6 +113,8 @@ class ControlPlane:
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
             Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
+            Loop("capacity", self._keep_capacity, every_ms=settings.capacity_ms, share_max=0.1),
+            Loop("alarms", self._tell, every_ms=settings.alarms_ms, share_max=0.2),
         )
 
     def _lead(self, *, seize: bool = False) -> None:
@@ -178,6 +187,7 @@ class ControlPlane:
         for loop in self._loops:
             loop.stop()
         self._recorder.stop()
+        self._alarming.stop()
         self._workers.stop()
         self._aside.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
@@ -225,6 +235,14 @@ class ControlPlane:
         else:
             counts, reports = self.task_service.task_counts(), self.task_reports()
             self._recorder.tick(self.clock.now_ms(), counts, reports)
+
+    def _keep_capacity(self) -> None:
+        if self._syncer is not None:
+            self.capacity.tick(self.clock.now_ms())
+
+    def _tell(self) -> None:
+        if self._syncer is not None and self._alarming.tick(self.clock.now_ms()):
+            self._loops[-1].poke_after(50)
 
     def _tend_bus(self) -> None:
         if not self.is_active:
@@ -423,21 +441,6 @@ class ControlPlane:
         told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "store")}
         rows = {"rows": self.settings.told_rows, "rows_identity": self._rows_identity}
         return {**told, **rows, "host": socket.gethostname()}
-
-    def container_log(self, name: str, *, lines: int) -> str:
-        """The end of a container's log, if it runs on this host."""
-        known = {row.name for row in self.fleet.containers()}
-        path = self.settings.folder / "containers" / name / "engine.log"
-        if name not in known or not path.exists():
-            raise NotFound(
-                f"no log of a container {name!r} here",
-                why=f"containers known: {', '.join(sorted(known)) or 'none'}",
-                fix="look at `penstock status` for their names",
-            )
-        with path.open("rb") as file:
-            with contextlib.suppress(OSError):
-                file.seek(-512 * 1024, 2)
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
 
 def _some(names: Sequence[str]) -> str:

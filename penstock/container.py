@@ -53,7 +53,8 @@ log = structlog.get_logger(__name__)
 # `spark` runs processes too; `process` needs no JVM and runs nothing else.
 ENGINES = ("spark", "process")
 # What opens the control plane's doors: not for engines, where user code runs.
-SECRET_VARIABLES = frozenset({"PENSTOCK_DATABASE", "PENSTOCK_TOKEN", "PENSTOCK_URL"})
+_SECRETS = ("DATABASE", "TOKEN", "URL", "ALARM_WEBHOOK", "ALARM_CHANNELS")
+SECRET_VARIABLES = frozenset(f"PENSTOCK_{name}" for name in _SECRETS)
 ROWS_VARIABLE = "PENSTOCK_ROWS"
 RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.clock import Millis
@@ -11,6 +11,8 @@ from penstock.tasks.sharding import SHARD_COUNT
 DATABASE_VARIABLE = "PENSTOCK_DATABASE"
 BUS_VARIABLE = "PENSTOCK_BUS"
 ROWS_VARIABLE = "PENSTOCK_ROWS"
+ALARM_WEBHOOK_VARIABLE = "PENSTOCK_ALARM_WEBHOOK"
+ALARM_CHANNELS_VARIABLE = "PENSTOCK_ALARM_CHANNELS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,11 @@ class Settings:
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000
+    alarms_ms: Millis = 1_000
+    alarm_webhook: str = field(default="", repr=False)  # https://…, or file:<path> that holds it
+    alarm_channels: str = field(default="", repr=False)  # addresses that apprise knows, or file:<path>
+    capacity_ms: Millis = 5_000
+    capacity_patience_ms: Millis = 120_000  # so long it is short before a job stops for it
     lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
 
     @property

@@ -13,6 +13,7 @@ from tests.tidy_rules import ROOT, RULES, Rule, Source
 
 SOURCES = tidy.package_sources()
 KAFKA = ("penstock.streams.bus.kafka_", "penstock.streams.bus.avro")
+CHANNELS = "penstock.web.channels"
 ENGINE = ("penstock.streams.engine", "penstock.streams.bus.spark_source")
 
 
@@ -28,7 +29,8 @@ def test_a_module_keeps_the_rules(source: Source):
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_a_module_imports_only_what_is_declared(source: Source):
-    extras = {"spark": needs_spark(source.module), "kafka": source.module.startswith(KAFKA)}
+    needed = needs_spark(source.module), source.module.startswith(KAFKA), source.module == CHANNELS
+    extras = dict(zip(("spark", "kafka", "alarms"), needed, strict=True))
     assert not list(tidy.undeclared(source, extras=tuple(name for name, needed in extras.items() if needed)))
 
 
@@ -74,7 +76,7 @@ def test_the_control_plane_imports_without_its_extras():
     modules = [module for module in bare if module not in scripts]
     program = (
         "import importlib, sys\n"
-        "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pandas', 'confluent_kafka', 'fastavro', 'pytest'), None))\n"
+        "sys.modules.update(dict.fromkeys(('pyspark', 'py4j', 'pandas', 'confluent_kafka', 'fastavro', 'apprise', 'pytest'), None))\n"
         "for module in sys.argv[1:]: importlib.import_module(module)\n"
     )
     done = subprocess.run(

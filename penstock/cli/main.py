@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli import (
     admin,
+    alarms,
     backfill,
     bus,
     change_tables,
@@ -32,7 +33,12 @@ from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.settings import BUS_VARIABLE, ROWS_VARIABLE
+from penstock.settings import (
+    ALARM_CHANNELS_VARIABLE,
+    ALARM_WEBHOOK_VARIABLE,
+    BUS_VARIABLE,
+    ROWS_VARIABLE,
+)
 from penstock.streams.bus.log import AHEAD_MAX_MS
 
 app = typer.Typer(
@@ -46,9 +52,10 @@ app = typer.Typer(
 fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(joining.join)
 fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(joining.run)
 groups = (jobs.app, bus.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
-for group in (*groups, state.app, admin.layer, admin.token):
+for group in (*groups, state.app, alarms.alarm, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
+app.command(epilog=EXIT_CODES)(alarms.capacity)
 app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
@@ -120,6 +127,19 @@ def up(
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     ] = "fast",
+    alarm_webhook: Annotated[
+        str,
+        typer.Option(
+            envvar=ALARM_WEBHOOK_VARIABLE, help="Where alarms are posted: https://…, or file:PATH with it."
+        ),
+    ] = "",
+    alarm_channels: Annotated[
+        str,
+        typer.Option(
+            envvar=ALARM_CHANNELS_VARIABLE,
+            help="Addresses that apprise knows, spaces between, or file:PATH with them.",
+        ),
+    ] = "",
 ) -> None:
     """Run a control plane and its containers on this machine until Ctrl-C."""
     from penstock.cli.up import UpSettings, run_up, tls_of
@@ -141,6 +161,8 @@ def up(
             cores=cores,
             master=master,
             profile=profile,
+            alarm_webhook=alarm_webhook,
+            alarm_channels=alarm_channels,
         )
     )
 

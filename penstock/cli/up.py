@@ -38,6 +38,7 @@ from penstock.streams.places import hidden_password, settle_bus, settle_rows
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.front_process import FrontProcess, serve_behind_front
+from penstock.web.notifying import routes_of
 from penstock.web.server import Listening, Tls, bind
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,8 @@ class UpSettings:
     database: str = ""
     bus: str = ""  # kafka://<host>:<port>/<prefix>; "": the one the folder had, else its own disk
     rows: str = ""  # postgresql://…; "": as for the bus
+    alarm_webhook: str = field(default="", repr=False)
+    alarm_channels: str = field(default="", repr=False)
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is started."""
@@ -75,6 +78,7 @@ class UpSettings:
             known = ", ".join(ENGINES)
             raise ConfigError(f"no such engine: {self.engine!r}", why=f"known: {known}", fix="use one")
         self.listening.check()
+        routes_of(webhook=self.alarm_webhook, channels=self.alarm_channels)
         if self.containers and self.engine == "spark":
             require_java()
 
@@ -122,6 +126,8 @@ def run_up(settings: UpSettings) -> None:
                 database=settings.database,
                 bus_place=bus,
                 rows_place=rows,
+                alarm_webhook=settings.alarm_webhook,
+                alarm_channels=settings.alarm_channels,
             )
         )
         write_tokens(plane, folder)

@@ -38,6 +38,7 @@ class Loop:
     share_max: float = 1.0  # of the time: a round that grows with the fleet leaves room for the others
     rest_max_ms: Millis = 60_000  # but nobody waits longer than this for the next one
     failures: int = 0
+    streak: int = 0  # failures since the last round that did not
     rounds: int = 0
     last_error: str = ""
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -66,24 +67,28 @@ class Loop:
 
     def run(self) -> None:
         """Run rounds in this thread until `stop`."""
-        streak = 0
         while not self._stop.is_set():
             began = time.monotonic()
             try:
                 self.round_()
-                streak = 0
+                self.streak = 0
                 self.rounds += 1
             except Exception as error:
                 # The one place that may catch everything: a bug in one round must not end the service.
-                streak += 1
+                self.streak += 1
                 self.failures += 1
                 self.last_error = f"{type(error).__name__}: {error}"
+                is_first = self.streak == 1
                 log.error(
-                    "round failed", loop=self.name, error=self.last_error, streak=streak, exc_info=streak == 1
+                    "round failed",
+                    loop=self.name,
+                    error=self.last_error,
+                    streak=self.streak,
+                    exc_info=is_first,
                 )
             ended = time.monotonic()
-            pause_ms = min(self.every_ms * (2 ** min(streak, 4)), max(self.every_ms, 10_000))
-            if self._next_pause_ms is not None and not streak:
+            pause_ms = min(self.every_ms * (2 ** min(self.streak, 4)), max(self.every_ms, 10_000))
+            if self._next_pause_ms is not None and not self.streak:
                 pause_ms, self._next_pause_ms = self._next_pause_ms, None
             self._wake.wait(pause_ms / 1000)
             took_s = ended - began

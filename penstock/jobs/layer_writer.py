@@ -150,7 +150,7 @@ class LayerWriter:
         self.record("job.created", job, {"birth": birth, "version": row.expected_version})
         return JobRecord(job=row, layers=(base,), running=None, plan=None, quarantine=None, retirements=())
 
-    def record(self, action: str, subject: str, data: Mapping[str, Any]) -> None:
+    def record(self, action: str, subject: str, data: Mapping[str, Any], *, kind: str = "layer") -> None:
         """Audit and journal a change, in its transaction."""
         actor, at_ms, reason = self.call.actor, self.call.now_ms, self.call.reason
         row = AuditRow(
@@ -166,7 +166,7 @@ class LayerWriter:
         entry = Entry(
             at_ms=at_ms,
             actor=actor.name,
-            kind="layer",
+            kind=kind,
             subject=subject,
             decision=action,
             reason=reason,

@@ -8,6 +8,7 @@ from typing import Protocol
 import structlog
 
 from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
 from penstock.core.workers import Now, Workers
 from penstock.resources.alarm_store import AlarmStore, OwedNotice
 from penstock.resources.alarms import Notice
@@ -17,6 +18,8 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_MS: Millis = 2_000
 PAUSE_MAX_MS: Millis = 600_000
 TRIES_MAX = 20  # some two hours
+
+Refusal = PenstockError | None  # why a route did not take a notice; None: it did
 
 
 class Route(Protocol):
@@ -51,19 +54,20 @@ class LogRoute:
 class AlarmSender:
     """One notice a route at a time; a route that does not answer costs nobody but itself."""
 
-    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[int]) -> None:
+    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[Refusal]) -> None:
         self._store, self._workers = store, workers
         self._routes = {route.name: route for route in routes}
         self._sent: dict[str, OwedNotice] = {}
 
-    def tick(self, now_ms: Millis) -> None:
-        """Take what came back, send what is due."""
+    def tick(self, now_ms: Millis) -> bool:
+        """Take what came back, send what is due; whether to look again soon, because something is sent."""
         for done in self._workers.take_finished():
             owed = self._sent.pop(done.key)
-            if done.error is None:
+            error = done.error or done.result
+            if error is None:
                 self._store.settle(owed.id)
             else:
-                self._failed(owed, done.error, now_ms)
+                self._failed(owed, error, now_ms)
         busy = self._workers.busy()
         for owed in self._store.owed():
             if owed.next_ms > now_ms or owed.route in self._sent or owed.route in busy:
@@ -74,22 +78,29 @@ class AlarmSender:
                 continue
             self._sent[owed.route] = owed
             self._workers.start(owed.route, _sending(route, owed), now_ms)
+        return bool(self._sent)
 
     def _failed(self, owed: OwedNotice, error: Exception, now_ms: Millis) -> None:
         tries = owed.tries + 1
         given_up = tries >= TRIES_MAX
+        why = said(error)
         log.warning(
             "a notice was not taken",
             route=owed.route,
             alarm=owed.notice.alarm.name,
             tries=tries,
             given_up=given_up,
-            error=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            error=why,
         )
         if given_up:
-            self._store.settle(owed.id)
+            self._store.give_up(owed, f"it was not taken {tries} times, at last: {why}", now_ms)
         else:
             self._store.postpone(owed.id, tries=tries, next_ms=now_ms + pause_ms(tries))
+
+
+def said(error: Exception) -> str:
+    """What a route said. Only our own errors are repeated: a library's may have an address in them."""
+    return error.what if isinstance(error, PenstockError) else type(error).__name__
 
 
 def pause_ms(tries: int) -> Millis:
@@ -97,9 +108,12 @@ def pause_ms(tries: int) -> Millis:
     return int(min(PAUSE_MAX_MS, FIRST_PAUSE_MS * 2 ** min(tries - 1, 20)))
 
 
-def _sending(route: Route, owed: OwedNotice) -> Callable[[Now], int]:
-    def send(now: Now) -> int:
-        route.send(owed.notice, owed.id)
-        return owed.id
+def _sending(route: Route, owed: OwedNotice) -> Callable[[Now], Refusal]:
+    def send(now: Now) -> Refusal:
+        try:
+            route.send(owed.notice, owed.id)
+        except PenstockError as error:
+            return error  # expected: no trace of it in the log
+        return None
 
     return send

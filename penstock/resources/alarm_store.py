@@ -13,11 +13,11 @@ from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import METADATA, NAME, Database, next_value, upsert
 from penstock.resources.alarms import (
+    KEPT_MS,
     Alarm,
     AlarmChanges,
     Notice,
     Silence,
-    acknowledge,
     decide_alarms,
     is_forgotten,
     sweep_alarms,
@@ -91,46 +91,10 @@ class AlarmStore:
         with self._database.reading() as connection:
             return _alarms(connection, job)
 
-    def acknowledge(self, name: str, *, by: str, now_ms: Millis) -> Alarm:
-        """Somebody looks after it."""
-        with self._database.transaction() as connection:
-            row = connection.execute(sa.select(ALARMS.c.body).where(ALARMS.c.name == name)).first()
-            if row is None:
-                raise NotFound(
-                    f"there is no alarm {name!r}",
-                    why="it never was, or was over long ago",
-                    fix="name one as the list of alarms does: job/source/key",
-                )
-            alarm = acknowledge(msgspec.json.decode(row.body, type=Alarm), by=by, now_ms=now_ms)
-            self._write(connection, AlarmChanges(changed=(alarm,), notices=()))
-            self._note(connection, alarm, "acknowledged", by, now_ms)
-            return alarm
-
-    def silence(self, silence: Silence, now_ms: Millis) -> None:
-        """Nobody is told of some alarms for a while."""
-        with self._database.transaction() as connection:
-            body = msgspec.json.encode(silence).decode()
-            values = {"id": silence.id, "until_ms": silence.until_ms, "body": body}
-            upsert(connection, SILENCES, [values], replace=("until_ms", "body"))
-            self._journal.append(
-                connection,
-                Entry(
-                    at_ms=now_ms,
-                    actor=silence.by,
-                    kind="alarm",
-                    subject=silence.job,
-                    decision=f"silence {silence.key} up to {silence.severity_max}",
-                    reason=silence.why,
-                    data={"id": silence.id, "until_ms": silence.until_ms},
-                ),
-            )
-
-    def unsilence(self, silence_id: str) -> bool:
-        """End a silence; what fires is told at the next look. False: there is none."""
-        with self._database.transaction() as connection:
-            found = connection.execute(sa.select(SILENCES.c.id).where(SILENCES.c.id == silence_id)).first()
-            connection.execute(sa.delete(SILENCES).where(SILENCES.c.id == silence_id))
-            return found is not None
+    def alarm(self, alarm_id: str) -> Alarm:
+        """The one of this id."""
+        with self._database.reading() as connection:
+            return find_alarm(connection, alarm_id)
 
     def silences(self, now_ms: Millis) -> tuple[Silence, ...]:
         """Those that hold."""
@@ -156,9 +120,25 @@ class AlarmStore:
             )
 
     def settle(self, notice_id: int) -> None:
-        """It was taken, or given up."""
+        """It was taken, or nobody wants it any more."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == notice_id))
+
+    def give_up(self, owed: OwedNotice, why: str, now_ms: Millis) -> None:
+        """It will not be sent again, and the journal says so."""
+        with self._database.transaction() as connection:
+            connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == owed.id))
+            alarm = owed.notice.alarm
+            entry = Entry(
+                at_ms=now_ms,
+                actor=ACTOR,
+                kind="alarm",
+                subject=alarm.job,
+                decision=f"{alarm.source}/{alarm.key}: route {owed.route} was not told",
+                reason=why,
+                data={"tries": owed.tries + 1, "notice": owed.id, "kind": owed.notice.kind},
+            )
+            self._journal.append(connection, entry)
 
     def postpone(self, notice_id: int, *, tries: int, next_ms: Millis) -> None:
         """It was not taken: again later."""
@@ -178,21 +158,63 @@ class AlarmStore:
             for route in self._routes:
                 values = {"id": next_value(connection, "notices"), "route": route, "next_ms": 0, "tries": 0}
                 connection.execute(sa.insert(NOTICES).values(**values, body=body))
-            self._note(connection, notice.alarm, notice.kind, ACTOR, notice.at_ms)
+            self._note(connection, notice)
 
-    def _note(self, connection: sa.Connection, alarm: Alarm, what: str, actor: str, now_ms: Millis) -> None:
+    def _note(self, connection: sa.Connection, notice: Notice) -> None:
+        alarm = notice.alarm
         self._journal.append(
             connection,
             Entry(
-                at_ms=now_ms,
-                actor=actor,
+                at_ms=notice.at_ms,
+                actor=ACTOR,
                 kind="alarm",
                 subject=alarm.job,
-                decision=f"{alarm.source}/{alarm.key} {what}",
+                decision=f"{alarm.source}/{alarm.key} {notice.kind}",
                 reason=alarm.text,
-                data={"severity": alarm.severity, "evidence": dict(alarm.evidence)},
+                data={"id": alarm.id, "severity": alarm.severity, "evidence": dict(alarm.evidence)},
             ),
         )
+
+
+# -- what people change, inside a transaction of theirs -------------------------------------------------
+
+
+def find_alarm(connection: sa.Connection, alarm_id: str) -> Alarm:
+    """The alarm of this id; NotFound if there is none."""
+    found = next((alarm for alarm in _alarms(connection) if alarm.id == alarm_id), None)
+    if found is None:
+        raise NotFound(
+            f"there is no alarm {alarm_id[:100]!r}",
+            why=f"it never was, or was over more than {KEPT_MS // 86_400_000} days ago",
+            fix="`penstock alarm ls --all` lists those that are kept",
+        )
+    return found
+
+
+def put_alarm(connection: sa.Connection, alarm: Alarm) -> None:
+    """Write an alarm as it is now."""
+    values = {"name": alarm.name, "job": alarm.job, "body": msgspec.json.encode(alarm).decode()}
+    upsert(connection, ALARMS, [values], replace=("body",))
+
+
+def put_silence(connection: sa.Connection, silence: Silence) -> None:
+    """Write a silence."""
+    body = msgspec.json.encode(silence).decode()
+    values = {"id": silence.id, "until_ms": silence.until_ms, "body": body}
+    upsert(connection, SILENCES, [values], replace=("until_ms", "body"))
+
+
+def drop_silence(connection: sa.Connection, silence_id: str, now_ms: Millis) -> Silence:
+    """Take away a silence that holds; NotFound if there is none."""
+    found = next((item for item in _silences(connection, now_ms) if item.id == silence_id), None)
+    if found is None:
+        raise NotFound(
+            f"there is no silence {silence_id[:100]!r}",
+            why="it never was, or it is over",
+            fix="`penstock alarm silences` lists those that hold",
+        )
+    connection.execute(sa.delete(SILENCES).where(SILENCES.c.id == silence_id))
+    return found
 
 
 def _alarms(connection: sa.Connection, job: str | None = None) -> tuple[Alarm, ...]:

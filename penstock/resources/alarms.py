@@ -5,6 +5,7 @@ What is reported are levels: all that is wrong now, as one source sees it. Pure:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -19,7 +20,11 @@ STALE_MS: Millis = 3_600_000  # or when nobody looks any more
 REMIND_MS: Mapping[str, Millis] = {"info": 0, "warning": 12 * 3_600_000, "critical": 3_600_000}  # 0: never
 KEPT_MS: Millis = 14 * 86_400_000  # so long one that is over is kept
 
-NoticeKind = Literal["fired", "escalated", "reminded", "resolved"]
+SKEW_MS: Millis = 60_000  # by so much a writer's time may be behind another's: they read their clocks before
+ID_LENGTH = 12
+FLEET = "fleet"  # the job of alarms that are no single job's
+
+NoticeKind = Literal["fired", "escalated", "reminded", "resolved", "test"]
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,11 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Tells it from all others."""
         return f"{self.job}/{self.source}/{self.key}"
+
+    @property
+    def id(self) -> str:
+        """The same, short: what people type."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:ID_LENGTH]
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +112,7 @@ def decide_alarms(
             seen.add(alarm.name)
         for alarm in known:
             is_gone = alarm.source == source and alarm.name not in seen and alarm.is_firing
-            if is_gone and not 0 <= now_ms - alarm.last_ms < QUIET_MS:
+            if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < QUIET_MS:
                 after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
     return _tell(before, after, silences, now_ms)
 
@@ -173,7 +183,7 @@ def _kind(was: Alarm | None, now: Alarm, now_ms: Millis) -> NoticeKind | None:
     if was is not None and _is_worse(now.severity, was.severity):
         return "escalated"
     every_ms = REMIND_MS[now.severity]
-    is_time = every_ms > 0 and not 0 <= now_ms - now.told_ms < every_ms
+    is_time = every_ms > 0 and not -SKEW_MS <= now_ms - now.told_ms < every_ms
     return "reminded" if is_time and now.acked_ms is None else None
 
 

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from penstock.app import ControlPlane
 from penstock.web.admin_routes import add_layer_kind_routes, add_token_routes
+from penstock.web.alarm_routes import add_alarm_reads, add_alarm_writes
 from penstock.web.answers import answer_problems
 from penstock.web.beat_lane import BeatLane
 from penstock.web.container_routes import add_container_routes
@@ -79,6 +80,8 @@ def build_api(
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)
     add_fleet_orders(router, plane, fleet, guard)
+    add_alarm_reads(router, plane, guard)
+    add_alarm_writes(router, plane, guard)
     add_layer_kind_routes(router, plane, guard)
     add_token_routes(router, plane, guard)
     for route in router.routes:

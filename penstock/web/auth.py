@@ -37,6 +37,8 @@ VERBS: dict[str, frozenset[str]] = {
     "container.write": frozenset({"oncall", "admin"}),
     "shard.read": EVERYBODY,
     "shard.write": frozenset({"oncall", "admin"}),
+    "alarm.read": EVERYBODY,
+    "alarm.write": frozenset({"oncall", "admin"}),
     "token.read": frozenset({"admin"}),
     "token.write": frozenset({"admin"}),
 }

@@ -21,6 +21,7 @@ from penstock.tasks.messages import Heartbeat
 # What a database column holds.
 INT_MAX = 2**63 - 1
 DAYS_MAX = 3650
+SILENCE_S_MAX = 30 * 86_400
 LINE_MAX = 100_000
 PAGE_MAX = 1000
 PROBLEMS_SHOWN_MAX = 5
@@ -39,6 +40,10 @@ Word = Annotated[str, Field(max_length=200, pattern=LINE_PATTERN)]
 Line = Annotated[str, Field(max_length=LINE_MAX)]
 Reason = Annotated[str, Field(max_length=REASON_MAX, pattern=LINE_PATTERN)]
 NameText = Annotated[str, Field(pattern=NAME_PATTERN)]
+NamePattern = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_.*?\-]{1,200}$", description="A name; `*` and `?` stand for any letters."),
+]
 
 # Headers.
 Key = Annotated[
@@ -174,6 +179,18 @@ class NewLayer(_Body):
     precedence: Annotated[int, Field(ge=-1_000_000, le=1_000_000, strict=True)]
     writers: list[Role] = Field(min_length=1, max_length=6)
     replaces_plan: Annotated[bool, Field(strict=True)] = False
+    why: Reason = ""
+
+
+class NewSilence(_Body):
+    """Which alarms nobody is told of, for how long, and why."""
+
+    job: NamePattern
+    kind: NamePattern = "*"
+    severity: Literal["info", "warning", "critical"] = Field(
+        default="critical", description="Worse ones are told all the same."
+    )
+    for_s: Annotated[int, Field(ge=1, le=SILENCE_S_MAX, strict=True)]
     why: Reason = ""
 
 

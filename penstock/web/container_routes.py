@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import WithJsonSchema
 
 from penstock.app import ControlPlane
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NotFound
 from penstock.core.token_store import Caller
 from penstock.web import bodies, fleet_replies, replies
 from penstock.web.answers import answer
@@ -95,4 +96,20 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
         lines: Annotated[int, Query(ge=1, le=10_000)] = 100,
     ) -> Response:
         """The end of a container's log."""
-        return answer({"text": plane.container_log(name, lines=lines)})
+        return answer({"text": _log_of(plane, name, lines)})
+
+
+def _log_of(plane: ControlPlane, name: str, lines: int) -> str:
+    """The end of a container's log, if it runs on this host."""
+    known = {row.name for row in plane.fleet.containers()}
+    path = plane.settings.folder / "containers" / name / "engine.log"
+    if name not in known or not path.exists():
+        raise NotFound(
+            f"no log of a container {name!r} here",
+            why=f"containers known: {', '.join(sorted(known)) or 'none'}",
+            fix="look at `penstock status` for their names",
+        )
+    with path.open("rb") as file:
+        with contextlib.suppress(OSError):
+            file.seek(-512 * 1024, 2)
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

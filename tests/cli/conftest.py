@@ -21,6 +21,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "PENSTOCK_DATABASE",
         "PENSTOCK_BUS",
         "PENSTOCK_ROWS",
+        "PENSTOCK_ALARM_WEBHOOK",
+        "PENSTOCK_ALARM_CHANNELS",
     ):
         monkeypatch.delenv(name, raising=False)
 

@@ -15,7 +15,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.core.workers import Finished, InlineWorkers
 from penstock.resources.alarm_sender import TRIES_MAX, AlarmSender, LogRoute, pause_ms
-from penstock.resources.alarm_store import AlarmStore
+from penstock.resources.alarm_store import AlarmStore, put_silence
 from penstock.resources.alarms import QUIET_MS, Alarm, Notice, Silence
 from penstock.resources.policies.policy import ChangeLayer, RaiseAlert
 from penstock.resources.policies.records import JobRecord, OpenAction
@@ -103,6 +103,7 @@ def test_a_notice_that_nobody_takes_is_given_up_in_the_end(database):
         sender.tick(now_ms)
         now_ms += 600_000
     assert store.owed() == ()
+    assert "was not told" in JournalStore(database).entries("shops")[-1].decision
     assert [pause_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
 
 
@@ -113,22 +114,32 @@ def test_a_notice_of_a_route_that_is_gone_is_dropped(database):
     assert store.owed() == ()
 
 
-def test_people_acknowledge_and_silence(database):
+def test_a_look_that_began_before_the_alarm_tells_nothing_of_it(database):
+    """Plan: a sweep and another source read their clocks a moment before the report that comes first."""
+    store = a_store(database)
+    store.report("shops", {"doctor": (RaiseAlert(key="lag", text="it lags", severity="critical"),)}, NOW)
+    store.sweep(NOW - 5)
+    store.report("shops", {"doctor": ()}, NOW - 5)
+    assert [entry.decision for entry in JournalStore(database).entries("shops")] == ["doctor/lag fired"]
+    assert store.alarms()[0].is_firing
+
+
+def test_an_alarm_is_found_by_its_id(database):
     store = a_store(database)
     store.report("shops", {"doctor": (LAG,)}, NOW)
-    assert store.acknowledge("shops/doctor/lag", by="dana", now_ms=NOW).acked_by == "dana"
-    assert store.alarms("shops")[0].acked_by == "dana" and store.alarms("other") == ()
-    with pytest.raises(NotFound):
-        store.acknowledge("shops/doctor/none", by="dana", now_ms=NOW)
-    store.silence(Silence(id="s1", until_ms=NOW + 1000, by="dana", why="a release"), NOW)
-    assert [silence.id for silence in store.silences(NOW)] == ["s1"] and store.silences(NOW + 1000) == ()
-    assert store.unsilence("s1") and not store.unsilence("s1")
+    (alarm,) = store.alarms("shops")
+    assert store.alarm(alarm.id) == alarm and store.alarms("other") == ()
+    with pytest.raises(NotFound) as caught:
+        store.alarm("0" * 12)
+    assert caught.value.why and caught.value.fix
 
 
 def test_old_alarms_and_silences_go(database):
     store = a_store(database)
     store.report("shops", {"doctor": (LAG,)}, NOW)
-    store.silence(Silence(id="s1", until_ms=NOW + 1000, by="dana", why="a release"), NOW)
+    with database.transaction() as connection:
+        put_silence(connection, Silence(id="s1", until_ms=NOW + 1000, by="dana", why="a release"))
+    assert [silence.id for silence in store.silences(NOW)] == ["s1"] and store.silences(NOW + 1000) == ()
     store.sweep(NOW + 2 * 3_600_000)
     assert not store.alarms()[0].is_firing
     store.sweep(NOW + 20 * 86_400_000)

@@ -79,6 +79,14 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("GET", "/tasks/reports", "task.read", None),
     ("GET", "/jobs/{name}/tasks/{index}/log", "log.read", None),
     ("POST", "/jobs/{name}/tasks/{index}/restart", "task.restart", {"why": "x"}),
+    ("GET", "/alarms", "alarm.read", None),
+    ("GET", "/alarms/{alarm_id}", "alarm.read", None),
+    ("POST", "/alarms/{alarm_id}/acknowledge", "alarm.write", {"why": "x"}),
+    ("GET", "/silences", "alarm.read", None),
+    ("POST", "/silences", "alarm.write", {"job": "x", "for_s": 60, "why": " "}),
+    ("DELETE", "/silences/{silence_id}", "alarm.write", None),
+    ("POST", "/alarm-routes/test", "alarm.write", {"why": " "}),
+    ("GET", "/capacity", "status.read", None),
 ]
 every_route = pytest.mark.parametrize(
     ("method", "path", "verb", "body"), ROUTES, ids=[f"{method} {path}" for method, path, _, _ in ROUTES]
@@ -88,6 +96,7 @@ every_route = pytest.mark.parametrize(
 def filled(path: str) -> str:
     name = "c1" if path.startswith("/containers") else JOB
     filled = path.replace("{name}", name).replace("{layer}", "nolayer").replace("{hash_}", HASH)
+    filled = filled.replace("{alarm_id}", HASH[:12]).replace("{silence_id}", HASH[:12])
     filled = filled.replace("{token_id}", HASH[:16]).replace("{shard}", "3").replace("{index}", "0")
     return filled + ("?wait_s=0" if filled == "/events" else "")
 

@@ -1,0 +1,228 @@
+"""The capacity manager (Turbine V-F): what a cluster has left, who stops when it is short, who comes back.
+
+It is off where a container declares no capacity: what is not limited is never short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
+
+import structlog
+
+from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError
+from penstock.jobs.job_reads import JobReads
+from penstock.jobs.layer_writer import Actor
+from penstock.resources.alarms import FLEET
+from penstock.resources.capacity import (
+    Ask,
+    BringBack,
+    Grant,
+    OutOfRoom,
+    Stock,
+    StopJob,
+    decide_grants,
+    decide_stops,
+    take_stock,
+)
+from penstock.resources.capacity_facts import LAYER, ClusterFacts, is_stopped_here, look_at_cluster
+from penstock.resources.levels import Levels
+from penstock.resources.policies.policy import RaiseAlert
+from penstock.tasks.fleet_view import FleetView
+from penstock.tasks.shard_load import KINDS
+
+ACTOR = Actor(name="capacity", role="scaler")
+SOURCE = "capacity"
+# A container that restarts is soon back: its capacity must be missing for longer before anybody stops.
+PATIENCE_MS: Millis = 120_000
+
+log = structlog.get_logger(__name__)
+Decision = StopJob | BringBack | OutOfRoom
+
+
+class PatchLayer(Protocol):
+    """The Job Service's one write that this needs."""
+
+    def __call__(
+        self,
+        job: str,
+        layer: str,
+        changes: dict[str, Any],
+        /,
+        *,
+        expected_version: int | None,
+        actor: Actor,
+        reason: str,
+        idempotency_key: str | None,
+    ) -> int:
+        """Change one layer of one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    facts: ClusterFacts
+    stock: Stock | None  # None: not limited
+
+
+class CapacityManager:
+    """One cluster. What it decides it writes as `state` into the scaler layer, where oncall overrules it."""
+
+    def __init__(
+        self, jobs: JobReads, fleet: FleetView, patch: PatchLayer, patience_ms: Millis = PATIENCE_MS
+    ) -> None:
+        self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
+        self._last: _Look | None = None
+        self._since: dict[type, Millis] = {}  # since when each kind of decision is due
+        self._out_of_room = ""
+
+    # -- for the scaler ---------------------------------------------------------------------------------
+
+    def remaining(self) -> dict[str, float]:
+        """How much of each kind may still be given, as of the last round; inf: that is not limited."""
+        stock = (self._last or self._look()).stock
+        return {kind: inf if stock is None else stock.remaining.get(kind, inf) for kind in KINDS}
+
+    def grant(self, asks: Sequence[Ask]) -> tuple[Grant, ...]:
+        """How many of the units that it asks for each job gets: privileged first, then by priority."""
+        stock = (self._last or self._look()).stock
+        if stock is None:
+            return tuple(Grant(job=ask.job, count=ask.count, reason="not limited") for ask in asks)
+        return decide_grants(stock, asks)
+
+    # -- the round --------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: Millis) -> None:
+        """Look, decide, act; a decision is carried out once it has been due for a while."""
+        self._last = self._look()
+        decisions = self._decide(self._last.facts)
+        self._out_of_room = next((item.reason for item in decisions if isinstance(item, OutOfRoom)), "")
+        kinds = {type(item) for item in decisions}
+        self._since = {kind: self._since_ms(kind, now_ms) for kind in kinds}
+        for item in decisions:
+            if now_ms - self._since[type(item)] >= self._patience_ms:
+                self._carry_out(item, self._last.facts)
+
+    def levels(self, now_ms: Millis) -> Levels:
+        """What is wrong with capacity, as of the last round."""
+        if self._last is None:
+            return {}
+        found: dict[str, tuple[RaiseAlert, ...]] = {}
+        stock = self._last.stock
+        fleet = []
+        if self._out_of_room:
+            fleet.append(
+                RaiseAlert(
+                    key="out_of_room",
+                    severity="critical",
+                    text=self._out_of_room,
+                    what_to_do="add containers; penstock capacity",
+                )
+            )
+        if stock is not None and stock.short_of:
+            kinds = ", ".join(stock.short_of)
+            fleet.append(
+                RaiseAlert(
+                    key="capacity_short",
+                    text=f"nothing may be given any more of {kinds}: jobs cannot grow",
+                    what_to_do="add containers, or let jobs reserve less; penstock capacity",
+                    evidence={kind: round(stock.reserved[kind], 3) for kind in stock.short_of},
+                )
+            )
+        if fleet:
+            found[FLEET] = tuple(fleet)
+        for claim in self._last.facts.claims:
+            if claim.is_stopped:
+                found[claim.job] = (_stopped(claim.job, self._last.facts),)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The cluster now, read afresh: any instance may be asked."""
+        look = self._look()
+        facts, stock = look.facts, look.stock
+        every = take_stock(dict.fromkeys(KINDS, 0.0), facts.claims)
+        return {
+            "is_limited": stock is not None,
+            "containers": facts.containers,
+            "boundless": list(facts.boundless),
+            "kinds": [
+                {
+                    "kind": kind,
+                    "total": None if stock is None else stock.total.get(kind),
+                    "reserved": round(every.reserved[kind], 6),
+                    "used": round(every.used[kind], 6),
+                    "remaining": None if stock is None else _rounded(stock.remaining.get(kind)),
+                }
+                for kind in KINDS
+            ],
+            "jobs": len(facts.claims),
+            "stopped": [
+                {
+                    "job": claim.job,
+                    "priority": claim.priority,
+                    "reason": _why(claim.job, facts),
+                    "reserved": {kind: round(amount, 6) for kind, amount in claim.reserved.items()},
+                }
+                for claim in facts.claims
+                if claim.is_stopped
+            ],
+        }
+
+    def _look(self) -> _Look:
+        facts = look_at_cluster(self._jobs.every_view(), self._fleet.containers())
+        stock = None if facts.total is None else take_stock(facts.total, facts.claims)
+        return _Look(facts=facts, stock=stock)
+
+    def _decide(self, facts: ClusterFacts) -> tuple[Decision, ...]:
+        if facts.total is not None:
+            return decide_stops(facts.total, facts.claims)
+        if not facts.containers:
+            return ()  # nobody is there to run anything, which says nothing about room
+        reason = "the cluster is not limited any more"
+        return tuple(BringBack(job=claim.job, reason=reason) for claim in facts.claims if claim.is_stopped)
+
+    def _since_ms(self, kind: type, now_ms: Millis) -> Millis:
+        since_ms = self._since.get(kind, now_ms)
+        return since_ms if since_ms <= now_ms else now_ms  # the clock was set back
+
+    def _carry_out(self, item: Decision, facts: ClusterFacts) -> None:
+        if isinstance(item, OutOfRoom):
+            return  # an alarm tells of it
+        view = facts.views[item.job]
+        state = "stopped" if isinstance(item, StopJob) else None
+        try:
+            self._patch(
+                item.job,
+                LAYER,
+                {"state": state},
+                expected_version=view.expected_version,
+                actor=ACTOR,
+                reason=item.reason,
+                idempotency_key=None,
+            )
+        except PenstockError as error:  # somebody wrote meanwhile, or removed it: the next round sees that
+            log.warning("a decision about capacity was not written", job=item.job, error=error.what)
+            return
+        log.warning("capacity", job=item.job, state=state or "may run again", reason=item.reason)
+
+
+def _why(job: str, facts: ClusterFacts) -> str:
+    view = facts.views[job]
+    assert is_stopped_here(view)
+    found = view.provenance.get("state")
+    return "" if found is None else found.reason
+
+
+def _stopped(job: str, facts: ClusterFacts) -> RaiseAlert:
+    return RaiseAlert(
+        key="stopped_for_capacity",
+        severity="critical",
+        text=f"stopped so that others can run: {_why(job, facts)}",
+        what_to_do="penstock capacity; it comes back by itself when there is room",
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
