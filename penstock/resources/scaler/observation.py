@@ -38,6 +38,7 @@ class Limits:
     task_count_max: int = 32
     threads_max: int = 1  # 1: the engine gives a task one thread whatever it asks for
     container: Room = field(default_factory=Room)  # what one container has
+    set_by: str = ""  # the layer that set `task_count_max`, where it is a person's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from penstock.resources.frames import MINUTE_MS, NoFrame, Points
+from penstock.resources.frames import NoFrame, Points
 from penstock.resources.scaler.observation import Hold, Observation
 
 # Without these there is no decision; without one of the others, none about what it measures.
@@ -64,7 +64,8 @@ def read_window(observation: Observation) -> Window | Hold:
     values = frame.values
     minutes = frame.minutes
     end_minute = frame.first_minute + minutes
-    now_minute = observation.now_ms // MINUTE_MS
+    now_minute = observation.now_ms // frame.step_ms
+    step_s = frame.step_ms / 1000
     age = now_minute - (end_minute - 1)
     if age > settings.stale_min:
         return Hold(reason=f"the newest metrics are {age} min old", bound="metrics")
@@ -93,7 +94,7 @@ def read_window(observation: Observation) -> Window | Hold:
         )
     # A step up is seen at once, by its newest two minutes; a step down when all of them show it.
     input_rate = max(sum(ingest) / count, sum(ingest[-2:]) / len(ingest[-2:]))
-    growth = (lag[-1] - lag[0]) / (60.0 * (count - 1)) if count > 1 else 0.0
+    growth = (lag[-1] - lag[0]) / (step_s * (count - 1)) if count > 1 else 0.0
     return Window(
         end_minute,
         count,
@@ -107,7 +108,7 @@ def read_window(observation: Observation) -> Window | Hold:
         lag_s[-1],
         lag_s[-2] if count > 1 else lag_s[-1],
         min(lag_s),
-        (lag[-1] - lag[-2]) / 60.0 if count > 1 else 0.0,
+        (lag[-1] - lag[-2]) / step_s if count > 1 else 0.0,
         optional(values, "lag_spread"),
         total(values, "oom", count),
         total(values, "restarts", count) + total(values, "exceptions", count),
