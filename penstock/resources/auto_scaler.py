@@ -318,9 +318,11 @@ class AutoScaler:
         changed = record
         if isinstance(decision, Resize):
             decision = unless_watched(decision, observation, memory.pending)
+        is_held = False
         if isinstance(decision, Resize):
             decision, applied, changed = resolve(job, decision, record, turn)
             self.decisions[job.name] = decision
+            is_held = applied is None
         if applied is not None:
             assert isinstance(decision, Resize)
             memory = memory.acting(action_of(decision, applied, observation))
@@ -336,6 +338,8 @@ class AutoScaler:
         if not self._save(job.name, changed, version):
             self._looked[job.name] = -MINUTE_MS  # somebody else served it: with the next round
             return False
+        if is_held:
+            del self._kept[job.name]  # others write to the record too: what held it may be over
         if applied is not None:
             self._write(job, decision, applied, changed, turn)
         if is_news:

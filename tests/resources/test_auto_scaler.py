@@ -8,6 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.core.sql_store import Database
+from penstock.resources.policies.policy import MoveTasks
+from penstock.resources.policies.records import Change, JobRecord, OpenAction
+from penstock.resources.policies.round import FleetState
+from penstock.resources.scaler.carry_out import with_part
+from penstock.resources.scaler.memory import ScalerMemory
+from penstock.resources.scaler.observe import Capacity
+from penstock.resources.scaler.shapes import Room
 from tests.builders import ONCALL
 from tests.resources.scaler_stage import Stage, Work
 
@@ -226,17 +233,83 @@ def test_how_long_a_restart_takes_is_measured(stage: Stage):
 
 
 def test_a_pipeline_is_sized_as_a_whole(stage: Stage):
-    """Plan: the first job lags; the second is sized for what the first will send, in one round."""
-    first = {
-        "outputs": [{"stream": "out", "category": "mid", "partitions": 8, "columns": [], "internal": True}]
-    }
-    second = {"inputs": [{"category": "mid"}]}
-    stage.add(Work("demo.first", input_rate=lambda s: 85.0 if s < 240 else 97.0, thread_rate=100.0), **first)
-    stage.add(Work("demo.second", input_rate=lambda s: 45.0, thread_rate=50.0), **second)
-    stage.run(600)
-    assert "demo.second" in stage.scaler.decisions
-    entries = stage.entries("demo.second")
-    assert entries and all(entry.data["generation"] == "preactive" for entry in entries)
+    """Plan: the first job needs three times its tasks; the second gets enough of what it will then be sent."""
+    output = {"stream": "out", "category": "mid", "partitions": 8, "columns": [], "internal": True}
+    slow = {"slo": {"lag_s": 3600}}  # nobody is in a hurry
+    stage.add(Work("demo.first", input_rate=lambda s: 300.0), outputs=[output], **slow)
+    second = Work("demo.second", input_rate=lambda s: 100.0, thread_rate=120.0)
+    stage.add(second, inputs=[{"category": "mid"}], **slow)
+    stage.run(400, until=lambda: bool(stage.done("demo.first")))
+    (first_up,) = (entry for entry in stage.entries("demo.first") if entry.decision == "up")
+    (second_up,) = (entry for entry in stage.entries("demo.second") if entry.decision == "up")
+    assert first_up.at_ms == second_up.at_ms
+    assert second_up.data["inputs"]["X"] > 290  # 100 arrive as yet
+
+
+def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: Stage):
+    """Plan: cores for nine more tasks; both jobs want seven more. The one of the higher priority is first."""
+    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    slow = {"slo": {"lag_s": 3600}}
+    stage.add(Work("demo.low", input_rate=lambda s: 400.0), **slow)
+    stage.add(Work("demo.top", input_rate=lambda s: 400.0), priority=5, **slow)
+    stage.run(400, until=lambda: bool(stage.done("demo.low")))
+    counts = {name: stage.service.view(name).config["task_count"] for name in ("demo.low", "demo.top")}
+    assert counts == {"demo.top": 8, "demo.low": 3}
+    (entry,) = (entry for entry in stage.entries("demo.low") if entry.decision == "up")
+    assert "capacity: cpu" in entry.data["bounds"] and "held by" in entry.reason
+
+
+def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):
+    stage.add(Work(JOB, input_rate=lambda s: 400.0))
+    moved = OpenAction(
+        policy="stragglers",
+        priority=60,
+        symptom="lag",
+        action=MoveTasks(tasks=(f"{JOB}/0",), text="away from c1"),
+        undo=None,
+        at_ms=stage.now_ms,
+        check_ms=stage.now_ms + 60_000,
+    )
+    assert stage.records.save(JOB, JobRecord(open=moved), 0)
+    stage.run(50)
+    assert stage.done() == [] and any("away from c1" in entry.reason for entry in stage.entries())
+    record, version = stage.records.load(JOB)
+    assert record.open == moved
+    assert stage.records.save(JOB, with_part(record, open=None), version)  # it was judged
+    stage.run(60)
+    assert stage.done() == ["up"]
+    record, _ = stage.records.load(JOB)
+    assert record.open is not None and record.open.policy == "scaler"
+
+
+def test_what_another_policy_changed_is_not_brought_back(stage: Stage):
+    """Plan: somebody went from 8 tasks to 1 a minute ago. The scaler would go back to 8."""
+    stage.add(Work(JOB, input_rate=lambda s: 400.0))
+    change = Change(policy="night_shift", path="task_count", old=8, new=1, at_ms=stage.now_ms)
+    assert stage.records.save(JOB, JobRecord(changes=(change,)), 0)
+    stage.run(120)
+    assert stage.done() == []
+    assert any("night_shift changed" in entry.reason for entry in stage.entries())
+
+
+def test_a_fleet_that_only_advises_or_is_busy_holds_it(stage: Stage):
+    stage.fleet = FleetState(rescales_running=10, rescales_max=10)
+    stage.add(Work(JOB, input_rate=lambda s: 400.0))
+    stage.run(60)
+    assert stage.done() == [] and "jobs of the fleet are being rescaled" in stage.entries()[-1].reason
+    stage.fleet = FleetState()
+    stage.run(10)
+    assert stage.done() == ["up"]
+
+
+def test_a_job_of_the_same_name_is_another_job(stage: Stage):
+    stage.add(Work(JOB))
+    old = ScalerMemory(birth="an earlier life", thread_rate=7.0, restarts_s=(500.0,))
+    assert stage.records.save(JOB, JobRecord(scaler=old), 0)
+    stage.run(130)
+    record, _ = stage.records.load(JOB)
+    assert record.scaler is not None and record.scaler.birth == f"birth-{JOB}"
+    assert record.scaler.thread_rate != 7.0 and record.scaler.restarts_s == ()
 
 
 def test_a_job_that_is_gone_leaves_nothing(stage: Stage):

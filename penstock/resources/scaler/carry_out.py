@@ -203,10 +203,11 @@ def one_decision(
     """
     changes = changes_of(job.shape, applied)
     text = change(job.shape, applied)
+    why = decision.reason.removesuffix(text).rstrip(":; ")  # the action says what changes
     bounds = f"; held by {', '.join(decision.bounds)}" if decision.bounds else ""
     verdict = Verdict(
         policy=NAME,
-        symptom=Symptom(name=decision.direction, text=f"{decision.reason}{bounds}"[:2000]),
+        symptom=Symptom(name=decision.direction, text=f"{why}{bounds}"[:2000]),
         resolution=ChangeLayer(changes=changes, text=text),
     )
     settings = ControlSettings(

@@ -75,32 +75,35 @@ def read_window(observation: Observation) -> Window | Hold:
     count = min(settings.window_min, settled, minutes)
     if count < min(2, settings.window_min):
         return Hold(reason="its tasks have just started", bound="settle")
-    lists = []
+    lists: list[list[float]] = []
+    sums: list[float] = []
     for name in METRICS_REQUIRED:
         points = values.get(name)
         if points is None or len(points) < count:
             return Hold(reason=f"{name} was not measured", bound="metrics")
-        numbers: list[float] = points[-count:].tolist()
-        if not (0.0 <= sum(numbers) < inf and min(numbers) >= 0.0):
+        numbers = points[-count:].tolist()
+        whole = sum(numbers)
+        if not (0.0 <= whole < inf and min(numbers) >= 0.0):
             return Hold(reason=f"{name} has gaps or cannot be: {numbers[-1]:g}", bound="metrics")
         lists.append(numbers)
-    ingest, processed, busy_mean, lag, lag_s, tasks = lists
+        sums.append(whole)
+    ingest, _, busy_mean, lag, lag_s, tasks = lists
     if max(busy_mean) > BUSY_MAX:
         return Hold(reason=f"busy_mean is {max(busy_mean):g}, which is no share", bound="metrics")
-    if tasks[0] != job.shape.task_count or min(tasks) != max(tasks):
+    if tasks[0] != job.shape.task_count or tasks.count(tasks[0]) != count:
         return Hold(
             reason=f"the metrics are of {tasks[-1]:g} tasks, the job has {job.shape.task_count}",
             bound="metrics",
         )
     # A step up is seen at once, by its newest two minutes; a step down when all of them show it.
-    input_rate = max(sum(ingest) / count, sum(ingest[-2:]) / len(ingest[-2:]))
+    input_rate = max(sums[0] / count, (ingest[-2] + ingest[-1]) / 2 if count > 1 else ingest[-1])
     growth = (lag[-1] - lag[0]) / (step_s * (count - 1)) if count > 1 else 0.0
     return Window(
         end_minute,
         count,
         input_rate,
-        sum(processed) / count,
-        min(1.0, sum(busy_mean) / count),
+        sums[1] / count,
+        min(1.0, sums[2] / count),
         optional(values, "busy"),
         lag[-1],
         growth,
