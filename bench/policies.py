@@ -10,7 +10,8 @@ A *sample* is one metric of one job in one minute. History is written as sealed 
 in as they do in a control plane, a transaction per minute, and are then sealed, all of it on one core. A
 *report value* is one number of one task's report, as looked at every five seconds.
 
-An *evaluation* retrieves 30 minutes of six metrics of one job and decides on them (`decide`, below).
+An *evaluation* retrieves 30 minutes of six metrics of one job and decides on them (`decide`, below): the
+preactive scaler that knows what a thread can do, as nearly all jobs have it. *Staging*: it does not know yet.
 *History* is one metric over all days, of jobs drawn at random, as a veto from the past reads it.
 """
 
@@ -41,7 +42,9 @@ from penstock.resources.minutes import Minute, MinuteBook
 from penstock.resources.points import BITS, DAY, UNKNOWN, encode, pack
 from penstock.resources.retriever import Retriever, Wanted
 from penstock.resources.scaler.decide import decide as decide_job
-from penstock.resources.scaler.observation import JobFacts, Observation
+from penstock.resources.scaler.observation import Footprint, JobFacts, Observation
+from penstock.resources.scaler.settings import DEFAULTS
+from penstock.resources.scaler.settings import Settings as ScalerSettings
 from penstock.resources.scaler.shapes import Shape, TaskResources
 from penstock.resources.scaler.window import METRICS_REQUIRED
 from penstock.tasks.messages import TaskReport
@@ -50,6 +53,7 @@ TODAY = 20_600  # days since 1970
 SLICE = 125  # jobs that are made at a time
 OPEN = SEAL_EVERY + OPEN_MIN
 LOOKS_A_MINUTE = 12
+KNOWN = Footprint(thread_rate=9_000.0, thread_rate_minute=0)  # as the data is made
 RECENT = Wanted(metrics=METRICS_REQUIRED, minutes=30)
 # What must hold: samples and evaluations per second at least, bytes per job for 14 days at most.
 SAMPLES_MIN, EVALUATIONS_MIN, BYTES_MAX = 50_000, 3_000, 400_000
@@ -57,12 +61,12 @@ SAMPLES_MIN, EVALUATIONS_MIN, BYTES_MAX = 50_000, 3_000, 400_000
 Values = NDArray[np.float32]
 
 
-def decide(frame: Frame) -> object:
-    """The decision that is timed: the proactive auto scaler's, on a job of the shape that the frame shows."""
+def decide(frame: Frame, settings: ScalerSettings = DEFAULTS, known: Footprint = KNOWN) -> object:
+    """The decision that is timed: the preactive auto scaler's, on a job of the shape that the frame shows."""
     shape = Shape(task_count=int(frame.last("task_count")), task=TaskResources())
     job = JobFacts(name=frame.job, shape=shape, partitions=32)
     now_ms = (frame.first_minute + frame.minutes) * MINUTE_MS
-    return decide_job(Observation(job=job, frame=frame, now_ms=now_ms))
+    return decide_job(Observation(job=job, frame=frame, now_ms=now_ms, settings=settings, footprint=known))
 
 
 @dataclass
@@ -284,8 +288,8 @@ def retrieve(store: MetricStore, bench: Bench, rng: np.random.Generator) -> None
             isinstance(found, Frame) for found in retriever.frames(names, RECENT, now_ms=now_ms).values()
         )
 
-    def decisions() -> int:
-        return sum(decide(frame) is not None for frame in frames)
+    def decisions(settings: ScalerSettings, known: Footprint) -> Callable[[], int]:
+        return lambda: sum(decide(frame, settings, known) is not None for frame in frames)
 
     def evaluations() -> int:
         found = retriever.frames(names, RECENT, now_ms=now_ms)
@@ -297,7 +301,10 @@ def retrieve(store: MetricStore, bench: Bench, rng: np.random.Generator) -> None
 
     bench.rate("30 minutes of 6 metrics, job by job", one_by_one, "frames/s")
     bench.rate("30 minutes of 6 metrics, all jobs together", together, "frames/s")
-    bench.rate("decisions alone", decisions, "decisions/s")
+    proactive = ScalerSettings(generation="proactive")
+    bench.rate("decisions alone, proactive", decisions(proactive, KNOWN), "decisions/s")
+    bench.rate("decisions alone, preactive", decisions(DEFAULTS, KNOWN), "decisions/s")
+    bench.rate("decisions alone, preactive, staging", decisions(DEFAULTS, Footprint()), "decisions/s")
     bench.rate("evaluations, job by job", single_evaluations, "evaluations/s", least=EVALUATIONS_MIN)
     bench.rate("evaluations, all jobs together", evaluations, "evaluations/s", least=EVALUATIONS_MIN)
     past = Wanted(metrics=("ingest_rate",), minutes=bench.days * DAY, missing_max=0.1)

@@ -26,11 +26,10 @@ from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.running_store import RunningStore
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
-from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.capacity_manager import CapacityManager
-from penstock.resources.controller import ResourceController, ScalableJob
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.recorder import MetricRecorder
+from penstock.scaling import JobsOfPlane, build_scaler
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
@@ -49,8 +48,6 @@ from penstock.web.alarming import Alarming
 log = structlog.get_logger(__name__)
 
 NAMES_LOGGED_MAX = 10
-SCALER = Actor(name="autoscaler", role="scaler")
-UNSCALED = ("process", "spark")
 
 
 def _open_database(settings: Settings) -> Database:
@@ -90,8 +87,18 @@ class ControlPlane:
         self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
-        self.controller = ResourceController(self)
         self.metrics = MetricStore(self.database)
+        self._scaled = JobsOfPlane(
+            self.jobs,
+            self.task_service,
+            self.fleet,
+            self.patch_layer,
+            lambda: self.clock,
+            shards=settings.shards,
+        )
+        self.scaler = build_scaler(
+            self.database, self.journal, self.metrics, self._scaled, profile=settings.profile
+        )
         self._recorder = MetricRecorder(self.metrics)
         self._cleaned_ms: Millis = 0
         self.capacity = CapacityManager(
@@ -227,7 +234,7 @@ class ControlPlane:
 
     def _scale(self) -> None:
         if self._syncer is not None:
-            self.controller.tick(self.clock.now_ms())
+            self.scaler.tick(self.clock.now_ms())
 
     def _record(self) -> None:
         if self._syncer is None:
@@ -323,53 +330,9 @@ class ControlPlane:
         self.wake_syncer()
         return version
 
-    # -- what the scaler needs --------------------------------------------------------------------------
-
     def task_reports(self) -> dict[str, list[TaskReport]]:
-        """What tasks say now, by job: the last words of a container that fell silent are no load."""
-        found: dict[str, list[TaskReport]] = {}
-        heard_ms = self.clock.now_ms() - STALE_MS
-        for row in self.fleet.containers():
-            for task in row.tasks if row.may_run and row.seen_ms >= heard_ms else ():
-                found.setdefault(task.job, []).append(task)
-        return found
-
-    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
-        """Those of these jobs that run."""
-        found = []
-        for name in names:
-            try:
-                view = self.jobs.view(name)
-            except NotFound:
-                continue  # removed while its tasks still end
-            running = view.running
-            if running is None or running.state != "running" or running.config["kind"] in UNSCALED:
-                continue  # of these nobody knows a lag
-            oncall = next((row.body for row in view.layers if row.layer == "oncall"), {})
-            found.append(
-                ScalableJob(
-                    name=view.name,
-                    expected_version=view.expected_version,
-                    task_count=len(set(running.mapping)),
-                    generation=running.generation,
-                    is_settled=view.is_in_sync and not running.is_held,
-                    oncall_task_count=oncall.get("task_count"),
-                    config=running.config,
-                )
-            )
-        return tuple(found)
-
-    def write_task_count(self, job: str, task_count: int, *, expected_version: int, reason: str) -> None:
-        """The scaler's one write."""
-        self.patch_layer(
-            job,
-            "scaler",
-            {"task_count": task_count},
-            expected_version=expected_version,
-            actor=SCALER,
-            reason=reason,
-            idempotency_key=None,
-        )
+        """What tasks say now, by job."""
+        return self._scaled.task_reports()
 
     # -- streams ----------------------------------------------------------------------------------------
 

@@ -29,10 +29,10 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "sim": {"core", "jobs", "tasks", "resources"},
     "settings": {"core", "tasks"},
     "testing": {"core", "streams"},
-    **dict.fromkeys(("client", "policy_host", "runners"), LOWER),
+    **dict.fromkeys(("client", "policy_host", "runners", "scaling"), LOWER),
     "container": LOWER | {"client", "runners"},
     "web": LOWER | {"app", "settings"},
-    "app": LOWER | {"web", "client", "container", "settings"},
+    "app": LOWER | {"web", "client", "container", "settings", "scaling"},
     "cli": LOWER | {"app", "web", "client", "container", "settings", "sim"},
 }
 # Single modules above or beside an area that it may see all the same.

@@ -185,6 +185,18 @@ class ScalerSettings(_Part):
     quiet_s: float = Field(default=60, ge=0, le=YEAR_S)
     settle_s: float = Field(default=10, ge=0, le=YEAR_S)
     task_count_min: int = Field(default=1, ge=1, le=TASKS_MAX)
+    generation: Literal["reactive", "proactive", "preactive"] = "preactive"
+    advice_only: bool = Field(default=False, description="It says what it would do, and does nothing.")
+    recovery_s: float = Field(default=1800, ge=1, le=30 * 86_400, description="A backlog is gone by then.")
+    target: float = Field(default=0.7, ge=0.05, le=0.95, description="How much of a new size is used.")
+    up_at: float = Field(default=0.85, ge=0.1, le=1, description="More is used: it needs a larger size.")
+    history_hours: float = Field(default=4, ge=0.25, le=24, description="For so long less must do.")
+
+    @model_validator(mode="after")
+    def _has_a_dead_band(self) -> ScalerSettings:
+        if self.target >= self.up_at:
+            raise ValueError(f"target: it is {self.target:g}, and must be below up_at, {self.up_at:g}")
+        return self
 
 
 # What a command may name in braces; `arguments.<name>` too. A task's container fills them in.
@@ -204,7 +216,10 @@ LATER_FIELDS = (
     "straggler_ms",
     "state_cache_bytes",
 )
-LATER_PLAN_FIELDS = ("spread",)
+LATER_PART_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "plan": ("spread",),
+    "scaler": ("generation", "advice_only", "recovery_s", "target", "up_at", "history_hours"),
+}
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
@@ -300,12 +315,11 @@ class JobConfig(_Part):
         unused: dict[str, Any] = {} if self.kind == "process" else dict.fromkeys(PROCESS_FIELDS, True)
         known = JobConfig.model_fields
         unused |= {name: True for name in LATER_FIELDS if getattr(self, name) == known[name].default}
-        later = {
-            name: True
-            for name in LATER_PLAN_FIELDS
-            if getattr(self.plan, name) == WorkPlan.model_fields[name].default
-        }
-        unused |= {"plan": later} if later else {}
+        for part, names in LATER_PART_FIELDS.items():
+            value: BaseModel = getattr(self, part)
+            fields = type(value).model_fields
+            later = {name: True for name in names if getattr(value, name) == fields[name].default}
+            unused |= {part: later} if later else {}
         return self.model_dump(mode="json", exclude=unused)
 
 

@@ -18,13 +18,14 @@ import msgspec
 from pydantic import BaseModel
 
 from penstock.core import json_text
-from penstock.jobs.config import LATER_FIELDS, LATER_PLAN_FIELDS, PROCESS_FIELDS, JobConfig, WorkPlan
+from penstock.jobs.config import LATER_FIELDS, LATER_PART_FIELDS, PROCESS_FIELDS, JobConfig
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.sync_plan import diff_configs, explain, needs_restart
 
 # What a release changes. Whether a value of these is valid depends on nothing else in the config.
 RELEASE_FIELDS = ("package", "arguments")
 _KNOWN_MAX = 10_000
+_LATER = {JobConfig.model_fields[part].annotation: names for part, names in LATER_PART_FIELDS.items()}
 _LEFT_OUT = PROCESS_FIELDS | {*LATER_FIELDS}  # of the stored form, at their defaults
 
 
@@ -122,12 +123,14 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
         if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
             fields.append((name, kind, None))
-        elif model is WorkPlan and name in LATER_PLAN_FIELDS:
+        elif name in _LATER.get(model, ()):
             fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # what was left out stays out
         elif info.is_required() or (not with_defaults and name not in _LEFT_OUT):
             fields.append((name, kind))
         else:
             default = json_text.loads(json_text.dumps(info.get_default(call_default_factory=True)))
+            for later in _LATER.get(info.annotation, ()):
+                del default[later]
             fields.append((name, kind, msgspec.convert(default, kind)))
     return msgspec.defstruct(
         model.__name__,

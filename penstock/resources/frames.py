@@ -72,6 +72,7 @@ class Frame:
     job: str
     first_minute: int  # minutes since the epoch
     values: Mapping[str, Points]
+    step_ms: int = MINUTE_MS  # what "a minute" is: a job that is behind is looked at in seconds
 
     @property
     def minutes(self) -> int:
@@ -89,6 +90,7 @@ class Frame:
             job=self.job,
             first_minute=self.first_minute + self.minutes - kept,
             values={name: points[len(points) - kept :] for name, points in self.values.items()},
+            step_ms=self.step_ms,
         )
 
 

@@ -109,10 +109,10 @@ class _Task:
         else:
             last.pop(clock, None)
 
-    def rate(self, total: str) -> float:
+    def rate(self, total: str, covered_min_ms: float) -> float:
         """Per second, over the open minute."""
         grown, covered_ms = self.grown.get(total, (0.0, 0.0))
-        return grown * 1000 / covered_ms if covered_ms >= COVERED_MIN_MS else nan
+        return grown * 1000 / covered_ms if covered_ms >= covered_min_ms else nan
 
     def next_minute(self) -> None:
         self.grown, self.gauges, self.events, self.is_heard = {}, {}, (0, 0, 0), False
@@ -124,7 +124,7 @@ class _Job:
     task_count: int
     tasks: dict[str, _Task] = field(default_factory=dict)
 
-    def row(self) -> list[float]:
+    def row(self, covered_min_ms: float) -> list[float]:
         """Its minute, in the order of METRICS."""
         found: dict[str, float] = {"task_count": float(self.task_count)}
         tasks = list(self.tasks.values())
@@ -133,8 +133,8 @@ class _Job:
         heard = [task for task in tasks if task.is_heard]
         if len(heard) >= self.task_count:
             for name, (total, one) in _RATES.items():
-                found[name] = sum(task.rate(total) for task in heard) / one
-            busy = [task.rate("busy_ms_total") / 1000 for task in heard]
+                found[name] = sum(task.rate(total, covered_min_ms) for task in heard) / one
+            busy = [task.rate("busy_ms_total", covered_min_ms) / 1000 for task in heard]
             if all(isfinite(share) for share in busy):
                 # A batch counts when it is seen, so that a minute may have a little of the one before it.
                 busy = [min(1.0, share) for share in busy]
@@ -158,11 +158,14 @@ def _gauges(tasks: Sequence[_Task]) -> Iterable[tuple[str, float]]:
 
 
 class MinuteBook:
-    """The open minute of every job. `task_counts`: by job, its generation and its number of tasks."""
+    """The open minute of every job. `task_counts`: by job, its generation and its number of tasks.
 
-    def __init__(self) -> None:
+    A "minute" may be another step of time, of which then less must be covered.
+    """
+
+    def __init__(self, step_ms: int = MINUTE_MS, covered_min_ms: float = COVERED_MIN_MS) -> None:
         self._jobs: dict[str, _Job] = {}
-        self._minute = -1
+        self._minute, self._step_ms, self._covered_min_ms = -1, step_ms, covered_min_ms
 
     def observe(
         self,
@@ -171,7 +174,7 @@ class MinuteBook:
         reports: Mapping[str, Sequence[TaskReport]],
     ) -> Minute | None:
         """Take in what tasks say now; gives the minute that ended since the last look, if one did."""
-        minute = now_ms // MINUTE_MS
+        minute = now_ms // self._step_ms
         ended = self.close() if 0 <= self._minute < minute else None
         if minute < self._minute:
             self._next()  # the clock was set back: what was seen belongs to no minute that will end
@@ -197,7 +200,7 @@ class MinuteBook:
         if self._minute < 0 or not self._jobs:
             return None
         names = tuple(self._jobs)
-        values = np.array([self._jobs[name].row() for name in names], np.float64)
+        values = np.array([self._jobs[name].row(self._covered_min_ms) for name in names], np.float64)
         found = Minute(minute=self._minute, jobs=names, values=values)
         self._next()
         return found

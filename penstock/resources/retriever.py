@@ -34,16 +34,17 @@ class Wanted:
     metrics: tuple[str, ...]
     minutes: int
     missing_max: float = 0.0  # share of the minutes that may be unknown, of each metric
+    optional: tuple[str, ...] = ()  # given as far as they are known; nothing is refused for them
 
     def __post_init__(self) -> None:
-        for name in self.metrics:
+        for name in self.all:
             if name not in METRICS:
                 raise ConfigError(
                     f"there is no metric {name[:100]!r}",
                     why=f"there are {', '.join(METRICS)}",
                     fix=did_you_mean(name, METRICS, otherwise="ask for one of these"),
                 )
-        if not self.metrics or len(set(self.metrics)) < len(self.metrics):
+        if not self.metrics or len(set(self.all)) < len(self.all):
             raise ConfigError(
                 "no metrics, or one of them twice",
                 why="each has one line",
@@ -55,6 +56,11 @@ class Wanted:
                 why=f"there are from 1 to {MINUTES_MAX}: {KEEP_DAYS} days are kept",
                 fix="ask for a range in between",
             )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The metrics of a frame, in their order."""
+        return self.metrics + self.optional
 
 
 class Retriever:
@@ -78,7 +84,7 @@ class Retriever:
                 else f"the newest minute recorded is {_clock(last)}, {now - last} min ago"
             )
             return {job: NoFrame(job=job, reason=reason, metrics=wanted.metrics) for job in jobs}
-        at_once = max(1, _POINTS_AT_ONCE // (wanted.minutes * len(wanted.metrics)))
+        at_once = max(1, _POINTS_AT_ONCE // (wanted.minutes * len(wanted.all)))
         found: dict[str, Frame | NoFrame] = {}
         for begin in range(0, len(jobs), at_once):
             some, first = jobs[begin : begin + at_once], last - wanted.minutes + 1
@@ -96,18 +102,16 @@ class Retriever:
             return NoFrame(job=job, reason=f"{error.what}: {error.why}", metrics=wanted.metrics)
 
     def _some(self, jobs: Sequence[str], wanted: Wanted, first: int) -> dict[str, Frame | NoFrame]:
-        codes = self._store.codes(jobs, wanted.metrics, first, wanted.minutes)
-        is_missing = codes == UNKNOWN
+        codes = self._store.codes(jobs, wanted.all, first, wanted.minutes)
+        is_missing = codes[:, : len(wanted.metrics)] == UNKNOWN
         missing = is_missing.sum(axis=2)
         allowed = wanted.missing_max * wanted.minutes
         is_refused = ((missing > allowed) | is_missing[:, :, -1]).any(axis=1)
-        values = decode(codes, bits_of(wanted.metrics)[:, None])
+        values = decode(codes, bits_of(wanted.all)[:, None])
         return {
             job: self._refusal(job, wanted, first, is_missing[place])
             if is_refused[place]
-            else Frame(
-                job=job, first_minute=first, values=dict(zip(wanted.metrics, values[place], strict=True))
-            )
+            else Frame(job=job, first_minute=first, values=dict(zip(wanted.all, values[place], strict=True)))
             for place, job in enumerate(jobs)
         }
 

@@ -42,19 +42,19 @@ class ScalingHere:
     """Of the scaler in this process."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._controller = plane.controller
+        self._scaler = plane.scaler
 
     def load_of(self, job: str) -> dict[str, Any] | None:
-        load = self._controller.loads.get(job)
+        load = self._scaler.loads.get(job)
         return asdict(load) if isinstance(load, JobLoad) else None
 
     def reason_of(self, job: str) -> str:
-        decision = self._controller.decisions.get(job)
+        decision = self._scaler.decisions.get(job)
         return decision.reason if decision else ""
 
     def all(self) -> dict[str, tuple[dict[str, Any] | None, str]]:
         """Every job of which something is known."""
-        jobs = {*list(self._controller.loads), *list(self._controller.decisions)}  # others add to them
+        jobs = {*list(self._scaler.loads), *list(self._scaler.decisions)}  # others add to them
         return {job: (self.load_of(job), self.reason_of(job)) for job in sorted(jobs)}
 
 

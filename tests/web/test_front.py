@@ -202,7 +202,7 @@ def test_what_the_scaler_saw_is_told(fronted: Fronted):
     load = JobLoad(
         at_ms=1, task_count=1, input_rate=5.0, processed_rate=5.0, busy=0.5, lag_records=0.0, lag_s=0.0
     )
-    fronted.plane.controller.loads["demo.j0"] = load
+    fronted.plane.scaler.loads["demo.j0"] = load
 
     def seen() -> Any:
         return json.loads(fronted.ask("GET", "/jobs/demo.j0")[2])["load"]

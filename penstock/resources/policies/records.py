@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.clock import Millis
 from penstock.resources.policies.policy import Action, ChangeLayer
+from penstock.resources.scaler.memory import ScalerMemory
 
 CHANGES_MAX = 32  # of the past that are kept to see who fights whom
 
@@ -46,6 +47,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     useless: dict[str, Millis] = {}  # by action: until when it is not tried again
     changes: tuple[Change, ...] = ()
     said: str = ""  # what the journal last heard, as a key: the same is not told twice
+    scaler: ScalerMemory | None = None
 
 
 def fingerprint(policy: str, symptom: str, action: Action) -> str:

@@ -153,6 +153,9 @@ def _follow_up(
         said.append(Said(policy=done.policy, outcome="kept", reason=reason))
         return _replace(record, open=None), None
     now = next((rival.verdict for rival in ranked if rival.verdict.policy == done.policy), None)
+    if now is None and now_ms - done.check_ms > FIGHT_MS:
+        said.append(Said(policy=done.policy, outcome="kept", reason="nobody looked whether it helped"))
+        return _replace(record, open=None), None
     if now is None or isinstance(now, Broken):
         return record, None  # nobody can tell yet
     if now.symptom is None or now.symptom.name != done.symptom:

@@ -94,7 +94,15 @@ def _bootstrapped(observation: Observation, frame: Frame, window: Window, decisi
     if settled < STAGING_MIN:
         return decision
     rate = bootstrap_rate(frame, job, minutes=settled)
-    return decision if rate is None else replace(decision, learnt=Learnt(thread_rate=rate))
+    if rate is None:
+        return decision
+    return Hold(
+        reason=decision.reason,
+        bound=decision.bound,
+        formula=decision.formula,
+        inputs=decision.inputs,
+        learnt=Learnt(thread_rate=rate),
+    )
 
 
 def _held_against_past(

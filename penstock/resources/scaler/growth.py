@@ -62,8 +62,10 @@ def grown(job: JobFacts, settings: Settings, wanted: float) -> tuple[int, int, t
 
 def bound_of_tasks(job: JobFacts) -> str:
     """What limits the number of tasks."""
-    by_partitions = 0 < job.partitions <= job.limits.task_count_max
-    return f"{job.partitions} partitions" if by_partitions else f"limit of {job.limits.task_count_max} tasks"
+    limits = job.limits
+    if 0 < job.partitions <= limits.task_count_max:
+        return f"{job.partitions} partitions"
+    return f"{limits.set_by + ' ' if limits.set_by else ''}limit of {limits.task_count_max} tasks"
 
 
 def tasks_for_memory(needs: Needs, job: JobFacts, settings: Settings, at_least: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from penstock.core.clock import Millis
 from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.scaler.settings import DEFAULTS, Settings
-from penstock.resources.scaler.shapes import Room, Shape, TaskResources
+from penstock.resources.scaler.shapes import UNLIMITED, Room, Shape, TaskResources
 
 Inputs = Mapping[str, float]
 State = Literal["none", "aggregation", "join", "other"]
@@ -37,7 +37,8 @@ class Limits:
     task_count_min: int = 1
     task_count_max: int = 32
     threads_max: int = 1  # 1: the engine gives a task one thread whatever it asks for
-    container: Room = field(default_factory=Room)  # what one container has
+    container: Room = UNLIMITED  # what one container has
+    set_by: str = ""  # the layer that set `task_count_max`, where it is a person's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class JobFacts:
 
     name: str
     shape: Shape
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     partitions: int = 0  # 0: the input is split at will
     priority: int = 0
     is_privileged: bool = False
@@ -74,7 +75,7 @@ class JobFacts:
 class Remaining:
     """What the capacity manager has left for this job, quota included."""
 
-    room: Room = field(default_factory=Room)
+    room: Room = UNLIMITED
     privileged_only: bool = False  # short: only privileged jobs may grow
 
 
@@ -109,8 +110,8 @@ class Observation:
     job: JobFacts
     frame: Frame | NoFrame
     now_ms: Millis
-    footprint: Footprint = field(default_factory=Footprint)
-    remaining: Remaining = field(default_factory=Remaining)
+    footprint: Footprint = Footprint()
+    remaining: Remaining = Remaining()
     past: tuple[Action, ...] = ()  # oldest first
     demand: Demand | None = None
     settings: Settings = DEFAULTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from math import inf
 
 from penstock.resources.frames import Frame
 from penstock.resources.scaler.estimators import BUSY_MIN
@@ -11,6 +11,7 @@ from penstock.resources.scaler.shapes import at_work
 
 NOISE = 0.01  # so little above what P allows is no sign that it is wrong
 STAGING_MIN = 30  # minutes of work that show what a thread can do
+_NAMES = ("processed_rate", "busy_mean", "task_count")
 
 
 def bootstrap_rate(frame: Frame, job: JobFacts, *, minutes: int) -> float | None:
@@ -19,24 +20,27 @@ def bootstrap_rate(frame: Frame, job: JobFacts, *, minutes: int) -> float | None
     The median of the busier half of the minutes: idle ones tell little, and one odd minute tells nothing.
     """
     count = min(minutes, frame.minutes)
-    names = ("processed_rate", "busy_mean", "task_count")
-    if count < STAGING_MIN or any(name not in frame.values for name in names):
+    values = frame.values
+    if count < STAGING_MIN or any(name not in values for name in _NAMES):
         return None
-    processed, busy, tasks = (frame.values[name][-count:] for name in names)
-    with np.errstate(invalid="ignore"):
-        usable = (
-            np.isfinite(processed)
-            & (processed > 0)
-            & (busy >= BUSY_MIN)
-            & (busy <= 1.5)
-            & (tasks == job.shape.task_count)
-        )
-    if int(usable.sum()) < STAGING_MIN:
+    # Lists: of so few numbers NumPy's calls cost more than its loops save.
+    processed, busy, tasks = [values[name][-count:].tolist() for name in _NAMES]
+    wanted = job.shape.task_count
+    usable = [
+        (share if share < 1.0 else 1.0, rate)
+        for rate, share, n in zip(processed, busy, tasks, strict=True)
+        if 0.0 < rate < inf and BUSY_MIN <= share <= 1.5 and n == wanted
+    ]
+    if len(usable) < STAGING_MIN:
         return None
-    processed, busy = processed[usable], np.minimum(busy[usable], 1.0)
-    busier = busy >= np.median(busy)
-    threads = at_work(job.shape.task_count, job.shape.task.threads, job.partitions)
-    return float(np.median(processed[busier] / busy[busier])) / threads
+    middle = _median(sorted([share for share, _ in usable]))
+    busier = sorted([rate / share for share, rate in usable if share >= middle])
+    return _median(busier) / at_work(wanted, job.shape.task.threads, job.partitions)
+
+
+def _median(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def adjust_rate(*, p: float, x: float, slots: float, measured: float | None) -> float | None:

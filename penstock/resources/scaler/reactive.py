@@ -10,7 +10,7 @@ from math import ceil, floor
 
 import numpy as np
 
-from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
+from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.scaler.estimators import Needs, task_resources, vertical_limit
 from penstock.resources.scaler.growth import (
     bound_of_tasks,
@@ -124,7 +124,7 @@ def after_oom(observation: Observation, held: Hold) -> Decision:
     if held.bound != "metrics" or isinstance(frame, NoFrame):
         return held
     end_minute = frame.first_minute + frame.minutes
-    age = observation.now_ms // MINUTE_MS - (end_minute - 1)
+    age = observation.now_ms // frame.step_ms - (end_minute - 1)
     count = min(settings.window_min, end_minute - 1 - job.changed_minute, frame.minutes)
     fewest, most = task_range(job)
     is_same = optional(frame.values, "task_count") == job.shape.task_count

@@ -60,6 +60,9 @@ class Room:
     network_mbps: float = inf
 
 
+UNLIMITED = Room()
+
+
 def busiest_partitions(task_count: int, partitions: int) -> int:
     """How many partitions the busiest task has."""
     return -(-partitions // task_count)

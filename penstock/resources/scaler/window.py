@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from penstock.resources.frames import MINUTE_MS, NoFrame, Points
+from penstock.resources.frames import NoFrame, Points
 from penstock.resources.scaler.observation import Hold, Observation
 
 # Without these there is no decision; without one of the others, none about what it measures.
@@ -64,7 +64,8 @@ def read_window(observation: Observation) -> Window | Hold:
     values = frame.values
     minutes = frame.minutes
     end_minute = frame.first_minute + minutes
-    now_minute = observation.now_ms // MINUTE_MS
+    now_minute = observation.now_ms // frame.step_ms
+    step_s = frame.step_ms / 1000
     age = now_minute - (end_minute - 1)
     if age > settings.stale_min:
         return Hold(reason=f"the newest metrics are {age} min old", bound="metrics")
@@ -74,32 +75,35 @@ def read_window(observation: Observation) -> Window | Hold:
     count = min(settings.window_min, settled, minutes)
     if count < min(2, settings.window_min):
         return Hold(reason="its tasks have just started", bound="settle")
-    lists = []
+    lists: list[list[float]] = []
+    sums: list[float] = []
     for name in METRICS_REQUIRED:
         points = values.get(name)
         if points is None or len(points) < count:
             return Hold(reason=f"{name} was not measured", bound="metrics")
-        numbers: list[float] = points[-count:].tolist()
-        if not (0.0 <= sum(numbers) < inf and min(numbers) >= 0.0):
+        numbers = points[-count:].tolist()
+        whole = sum(numbers)
+        if not (0.0 <= whole < inf and min(numbers) >= 0.0):
             return Hold(reason=f"{name} has gaps or cannot be: {numbers[-1]:g}", bound="metrics")
         lists.append(numbers)
-    ingest, processed, busy_mean, lag, lag_s, tasks = lists
+        sums.append(whole)
+    ingest, _, busy_mean, lag, lag_s, tasks = lists
     if max(busy_mean) > BUSY_MAX:
         return Hold(reason=f"busy_mean is {max(busy_mean):g}, which is no share", bound="metrics")
-    if tasks[0] != job.shape.task_count or min(tasks) != max(tasks):
+    if tasks[0] != job.shape.task_count or tasks.count(tasks[0]) != count:
         return Hold(
             reason=f"the metrics are of {tasks[-1]:g} tasks, the job has {job.shape.task_count}",
             bound="metrics",
         )
     # A step up is seen at once, by its newest two minutes; a step down when all of them show it.
-    input_rate = max(sum(ingest) / count, sum(ingest[-2:]) / len(ingest[-2:]))
-    growth = (lag[-1] - lag[0]) / (60.0 * (count - 1)) if count > 1 else 0.0
+    input_rate = max(sums[0] / count, (ingest[-2] + ingest[-1]) / 2 if count > 1 else ingest[-1])
+    growth = (lag[-1] - lag[0]) / (step_s * (count - 1)) if count > 1 else 0.0
     return Window(
         end_minute,
         count,
         input_rate,
-        sum(processed) / count,
-        min(1.0, sum(busy_mean) / count),
+        sums[1] / count,
+        min(1.0, sums[2] / count),
         optional(values, "busy"),
         lag[-1],
         growth,
@@ -107,7 +111,7 @@ def read_window(observation: Observation) -> Window | Hold:
         lag_s[-1],
         lag_s[-2] if count > 1 else lag_s[-1],
         min(lag_s),
-        (lag[-1] - lag[-2]) / 60.0 if count > 1 else 0.0,
+        (lag[-1] - lag[-2]) / step_s if count > 1 else 0.0,
         optional(values, "lag_spread"),
         total(values, "oom", count),
         total(values, "restarts", count) + total(values, "exceptions", count),

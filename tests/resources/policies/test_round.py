@@ -16,7 +16,7 @@ from penstock.resources.policies.policy import (
     Symptom,
     Verdict,
 )
-from penstock.resources.policies.records import JobRecord
+from penstock.resources.policies.records import JobRecord, OpenAction
 from penstock.resources.policies.round import (
     FIGHT_MS,
     USELESS_MS,
@@ -236,3 +236,21 @@ def test_triggers():
     assert due(lagging, asked=True) and due(night, asked=True, now_ms=midnight + 12 * hour)
     assert not due(ControlSettings(enabled=False), asked=True)
     assert isinstance(decide_due(lagging, last_ms=None, signals=Signals(), now_ms=NOW_MS), NotDue)
+
+
+def test_an_action_that_nobody_judges_is_let_go_an_hour_after_its_time():
+    """Plan: an action of a service beside the policies, which was switched off meanwhile."""
+    open_ = OpenAction(
+        policy="scaler",
+        priority=50,
+        symptom="up",
+        action=MoveTasks(tasks=("shops.total/0",), text="away"),
+        undo=None,
+        at_ms=NOW_MS,
+        check_ms=NOW_MS + 60_000,
+    )
+    record = JobRecord(open=open_)
+    kept = decide_round([], a_job(), record, FleetState(), now_ms=NOW_MS + 60_000 + FIGHT_MS)
+    assert kept.record.open == open_
+    gone = decide_round([], a_job(), record, FleetState(), now_ms=NOW_MS + 60_001 + FIGHT_MS)
+    assert gone.record.open is None and "nobody looked" in gone.said[0].reason

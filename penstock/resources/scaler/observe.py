@@ -1,0 +1,193 @@
+"""What the scaler decides on, from what a job's config, its metrics and its memory say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from penstock.core.clock import Millis
+from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
+from penstock.resources.scaler.memory import ScalerMemory
+from penstock.resources.scaler.observation import JobFacts, Limits, Observation, Remaining, State
+from penstock.resources.scaler.pattern_rate import STAGING_MIN
+from penstock.resources.scaler.settings import DAY_MIN, Settings
+from penstock.resources.scaler.shapes import KINDS, Room, Shape, TaskResources
+
+# Where a container says how much it has, a task may grow to a fifth of it (V-E); else it keeps one thread.
+THREADS_MAX = 64
+STALE_STEPS = 4
+_OWN = ("generation", "recovery_s", "target", "up_at", "history_hours")
+_STATES: Mapping[str, State] = {"join": "join"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalableJob:
+    """A job as the scaler sees it."""
+
+    name: str
+    birth: str
+    pipeline: str
+    expected_version: int
+    generation: int
+    task_count: int
+    is_settled: bool  # runs, with no plan open and nothing held
+    config: Mapping[str, Any]  # what runs
+    layer: Mapping[str, Any] = field(default_factory=dict)  # what the scaler layer says
+    oncall: frozenset[str] = frozenset()  # paths that a person has set: then they are theirs
+    changed_ms: Millis = 0  # its running config was last changed then
+    updated_ms: Millis | None = None  # its owner changed it then, after it was made
+
+    @property
+    def shape(self) -> Shape:
+        """Its tasks as they run."""
+        resources = self.config["resources"]
+        task = TaskResources(
+            threads=self.config["threads"], **{kind: float(resources[kind]) for kind in KINDS}
+        )
+        return Shape(task_count=self.task_count, task=task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one container has, and what is left of all; infinite where nobody set a limit."""
+
+    container: Room = field(default_factory=Room)
+    remaining: Room = field(default_factory=Room)
+    privileged_only: bool = False
+
+
+def settings_of(config: Mapping[str, Any]) -> Settings:
+    """The scaler's settings for a job. Fields that its stored form leaves out have their defaults."""
+    given = config["scaler"]
+    own = tuple((name, given[name]) for name in _OWN if name in given)
+    return _settings(own, given["quiet_s"], given["settle_s"])
+
+
+@lru_cache(maxsize=1024)
+def _settings(own: tuple[tuple[str, Any], ...], quiet_s: float, settle_s: float) -> Settings:
+    quiet_min = min(14 * DAY_MIN, max(1, ceil(quiet_s / 60)))
+    return Settings(
+        settle_min=min(60, ceil(settle_s / 60)),
+        down_after_min=quiet_min,
+        reactive_quiet_min=quiet_min,
+        **dict(own),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _in_steps(settings: Settings, settle_s: float, step_ms: int) -> Settings:
+    """The same where a "minute" is a step of seconds."""
+    return replace(settings, settle_min=min(60, ceil(settle_s * 1000 / step_ms)), stale_min=STALE_STEPS)
+
+
+def minutes_needed(settings: Settings) -> int:
+    """How much of the past a decision may look at, the 14 days apart."""
+    quiet = settings.reactive_quiet_min if settings.generation == "reactive" else settings.down_after_min
+    return min(14 * DAY_MIN, max(2 * STAGING_MIN, quiet + settings.window_min))
+
+
+def observe(
+    job: ScalableJob,
+    frame: Frame | NoFrame,
+    memory: ScalerMemory,
+    capacity: Capacity,
+    *,
+    now_ms: Millis,
+) -> Observation:
+    """A job by its minutes."""
+    config = job.config
+    updated = job.updated_ms
+    facts = JobFacts(
+        name=job.name,
+        shape=job.shape,
+        limits=_limits(job, capacity.container),
+        partitions=config["partitions"],
+        priority=config["priority"],
+        is_privileged=config["privileged"],
+        slo_lag_s=config["slo"]["lag_s"],
+        state=_state(config),
+        restart_s=memory.restart_s,
+        changed_minute=job.changed_ms // MINUTE_MS,
+        updated_minute=None if updated is None else updated // MINUTE_MS,
+        is_changing=not job.is_settled,
+    )
+    return Observation(
+        job=facts,
+        frame=_with_read_limit(frame, config, job.task_count),
+        now_ms=now_ms,
+        footprint=memory.footprint,
+        remaining=Remaining(room=capacity.remaining, privileged_only=capacity.privileged_only),
+        past=memory.past,
+        settings=settings_of(config),
+    )
+
+
+def hasten(observation: Observation, frame: Frame, job: ScalableJob) -> Observation:
+    """The same job by its seconds: nothing is judged; what is remembered or was updated counts as of now."""
+    settings, facts, now_minute = observation.settings, observation.job, observation.now_ms // MINUTE_MS
+    step = observation.now_ms // frame.step_ms
+    updated = facts.updated_minute
+    is_updated = updated is not None and 0 <= now_minute - updated <= settings.update_recent_min
+    footprint = observation.footprint
+    learnt = footprint.thread_rate_minute
+    if updated is not None and (learnt is None or learnt < updated):
+        footprint = replace(footprint, thread_rate=None)
+    past = tuple(
+        replace(action, at_minute=step, judged_minute=step)
+        for action in observation.past
+        if action.judged_minute is not None
+        and action.outcome == "ineffective"
+        and 0 <= now_minute - action.judged_minute <= settings.remember_min
+        and (updated is None or updated < action.at_minute)
+    )
+    return replace(
+        observation,
+        job=replace(
+            facts,
+            changed_minute=job.changed_ms // frame.step_ms,
+            updated_minute=step - 1 if is_updated else None,
+        ),
+        frame=_with_read_limit(frame, job.config, job.task_count),
+        footprint=replace(footprint, thread_rate_minute=step),
+        past=past,
+        settings=_in_steps(settings, job.config["scaler"]["settle_s"], frame.step_ms),
+    )
+
+
+def _limits(job: ScalableJob, container: Room) -> Limits:
+    config = job.config
+    has_threads = config.get("isolation") == "process" and container.cpu < inf
+    return Limits(
+        task_count_min=config["scaler"]["task_count_min"],
+        task_count_max=config["task_count_max"],
+        threads_max=max(THREADS_MAX if has_threads else 1, config["threads"]),
+        container=container,
+        set_by="oncall" if "task_count_max" in job.oncall else "",
+    )
+
+
+def _state(config: Mapping[str, Any]) -> State:
+    if config["kind"] == "stateless":
+        return "none"
+    operator = (config["plan"].get("computation") or {}).get("operator")
+    return "other" if operator is None else _STATES.get(operator, "aggregation")
+
+
+def _with_read_limit(frame: Frame | NoFrame, config: Mapping[str, Any], task_count: int) -> Frame | NoFrame:
+    """A task that reads as much per trigger as it may is busy, however fast it is done with it."""
+    trigger_ms = config["trigger_ms"]
+    if isinstance(frame, NoFrame) or trigger_ms <= 0:
+        return frame
+    most = config["batch_rows_max"] * 1000 / trigger_ms * task_count
+    values = frame.values
+    if "busy_mean" not in values or "processed_rate" not in values:
+        return frame
+    reading = np.minimum(values["processed_rate"] / most, 1.0)
+    if not (reading > values["busy_mean"]).any():
+        return frame
+    return replace(frame, values={**values, "busy_mean": np.maximum(values["busy_mean"], reading)})
