@@ -12,12 +12,12 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, StoreUnavailable
-from penstock.core.installation_store import claim_places
+from penstock.core.installation_store import open_database
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
 from penstock.core.loop import AsideThreads, Loop, WorkerThreads
-from penstock.core.sql_store import Database
+from penstock.core.near_names import some_of
 from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
@@ -26,15 +26,17 @@ from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.running_store import RunningStore
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
+from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.autoscaler import STALE_MS
 from penstock.resources.controller import ResourceController, ScalableJob
 from penstock.resources.metric_store import MetricStore
+from penstock.resources.policy_desk import PolicyDesk
 from penstock.resources.recorder import MetricRecorder
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.package_shelf import PackageShelf
+from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
 from penstock.streams.places import identify, identify_rows, open_log, open_rows
 from penstock.streams.state_view import StateView
 from penstock.streams.watermark_view import WatermarkView
@@ -46,19 +48,8 @@ from penstock.tasks.task_service import TaskService
 
 log = structlog.get_logger(__name__)
 
-NAMES_LOGGED_MAX = 10
 SCALER = Actor(name="autoscaler", role="scaler")
 UNSCALED = ("process", "spark")
-
-
-def _open_database(settings: Settings) -> Database:
-    database = Database(settings.database or settings.folder / "store.db")
-    if database.is_shared:
-        with contextlib.ExitStack() as undo:
-            undo.callback(database.close)
-            claim_places(database, {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)})
-            undo.pop_all()
-    return database
 
 
 class ControlPlane:
@@ -66,7 +57,10 @@ class ControlPlane:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.clock = settings, SystemClock()
-        self.database = _open_database(settings)
+        self.database = open_database(
+            settings.database or settings.folder / "store.db",
+            lambda: {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)},
+        )
         self.journal = JournalStore(self.database)
         self.tokens = TokenStore(self.database)
         self.log, rows = open_log(settings.bus), open_rows(settings.rows)
@@ -91,6 +85,9 @@ class ControlPlane:
         self.controller = ResourceController(self)
         self.metrics = MetricStore(self.database)
         self._recorder = MetricRecorder(self.metrics)
+        self.alarms = AlarmStore(self.database, self.journal, ())
+        unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
+        self.policies = PolicyDesk(self, unpacked.folder_of)
         self._cleaned_ms: Millis = 0
         self._loops = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.
@@ -106,6 +103,7 @@ class ControlPlane:
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
             Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
+            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms, share_max=0.1),
         )
 
     def _lead(self, *, seize: bool = False) -> None:
@@ -134,6 +132,7 @@ class ControlPlane:
             shard_count=self.settings.shards,
             pace=Pace(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
+            bars=lambda at_ms: self.policies.bars(at_ms),
         )
 
     def _new_syncer(self, term: int) -> StateSyncer:
@@ -164,6 +163,11 @@ class ControlPlane:
         return self._shard_manager
 
     @property
+    def is_syncing(self) -> bool:
+        """Whether the State Syncer is active here, and with it whatever else looks at jobs."""
+        return self._syncer is not None
+
+    @property
     def is_active(self) -> bool:
         """Whether this instance does more than answer questions."""
         return self._shard_manager is not None and self._syncer is not None
@@ -178,6 +182,7 @@ class ControlPlane:
         for loop in self._loops:
             loop.stop()
         self._recorder.stop()
+        self.policies.stop()
         self._workers.stop()
         self._aside.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
@@ -197,7 +202,7 @@ class ControlPlane:
         for job, error in report.failed:
             log.warning("sync failed", job=job, error=error)
         if report.simple or report.complex:
-            log.info("synced", simple=_some(report.simple), complex=_some(report.complex))
+            log.info("synced", simple=some_of(report.simple), complex=some_of(report.complex))
         if report.left:
             self._loops[0].poke()
         elif report.open:
@@ -216,7 +221,7 @@ class ControlPlane:
             log.warning("failed over", containers=report.failed_over)
 
     def _scale(self) -> None:
-        if self._syncer is not None:
+        if self.is_syncing:
             self.controller.tick(self.clock.now_ms())
 
     def _record(self) -> None:
@@ -438,9 +443,3 @@ class ControlPlane:
             with contextlib.suppress(OSError):
                 file.seek(-512 * 1024, 2)
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-
-
-def _some(names: Sequence[str]) -> str:
-    """Names for a log line: a release has thousands."""
-    rest = len(names) - NAMES_LOGGED_MAX
-    return ", ".join(names[:NAMES_LOGGED_MAX]) + (f" and {rest} more" if rest > 0 else "")
