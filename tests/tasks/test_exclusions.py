@@ -87,6 +87,20 @@ def test_a_place_without_room_elsewhere_is_kept():
     assert len(world.tasks_alive()) == 12
 
 
+def test_an_emptied_container_is_filled_with_others_and_the_fleet_comes_to_rest():
+    """Plan: nearly all that has load is kept away, so the container stays nearly empty: nothing may go to and fro."""
+    world = World(shards=16)
+    world.jobs.put("a", mapping=tuple(range(8)))
+    world.start("c1", "c2", "c3")
+    world.run(20_000)
+    world.exclude("a", "c3", for_ms=HOUR_MS)
+    world.run(30_000)
+    assert "c3" not in homes(world, "a", 8).values()
+    owners = world.owners()
+    world.run(60_000)
+    assert world.owners() == owners, "it goes on moving"
+
+
 def test_another_life_of_the_job_is_not_meant():
     world = a_world()
     owners = world.owners()
