@@ -12,12 +12,12 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, StoreUnavailable
-from penstock.core.installation_store import claim_places
+from penstock.core.installation_store import open_database
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
 from penstock.core.loop import AsideThreads, Loop, WorkerThreads
-from penstock.core.sql_store import Database
+from penstock.core.near_names import some_of
 from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
@@ -28,13 +28,14 @@ from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.token_service import TokenService
 from penstock.resources.capacity_manager import CapacityManager
 from penstock.resources.metric_store import MetricStore
+from penstock.resources.policy_desk import PolicyDesk
 from penstock.resources.recorder import MetricRecorder
 from penstock.scaling import JobsOfPlane, build_scaler
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.package_shelf import PackageShelf
+from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
 from penstock.streams.places import identify, identify_rows, open_log, open_rows
 from penstock.streams.state_view import StateView
 from penstock.streams.watermark_view import WatermarkView
@@ -47,25 +48,16 @@ from penstock.web.alarming import Alarming
 
 log = structlog.get_logger(__name__)
 
-NAMES_LOGGED_MAX = 10
-
-
-def _open_database(settings: Settings) -> Database:
-    database = Database(settings.database or settings.folder / "store.db")
-    if database.is_shared:
-        with contextlib.ExitStack() as undo:
-            undo.callback(database.close)
-            claim_places(database, {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)})
-            undo.pop_all()
-    return database
-
 
 class ControlPlane:
     """Every service of one control plane, and what the API asks of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.clock = settings, SystemClock()
-        self.database = _open_database(settings)
+        self.database = open_database(
+            settings.database or settings.folder / "store.db",
+            lambda: {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)},
+        )
         self.journal = JournalStore(self.database)
         self.tokens = TokenStore(self.database)
         self.log, rows = open_log(settings.bus), open_rows(settings.rows)
@@ -88,6 +80,13 @@ class ControlPlane:
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
         self.metrics = MetricStore(self.database)
+        self._recorder = MetricRecorder(self.metrics)
+        self._cleaned_ms: Millis = 0
+        self.capacity: CapacityManager = CapacityManager(
+            self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms
+        )
+        self._alarming = Alarming(self, self._store, lambda: self._loops)
+        self.alarms = self._alarming.service
         self._scaled = JobsOfPlane(
             self.jobs,
             self.task_service,
@@ -97,16 +96,16 @@ class ControlPlane:
             shards=settings.shards,
         )
         self.scaler = build_scaler(
-            self.database, self.journal, self.metrics, self._scaled, profile=settings.profile
+            self.database,
+            self.journal,
+            self.metrics,
+            self._scaled,
+            self.alarms.store,
+            profile=settings.profile,
         )
-        self._recorder = MetricRecorder(self.metrics)
-        self._cleaned_ms: Millis = 0
-        self.capacity = CapacityManager(
-            self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms
-        )
-        self._alarming = Alarming(self, self._store, lambda: self._loops)
-        self.alarms = self._alarming.service
-        self._loops = (
+        unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
+        self.policies = PolicyDesk(self, self.alarms.store, unpacked.folder_of)
+        self._loops: tuple[Loop, ...] = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.
             Loop(
                 "state syncer",
@@ -122,6 +121,7 @@ class ControlPlane:
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
             Loop("capacity", self._keep_capacity, every_ms=settings.capacity_ms, share_max=0.1),
             Loop("alarms", self._tell, every_ms=settings.alarms_ms, share_max=0.2),
+            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms, share_max=0.1),
         )
 
     def _lead(self, *, seize: bool = False) -> None:
@@ -150,6 +150,7 @@ class ControlPlane:
             shard_count=self.settings.shards,
             pace=Pace(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
+            bars=lambda at_ms: self.policies.bars(at_ms),
         )
 
     def _new_syncer(self, term: int) -> StateSyncer:
@@ -180,6 +181,11 @@ class ControlPlane:
         return self._shard_manager
 
     @property
+    def is_syncing(self) -> bool:
+        """Whether the State Syncer is active here, and with it whatever else looks at jobs."""
+        return self._syncer is not None
+
+    @property
     def is_active(self) -> bool:
         """Whether this instance does more than answer questions."""
         return self._shard_manager is not None and self._syncer is not None
@@ -195,6 +201,7 @@ class ControlPlane:
             loop.stop()
         self._recorder.stop()
         self._alarming.stop()
+        self.policies.stop()
         self._workers.stop()
         self._aside.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
@@ -214,7 +221,7 @@ class ControlPlane:
         for job, error in report.failed:
             log.warning("sync failed", job=job, error=error)
         if report.simple or report.complex:
-            log.info("synced", simple=_some(report.simple), complex=_some(report.complex))
+            log.info("synced", simple=some_of(report.simple), complex=some_of(report.complex))
         if report.left:
             self._loops[0].poke()
         elif report.open:
@@ -233,7 +240,7 @@ class ControlPlane:
             log.warning("failed over", containers=report.failed_over)
 
     def _scale(self) -> None:
-        if self._syncer is not None:
+        if self.is_syncing:
             self.scaler.tick(self.clock.now_ms())
 
     def _record(self) -> None:
@@ -404,9 +411,3 @@ class ControlPlane:
         told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "store")}
         rows = {"rows": self.settings.told_rows, "rows_identity": self._rows_identity}
         return {**told, **rows, "host": socket.gethostname()}
-
-
-def _some(names: Sequence[str]) -> str:
-    """Names for a log line: a release has thousands."""
-    rest = len(names) - NAMES_LOGGED_MAX
-    return ", ".join(names[:NAMES_LOGGED_MAX]) + (f" and {rest} more" if rest > 0 else "")

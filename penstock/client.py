@@ -237,6 +237,19 @@ class Client(StreamQuestions, AlarmQuestions):
         """What a job did, minute by minute; `metrics`: names with commas between; null where unknown."""
         return self._ask(f"/jobs/{_part(name)}/metrics", metrics=metrics, minutes=minutes)
 
+    def manage_job(self, name: str, *, policy: str | None = None, dry_run: bool = False) -> Json:
+        """Let policies look at a job now: {change, said, alerts}."""
+        body = {"policy": policy, "dry_run": dry_run}
+        return self._link.json("POST", f"/jobs/{_part(name)}/manage", body=body, repeat=dry_run)
+
+    def readmit_job(self, name: str, *, why: str) -> Json:
+        """End what keeps a job away from containers: {lifted}."""
+        return self._order(f"/jobs/{_part(name)}/readmit", why)
+
+    def decisions(self, name: str, *, before: int | None = None, limit: int = 50) -> Json:
+        """What was decided about a job, newest first: `decisions`, and `next`, to be given as `before`."""
+        return self._ask(f"/jobs/{_part(name)}/decisions", before=before, limit=limit)
+
     # Who decided and who may.
     def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[Json]:
         """What was decided and why, oldest first."""

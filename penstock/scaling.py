@@ -11,10 +11,10 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_view import JobView
-from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.auto_scaler import AutoScaler
 from penstock.resources.capacity import take_stock
 from penstock.resources.metric_store import MetricStore
+from penstock.resources.policies.ports import AlertSink
 from penstock.resources.policies.records import flat
 from penstock.resources.policies.round import FleetState
 from penstock.resources.policy_store import PolicyRecordStore
@@ -113,7 +113,13 @@ class JobsOfPlane:
 
 
 def build_scaler(
-    database: Database, journal: JournalStore, metrics: MetricStore, jobs: JobsOfPlane, *, profile: str
+    database: Database,
+    journal: JournalStore,
+    metrics: MetricStore,
+    jobs: JobsOfPlane,
+    alarms: AlertSink,
+    *,
+    profile: str,
 ) -> AutoScaler:
     """The auto scaler on a control plane's store."""
     return AutoScaler(
@@ -121,7 +127,7 @@ def build_scaler(
         ScalerMinutes(metrics),
         PolicyRecordStore(database),
         journal,
-        AlarmStore(database, journal, ()),
+        alarms,
         heartbeat_ms=PROFILES[profile].heartbeat_ms,
     )
 

@@ -30,6 +30,9 @@ class Settings:
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
     metrics_ms: Millis = 5_000
+    policies_ms: Millis = 1_000
+    rescales_max: int = 10  # jobs whose tasks policies may deal anew at a time
+    advice_only: bool = False  # policies say what they would do, and do nothing
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000

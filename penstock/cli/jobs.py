@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import change_tables, metrics, tables
+from penstock.cli import change_tables, metrics, policies, tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.job_files import BYTES_MAX, read_job_text, split_name
 from penstock.cli.output import EXIT_CODES, Form, Output, out, show
@@ -38,6 +38,8 @@ LayerOption = Annotated[str, typer.Option("--layer", help="The layer that says s
 # Whose token writes a layer, when none is named by PENSTOCK_TOKEN.
 WRITERS = {"provisioner": "developer", "oncall": "oncall"}
 app.command(epilog=EXIT_CODES)(metrics.metrics)
+app.command(epilog=EXIT_CODES)(policies.manage)
+app.command(epilog=EXIT_CODES)(policies.readmit)
 
 
 @app.command(epilog=EXIT_CODES)

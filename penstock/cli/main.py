@@ -23,6 +23,7 @@ from penstock.cli import (
     joining,
     overrides,
     packaging,
+    policies,
     run_local,
     state,
     tables,
@@ -61,6 +62,7 @@ app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=EXIT_CODES)(watermarks.watermark)
 app.command(epilog=EXIT_CODES)(doctoring.doctor)
+app.command(epilog=EXIT_CODES)(policies.explain)
 app.command(epilog=EXIT_CODES)(inject.inject)
 app.command(epilog=f"{EXIT_CODES} Ctrl-C ends it in order, with 0.")(run_local.run)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -30,3 +32,14 @@ def claim_places(database: Database, places: Mapping[str, str]) -> None:
                     why=f"its {name} is at {known[name]}, here it would be at {place}",
                     fix="use the same --folder as the others, or a database of its own",
                 )
+
+
+def open_database(place: Path | str, places: Callable[[], Mapping[str, str]]) -> Database:
+    """Open a database; one that several control planes share belongs to those with the same places."""
+    database = Database(place)
+    if database.is_shared:
+        with ExitStack() as undo:
+            undo.callback(database.close)
+            claim_places(database, places())
+            undo.pop_all()
+    return database

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -87,6 +87,17 @@ class JournalStore:
         query = sa.select(JOURNAL).where(JOURNAL.c.id > since).order_by(JOURNAL.c.id)
         with self._database.reading() as connection:
             return tuple(_entry(row) for row in connection.execute(query.limit(min(limit, ENTRIES_MAX))))
+
+    def about(
+        self, subjects: Collection[str], *, before: int | None = None, limit: int = ENTRIES_MAX
+    ) -> tuple[Entry, ...]:
+        """Entries about any of these, newest first, with id < `before`."""
+        query = sa.select(JOURNAL).where(JOURNAL.c.subject.in_(sorted(subjects)))
+        if before is not None:
+            query = query.where(JOURNAL.c.id < before)
+        query = query.order_by(JOURNAL.c.id.desc()).limit(max(0, min(limit, ENTRIES_MAX)))
+        with self._database.reading() as connection:
+            return tuple(_entry(row) for row in connection.execute(query))
 
     def last_id(self) -> int:
         """The id of the newest entry, 0 if there is none."""

@@ -219,6 +219,13 @@ class RunningStore:
             rows = connection.execute(_LIST, {"since": since}).all()
         return RunningSnapshot(version=version, rows=tuple(map(ListedRow, rows)))
 
+    def changing(self) -> frozenset[str]:
+        """Jobs that run and whose tasks a plan is about to change."""
+        running = sa.select(RUNNING.c.job).where(RUNNING.c.state == "running")
+        with self._database.reading() as connection:
+            found = connection.execute(sa.select(PLANS.c.job).where(PLANS.c.job.in_(running)))
+            return frozenset(row[0] for row in found)
+
     def changed_rows(self, since: int) -> tuple[int, tuple[RunningRow, ...]]:
         """The version of the whole list, and whole rows with a version above `since`."""
         with self._database.reading() as connection:

@@ -164,6 +164,10 @@ def _spare(floor: Floor, is_donor: np.ndarray, hungry: Indices) -> Indices:
     mask = int(np.bitwise_or.reduce(ground.bits[hungry]))
     ok = floor.movable & (floor.owners >= 0) & ((ground.problem.allowed & np.uint64(mask)) != 0)
     ok &= ground.problem.owners == floor.owners
+    if ground.forbidden.size:
+        # Dealt out all at once, so whoever may not go to one of them goes to none.
+        barred, where = np.divmod(ground.forbidden, ground.problem.container_count)
+        ok[barred[np.isin(where, hungry)]] = False
     shards = np.flatnonzero(ok & is_donor[floor.owners]).astype(np.int32)
     owner = floor.owners[shards]
     left = np.take(floor.used, owner, axis=0) - np.take(ground.loads, shards, axis=0)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.tasks.container_store import ContainerRow, ContainerState
+from penstock.tasks.exclusions import Bars
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.liveness import FailOver, Liveness
 from penstock.tasks.messages import (
@@ -26,12 +26,12 @@ from penstock.tasks.messages import (
     ShardState,
     Verdict,
 )
-from penstock.tasks.placement import Mode, Move, Placement, Refusal, place_shards
+from penstock.tasks.placement import Mode, Move, Placement, Refusal
 from penstock.tasks.restart_orders import RestartOrders, container_of
 from penstock.tasks.shard_load import Vector, combine
-from penstock.tasks.shard_orders import check_move, fleet_of, no_container, no_shard, take_back
+from penstock.tasks.shard_orders import check_move, no_container, no_shard, plan_moves, take_back
 from penstock.tasks.shard_pace import Pace, TickReport
-from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
+from penstock.tasks.shard_rows_store import ShardRow
 from penstock.tasks.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
 from penstock.tasks.told_shards import ToldShards
@@ -57,8 +57,11 @@ class ShardManager(FleetView):
         pace: Pace | None = None,
         send_canary: Callable[[Heartbeat], None] | None = None,
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
+        bars: Callable[[Millis], Bars] = lambda at_ms: {},
     ) -> None:
-        """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking."""
+        """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking;
+        `bars(at_ms)` says where which shards should not be.
+        """
         super().__init__(store)
         self._profile, self.term, self._shard_count = profile, term, shard_count
         self._list_version, self._reserved_loads, self._pace = list_version, reserved_loads, pace or Pace()
@@ -72,6 +75,8 @@ class ShardManager(FleetView):
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
         self._loads: Mapping[int, Vector] = {}
+        self._read_bars = bars
+        self._bars: Bars = {}
         self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
         self._restarts = RestartOrders(term)
         self._refused = ""
@@ -206,7 +211,8 @@ class ShardManager(FleetView):
 
             def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
                 row = next((row for row in shards if row.shard == shard), None)
-                if not check_move(row, shard, target, containers, self._accepting(containers, now_ms)):
+                accepting = self._accepting(containers, now_ms)
+                if not check_move(row, shard, target, containers, accepting, self._bars):
                     return Placement()
                 assert row is not None
                 move = Move(shard=shard, source=row.container, target=target, reason=reason)
@@ -260,7 +266,7 @@ class ShardManager(FleetView):
                 else:
                     report.alerts.append(action)
                     self._note("alert", action.kind, "alert", action.reason, now_ms)
-            self._loads = self._read_loads()
+            self._loads, self._bars = self._read_wishes(now_ms)
             if report.failed_over:
                 shards, containers = self._store.read()
             if any(row.container is None for row in shards):
@@ -350,24 +356,15 @@ class ShardManager(FleetView):
 
     def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
         def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
-            moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
-            heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
-            barred = [row.shard for row in shards if row.is_quarantined and row.container is None]
-            accepting = self._accepting(containers, now_ms)
-            placement = place_shards(
-                [row.shard for row in shards if row.shard not in moving and row.shard not in barred],
-                accepting,
-                {shard: name for shard, name in heading.items() if name is not None},
+            return plan_moves(
+                shards,
+                containers,
+                accepting=self._accepting(containers, now_ms),
                 loads=self._loads,
                 mode=mode,
-                leaving=frozenset(row.name for row in containers if row.draining),
-                in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
-                moves_max=max(0, self._pace.moves_of(len(accepting)) - len(moving)),
-                fleet=fleet_of(containers),
+                pace=self._pace,
+                bars=self._bars,
             )
-            why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"
-            quarantined = tuple(Refusal(shard=shard, reason=why) for shard in barred)
-            return replace(placement, refusals=(*quarantined, *placement.refusals))
 
         return plan
 
@@ -404,7 +401,11 @@ class ShardManager(FleetView):
         if not is_draining and any(row.state is ShardState.DROPPING for row in shards):
             # A shard on its way counts at both ends: balancing against that picture would go on for ever.
             return
-        basis = (tuple(sorted(self._loads.items())), self._accepting(containers, now_ms))
+        basis = (
+            tuple(sorted(self._loads.items())),
+            frozenset(self._bars),
+            self._accepting(containers, now_ms),
+        )
         is_soon = is_draining or basis != self._balanced_on
         wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms
         if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
@@ -415,11 +416,12 @@ class ShardManager(FleetView):
         # Moves begun now may not be all that is needed: the budget is small on purpose.
         self._balanced_on = () if placement.moves else basis
 
-    def _read_loads(self) -> Mapping[int, Vector]:
+    def _read_wishes(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
         try:
-            return combine(self._reserved_loads(), self._measured)
+            loads = combine(self._reserved_loads(), self._measured)
+            return loads, self._read_bars(self._wall_of(now_ms))
         except StoreUnavailable:
-            return self._loads  # the job layer is away: balance on what was known
+            return self._loads, self._bars  # the job layer is away: balance on what was known
 
     # -- shards told and not acknowledged ---------------------------------------------------------------
 
@@ -436,7 +438,8 @@ class ShardManager(FleetView):
             if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
                 reason = f"{name} did not record it for {waited_ms} ms"
                 accepting = partial(self._accepting, now_ms=now_ms)
-                self._rearrange(take_back(row, accepting, self._loads, reason), now_ms, report)
+                taken = take_back(row, accepting, self._loads, reason, self._bars)
+                self._rearrange(taken, now_ms, report)
             elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
                 life, at_ms = incarnations[name], self._wall_of(now_ms)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from penstock.core.errors import NotFound, Refused
 from penstock.core.near_names import did_you_mean, some_of
 from penstock.tasks.container_store import ContainerRow
+from penstock.tasks.exclusions import Bars, bars_in_force
 from penstock.tasks.messages import ShardState
-from penstock.tasks.placement import Fleet, Mode, Placement, place_shards
+from penstock.tasks.placement import Fleet, Mode, Placement, Refusal, place_shards
 from penstock.tasks.shard_load import KINDS, Vector
-from penstock.tasks.shard_rows_store import ShardRow
+from penstock.tasks.shard_pace import Pace
+from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
 from penstock.tasks.shard_store import Plan
 
 
@@ -38,6 +40,7 @@ def check_move(
     target: str,
     containers: tuple[ContainerRow, ...],
     accepting: tuple[str, ...],
+    bars: Bars,
 ) -> bool:
     """False: it is there or on its way there. Refuses what is unknown, on its way elsewhere, or unable."""
     if row is None:
@@ -64,16 +67,66 @@ def check_move(
             why=f"those that can: {some_of(accepting)}",
             fix="choose one of them, or uncordon it",
         )
+    if (shard, target) in bars:
+        raise Refused(
+            f"shard {shard} should not be on {target}",
+            why=f"{bars[shard, target]}, which a policy decided",
+            fix="choose another container; to end that: `penstock job readmit JOB`",
+        )
     return True
 
 
-def fleet_of(containers: tuple[ContainerRow, ...]) -> Fleet:
-    """What containers said of their size and place."""
+def fleet_of(containers: tuple[ContainerRow, ...], bars: Bars) -> Fleet:
+    """What containers said of their size and place, and where shards should not be."""
+    # The solver knows exclusions by job: here a shard stands for itself.
+    shards = {shard: frozenset({f"shard {shard}"}) for shard, _ in bars}
     return Fleet(
+        jobs=shards,
+        excluded=frozenset((f"shard {shard}", name) for shard, name in bars),
         kinds=KINDS,
         capacities={row.name: row.capacity for row in containers if len(row.capacity) == len(KINDS)},
         regions={row.name: row.region for row in containers if row.region},
     )
+
+
+def plan_moves(
+    shards: tuple[ShardRow, ...],
+    containers: tuple[ContainerRow, ...],
+    *,
+    accepting: tuple[str, ...],
+    loads: Mapping[int, Vector],
+    mode: Mode,
+    pace: Pace,
+    bars: Bars,
+) -> Placement:
+    """What the solver makes of the store's rows; shards that cost containers are left out, and said so."""
+    moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
+    heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
+    barred = [row.shard for row in shards if row.is_quarantined and row.container is None]
+
+    def place(bars: Bars) -> Placement:
+        return place_shards(
+            [row.shard for row in shards if row.shard not in moving and row.shard not in barred],
+            accepting,
+            {shard: name for shard, name in heading.items() if name is not None},
+            loads=loads,
+            mode=mode,
+            leaving=frozenset(row.name for row in containers if row.draining),
+            in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
+            moves_max=max(0, pace.moves_of(len(accepting)) - len(moving)),
+            fleet=fleet_of(containers, bars),
+        )
+
+    bars = bars_in_force(bars, accepting)
+    placement = place(bars)
+    homeless = {refusal.shard for refusal in placement.refusals if heading[refusal.shard] is None}
+    if any(shard in homeless for shard, _ in bars):
+        # Better in a place that somebody would rather not have than nowhere.
+        placement = place({key: why for key, why in bars.items() if key[0] not in homeless})
+    moves = tuple(replace(m, reason=bars.get((m.shard, m.source or ""), m.reason)) for m in placement.moves)
+    why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"
+    quarantined = tuple(Refusal(shard=shard, reason=why) for shard in barred)
+    return replace(placement, moves=moves, refusals=(*quarantined, *placement.refusals))
 
 
 def take_back(
@@ -81,6 +134,7 @@ def take_back(
     accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
     loads: Mapping[int, Vector],
     reason: str,
+    bars: Bars,
 ) -> Plan:
     """Plans another place for a shard whose container did not record it; nothing if all that has changed."""
 
@@ -89,7 +143,7 @@ def take_back(
         if slow not in shards or not others:
             return Placement()
         held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
-        fleet = fleet_of(containers)
+        fleet = fleet_of(containers, bars_in_force(bars, others))
         chosen = place_shards([slow.shard], others, held, loads=loads, mode=Mode.EMERGENCY, fleet=fleet).moves
         return Placement(moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen))
 

@@ -218,6 +218,17 @@ class TaskService:
                 self._loads = (self._version, shards), reserved_loads(jobs)
             return self._loads[1]
 
+    def shards_of(self, subject: str, birth: str, shards: int) -> frozenset[int]:
+        """The shards of a job's tasks, held ones too, or of one task; none in another life of the job."""
+        job, _, index = subject.partition("/")
+        with self._lock:
+            self._refresh()
+            item = self._jobs.get(job)
+            if item is None or item.row.birth != birth:
+                return frozenset()
+            tasks = [subject] if index else [f"{job}/{number}" for number in set(item.row.mapping)]
+            return frozenset(shard_of(task, shards) for task in tasks)
+
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
         """By job that has tasks: its generation, and how many they are."""
         with self._lock:

@@ -30,6 +30,7 @@ from penstock.web.metric_routes import add_metric_routes
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
 from penstock.web.patch_lane import PatchLane
+from penstock.web.policy_routes import add_policy_routes
 from penstock.web.server import PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
@@ -75,6 +76,7 @@ def build_api(
     add_watermark_routes(router, plane, guard)
     add_doctor_routes(router, plane, guard)
     add_metric_routes(router, plane, guard)
+    add_policy_routes(router, plane, guard)
     add_kept_routes(router, plane, guard)
     add_container_routes(router, plane, guard)
     fleet = Fleet(plane)

@@ -19,6 +19,7 @@ VERBS: dict[str, frozenset[str]] = {
     "job.apply": frozenset({"developer", "admin"}),
     "job.remove": frozenset({"developer", "admin"}),
     "job.state": frozenset({"developer", "oncall", "admin"}),
+    "job.manage": frozenset({"developer", "oncall", "admin"}),
     "job.write": frozenset({"developer", "oncall", "scaler", "admin"}),
     "layer.read": EVERYBODY,
     "layer.create": frozenset({"admin"}),

@@ -144,6 +144,13 @@ class Because(_Body):
     why: Reason = ""
 
 
+class Manage(_Body):
+    """Which policy looks, and whether it may do anything."""
+
+    policy: NameText | None = Field(default=None, description="None: every policy of the job.")
+    dry_run: Annotated[bool, Field(strict=True)] = False
+
+
 class MoveShard(_Body):
     """Where a shard should go."""
 

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database, take_term
+from penstock.tasks.exclusion_store import ExclusionStore
+from penstock.tasks.exclusions import Bars, Exclusion, bars_of
 from penstock.tasks.fake_runner import FakeRunner
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import FAST, Heartbeat, HeartbeatReply, ShardEntry, ShardState, Verdict
@@ -127,6 +130,7 @@ class World:
         self.database = Database(None)
         self.journal = JournalStore(self.database)
         self.store = ShardStore(self.database, self.journal)
+        self.exclusions = ExclusionStore(self.database, self.journal)
         self.jobs = MemoryJobs()
         self.service = TaskService(self.jobs)
         self.shards, self.pace = shards, Pace(**{"balance_ms": 5_000, "balance_soon_ms": 1_000, **pace})
@@ -148,8 +152,29 @@ class World:
             list_version=self.service.version,
             reserved_loads=lambda: self.service.reserved_loads(self.shards),
             pace=self.pace,
+            bars=self.bars,
         )
         return self.manager
+
+    def bars(self, at_ms: int) -> Bars:
+        """Where which shards should not be, as the store says."""
+        return bars_of(
+            self.exclusions.current(at_ms),
+            lambda subject, birth: self.service.shards_of(subject, birth, self.shards),
+        )
+
+    def exclude(self, subject: str, container: str, *, for_ms: int, birth: str = "b1") -> None:
+        """Keep a job or a task away from a container."""
+        until_ms = self.now_ms + for_ms
+        wish = Exclusion(
+            subject=subject, birth=birth, container=container, until_ms=until_ms, reason="a test"
+        )
+        self.exclusions.put([wish], self.entry(subject))
+
+    def entry(self, subject: str) -> Entry:
+        return Entry(
+            at_ms=self.now_ms, actor="a test", kind="exclusion", subject=subject, decision="x", reason="y"
+        )
 
     def start(self, *names: str) -> None:
         """Containers begin a new life and register."""

@@ -117,7 +117,8 @@ class Policy:
 
     name: ClassVar[str] = ""
     priority: ClassVar[int] = 0  # of several with an action the largest is applied
-    metrics: ClassVar[tuple[str, ...]] = ()  # names of `frames.METRICS`
+    metrics: ClassVar[tuple[str, ...]] = ()  # names of `frames.METRICS`; without all of them it is not asked
+    if_known: ClassVar[tuple[str, ...]] = ()  # those that it also looks at, holes and all: NaN is unknown
     minutes: ClassVar[int] = 15  # of history
     settings: ClassVar[type[ControlSettings]] = ControlSettings
 

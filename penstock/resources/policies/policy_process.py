@@ -11,7 +11,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ class ProcessPolicy:
         return self._name
 
     def declare(self) -> Declared | Broken:
-        with self._lock:
+        with self._turn() as is_mine:
+            if not is_mine:
+                return self._crowded()
             if self._declared is None:
                 answer = self._ask(Ask(), self._start_ms)
                 if isinstance(answer, Broken):
@@ -68,7 +70,9 @@ class ProcessPolicy:
             return self._declared
 
     def run(self, facts: JobFacts, settings: Mapping[str, Any]) -> Verdict | Broken:
-        with self._lock:
+        with self._turn() as is_mine:
+            if not is_mine:
+                return self._crowded()
             # A process that was ended is started first, which takes longer than an answer.
             start = None if self._is_up() else self._ask(Ask(), self._start_ms)
             if isinstance(start, Broken):
@@ -86,6 +90,19 @@ class ProcessPolicy:
         """End the process, if there is one."""
         with self._lock:
             self._end()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """One question at a time. False: those before it took all the time that an answer may take."""
+        is_mine = self._lock.acquire(timeout=(self._start_ms + self._budget_ms) / 1000)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._lock.release()
+
+    def _crowded(self) -> Broken:
+        return Broken(policy=self._name, how="hung", text="it still answers for other jobs")
 
     def _nonsense(self, text: str) -> Broken:
         return Broken(policy=self._name, how="nonsense", text=text)

@@ -6,83 +6,41 @@ What is remembered of a job lies in the store under a version: any instance may 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import structlog
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.journal import Entry, Journal
+from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
+from penstock.core.journal import Journal
+from penstock.core.near_names import did_you_mean, some_of
 from penstock.core.workers import Now, Workers
 from penstock.resources.frames import NoFrame
 from penstock.resources.policies.controls import ControlSettings, read_settings, split_settings
-from penstock.resources.policies.facts import JobFacts
-from penstock.resources.policies.policy import Action, Broken, RaiseAlert, Verdict
+from penstock.resources.policies.policy import Broken, RaiseAlert, Verdict
+from penstock.resources.policies.ports import AlertSink, ManagedJob, ManagedJobs, Records
 from penstock.resources.policies.records import JobRecord
 from penstock.resources.policies.round import (
-    FleetState,
     Rival,
     RoundDecision,
-    RoundJob,
     decide_round,
     forget_action,
 )
 from penstock.resources.policies.runnable import Declared, Runnable
-from penstock.resources.policies.triggers import Due, Signals, decide_due
+from penstock.resources.policies.telling import entry_of, keys_of
+from penstock.resources.policies.triggers import Due, decide_due
+
+__all__ = ["AlertSink", "Managed", "ManagedJob", "ManagedJobs", "PolicyService", "Records"]
 
 log = structlog.get_logger(__name__)
 
-ACTOR = "policies"
 TURN_MAX = 500  # jobs that begin in one tick
 SOON_MS: Millis = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedJob:
-    """A job as the service sees it."""
-
-    round_job: RoundJob
-    settings: Mapping[str, Mapping[str, Any]]  # `policies` of its config
-    signals: Signals
-    expected_version: int
-
-
-class ManagedJobs(Protocol):
-    """The fleet, as the service needs it. `facts` is called beside the round."""
-
-    def names(self) -> Sequence[str]:
-        """Every job that runs."""
-
-    def job(self, name: str) -> ManagedJob | None:
-        """One of them; None: no longer there."""
-
-    def facts(self, name: str, metrics: tuple[str, ...], minutes: int) -> JobFacts | NoFrame:
-        """What a policy is shown, or why nothing can be (I20)."""
-
-    def fleet(self) -> FleetState:
-        """What the fleet allows now."""
-
-    def apply(self, name: str, policy: str, action: Action, *, expected_version: int, reason: str) -> None:
-        """Do it; PenstockError if it cannot be done now."""
-
-
-class Records(Protocol):
-    """What is remembered between rounds."""
-
-    def load(self, job: str) -> tuple[JobRecord, int]:
-        """The record and its version; an empty one has version 0."""
-
-    def save(self, job: str, record: JobRecord, version: int) -> bool:
-        """Keep it if the version is still this one; False: somebody else served the job meanwhile."""
-
-
-class AlertSink(Protocol):
-    """Who is told. Levels: every call says all there is to say of these sources."""
-
-    def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
-        """By policy that had its say: its alerts now."""
+ROUND_MS: Millis = 60_000  # a policy that has not had its turn by then costs its own answer
 
 
 Answer = tuple[int, Verdict | Broken]  # priority as declared, verdict
@@ -98,9 +56,24 @@ class _Round:
     settings: dict[str, ControlSettings]
     answers: dict[str, Answer] = field(default_factory=dict)
 
+    @property
+    def verdicts(self) -> dict[str, Verdict | Broken]:
+        return {policy: verdict for policy, (_, verdict) in self.answers.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Managed:
+    """What a round that somebody asked for came to."""
+
+    decision: RoundDecision
+    verdicts: Mapping[str, Verdict | Broken]
+    off: tuple[str, ...]  # policies that the job has switched off
+    refused: str = ""  # why what was decided could not be done
+    is_dry: bool = False
+
 
 class PolicyService:
-    """One instance. Requires: ticks come one after another."""
+    """One instance. Ticks come one after another; `manage` may be called beside them."""
 
     def __init__(
         self,
@@ -120,22 +93,113 @@ class PolicyService:
         self._next_ms: dict[str, Millis] = {}
         self._looked: dict[tuple[str, str], Millis] = {}
         self._asked: set[str] = set()
+        self._managed: set[str] = set()  # jobs that somebody's own look is at
+        self._lock = threading.RLock()
         self.last: dict[str, RoundDecision] = {}
 
     def ask(self, job: str) -> None:
-        """Somebody wants a look at this job now, whatever the schedule says."""
+        """Somebody wants a look at this job with the next tick, whatever the schedule says."""
         self._asked.add(job)
 
     def tick(self, now_ms: Millis) -> None:
         """One look at who is due, and at what has come back."""
         names = self._jobs.names()
-        self._forget({*names})
-        due = [name for name in names if name not in self._rounds and self._may_be_due(name, now_ms)]
-        for name in due[:TURN_MAX]:
-            self._begin(name, now_ms)
-        self._collect()
-        for name in [name for name, found in self._rounds.items() if not found.waiting]:
-            self._end(name, self._rounds.pop(name), now_ms)
+        with self._lock:
+            self._forget({*names})
+            taken = self._rounds.keys() | self._managed
+            due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
+            for name in due[:TURN_MAX]:
+                try:
+                    self._begin(name, now_ms)
+                except StoreUnavailable:
+                    raise  # it is away for all of them
+                except PenstockError as error:  # one job whose record is damaged must not stop the rest
+                    log.warning("policies cannot look at a job", job=name, error=error.what)
+                    self._next_ms[name] = now_ms + 60_000
+            self._collect(now_ms)
+            for name in [name for name, found in self._rounds.items() if not found.waiting]:
+                self._end(name, self._rounds.pop(name), now_ms)
+
+    def stand_by(self) -> None:
+        """Another instance looks at the jobs: what is open here is given up."""
+        with self._lock:
+            self._rounds.clear()
+            self._next_ms.clear()
+            self._looked.clear()
+
+    def manage(
+        self,
+        name: str,
+        *,
+        now: Now,
+        policy: str | None = None,
+        is_dry: bool = False,
+        asked_by: str = "",
+    ) -> Managed:
+        """A round on one job now, in the caller's thread. Dry: nothing is done, remembered or told.
+
+        One that the schedule began is given up for it; a second one of somebody's own is refused.
+        """
+        with self._lock:
+            if name in self._managed:
+                raise Refused(
+                    f"a look at {name} is under way",
+                    why="one at a time looks at a job, and somebody asked before you",
+                    fix="wait a moment, then ask again",
+                )
+            self._managed.add(name)
+            self._rounds.pop(name, None)
+        try:
+            return self._manage(name, now, policy, is_dry, asked_by)
+        finally:
+            with self._lock:
+                self._managed.discard(name)
+
+    def _manage(self, name: str, now: Now, policy: str | None, is_dry: bool, asked_by: str) -> Managed:
+        job = self._jobs.job(name) if name in self._jobs.names() else None
+        if job is None:
+            raise Refused(
+                f"{name} does not run",
+                why="policies look at jobs that have tasks",
+                fix=f"`penstock job get {name}` says what it does and what is expected of it",
+            )
+        chosen, settings, answers = self._due_policies(name, job, True, now())
+        if policy is not None and policy not in settings:
+            raise NotFound(
+                f"{name} has no policy {policy!r}",
+                why=f"it has {some_of(settings)}",
+                fix=did_you_mean(policy, settings, otherwise="name one of these, or none for all"),
+            )
+        wanted = {policy} if policy is not None else {*settings}
+        record, version = self._records.load(name)
+        found = _Round(
+            job=job,
+            record=record,
+            version=version,
+            began_ms=now(),
+            waiting=set(),
+            settings=settings,
+            answers={each: answer for each, answer in answers.items() if each in wanted},
+        )
+        for runnable in chosen:
+            if runnable.name in wanted:
+                work = _work(runnable, self._jobs, name, job.settings.get(runnable.name, {}))
+                found.answers[runnable.name] = _answer(runnable.name, work, now)
+        off = tuple(sorted(each for each in wanted if not settings[each].enabled))
+        decision = self._decide(found, now())
+        if is_dry:
+            return Managed(decision=decision, verdicts=found.verdicts, off=off, is_dry=True)
+        with self._lock:
+            for each in found.answers:
+                self._looked[name, each] = now()
+            refused = self._conclude(name, found, decision, now(), asked_by=asked_by)
+        if refused is None:
+            raise Refused(
+                f"another control plane looked at {name} at the same time",
+                why="what policies remember of it was written meanwhile, so nothing was done here",
+                fix="ask again in a moment",
+            )
+        return Managed(decision=decision, verdicts=found.verdicts, off=off, refused=refused)
 
     def _may_be_due(self, name: str, now_ms: Millis) -> bool:
         next_ms = self._next_ms.get(name, 0)
@@ -217,7 +281,7 @@ class PolicyService:
 
     # -- what comes back --------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
+    def _collect(self, now_ms: Millis) -> None:
         for done in self._workers.take_finished():
             job, policy = _parts(done.key)
             found = self._rounds.get(job)
@@ -235,10 +299,25 @@ class PolicyService:
             if found is not None and policy in found.waiting:
                 found.waiting.discard(policy)
                 found.answers[policy] = 0, _hung(policy, f"no answer after {stuck.for_ms / 1000:.0f} s")
+        for found in self._rounds.values():
+            if not 0 <= now_ms - found.began_ms < ROUND_MS:
+                for policy in found.waiting:
+                    found.answers[policy] = 0, _hung(policy, f"its turn did not come in {ROUND_MS // 1000} s")
+                found.waiting.clear()
 
     # -- the end of a round -----------------------------------------------------------------------------
 
     def _end(self, name: str, found: _Round, now_ms: Millis) -> None:
+        decision = self._decide(found, now_ms)
+        try:
+            if self._conclude(name, found, decision, now_ms) is None:
+                self._next_ms[name] = now_ms + SOON_MS
+        except PenstockError as error:
+            # Whatever was not written is decided again.
+            log.warning("a round of policies was not kept", job=name, error=error.what)
+            self._next_ms[name] = now_ms + SOON_MS
+
+    def _decide(self, found: _Round, now_ms: Millis) -> RoundDecision:
         rivals = [
             Rival(
                 verdict=verdict,
@@ -247,34 +326,37 @@ class PolicyService:
             )
             for policy, (priority, verdict) in found.answers.items()
         ]
-        decision = decide_round(rivals, found.job.round_job, found.record, self._jobs.fleet(), now_ms=now_ms)
+        return decide_round(rivals, found.job.round_job, found.record, self._jobs.fleet(), now_ms=now_ms)
+
+    def _conclude(
+        self, name: str, found: _Round, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
+    ) -> str | None:
+        """Remember, do and tell what was decided; returns why it could not be done, "" if it was.
+
+        None: another instance served the job meanwhile, and nothing was done here.
+        """
         self.last[name] = decision
-        said = " ".join(f"{each.policy}:{each.outcome}" for each in decision.said)
-        is_news = said != found.record.said or decision.apply is not None
-        record = JobRecord(
-            **{
-                field: getattr(decision.record, field)
-                for field in JobRecord.__struct_fields__
-                if field != "said"
-            },
-            said=said,
-        )
+        keys, known = keys_of(decision, found.verdicts), found.record.said
+        # Policies are not all asked in every round: what the others last said still stands.
+        kept = {each: key for each, key in known.items() if each in found.settings}
+        record = msgspec.structs.replace(decision.record, said=kept | keys)
+        is_news = decision.apply is not None or any(known.get(each) != key for each, key in keys.items())
         alerts: dict[str, tuple[RaiseAlert, ...]] = {policy: () for policy in found.answers}
         for policy, alert in decision.alerts:
             alerts[policy] = (*alerts.get(policy, ()), alert)
-        try:
-            # Before anything is done: of two instances one saves, and only that one acts.
-            if record != found.record and not self._records.save(name, record, found.version):
-                self._next_ms[name] = now_ms + SOON_MS
-                return
-            refused = self._apply(name, found, decision, record)
-            if is_news:
-                self._journal.append(None, _entry(name, decision, refused, now_ms))
-            self._alerts.report(name, alerts, now_ms)
-        except PenstockError as error:
-            # Whatever was not written is decided again.
-            log.warning("a round of policies was not kept", job=name, error=error.what)
-            self._next_ms[name] = now_ms + SOON_MS
+        # Before anything is done: of two instances one saves, and only that one acts.
+        must_save = record != found.record or bool(asked_by)
+        if must_save and not self._records.save(name, record, found.version):
+            return None
+        refused = self._apply(name, found, decision, record)
+        if is_news or asked_by:
+            verdicts = found.verdicts
+            self._journal.append(
+                None,
+                entry_of(name, decision, verdicts, refused=refused, asked_by=asked_by, now_ms=now_ms),
+            )
+        self._alerts.report(name, alerts, now_ms)
+        return refused
 
     def _apply(self, name: str, found: _Round, decision: RoundDecision, record: JobRecord) -> str:
         """Do what was decided; returns why it could not be done, "" if it was."""
@@ -302,7 +384,7 @@ def _work(
         declared = policy.declare()
         if not isinstance(declared, Declared):
             return 0, declared
-        facts = jobs.facts(name, declared.metrics, declared.minutes)
+        facts = jobs.facts(name, declared.metrics, declared.minutes, declared.if_known)
         if isinstance(facts, NoFrame):
             return declared.priority, Broken(policy=policy.name, how="metrics", text=facts.reason[:2000])
         return declared.priority, policy.run(facts, settings)
@@ -310,25 +392,11 @@ def _work(
     return work
 
 
-def _entry(name: str, decision: RoundDecision, refused: str, now_ms: Millis) -> Entry:
-    apply = decision.apply
-    if apply is None:
-        words = sorted({said.outcome for said in decision.said} - {"nothing"})
-        done = f"nothing done: {', '.join(words)}" if words else "nothing"
-        reason = "; ".join(f"{said.policy}: {said.reason}" for said in decision.said)
-    else:
-        done = f"{apply.policy}: {apply.action.text}"
-        reason = f"not done, {refused}" if refused else apply.reason
-    said = [{"policy": s.policy, "outcome": s.outcome, "reason": s.reason} for s in decision.said]
-    return Entry(
-        at_ms=now_ms,
-        actor=ACTOR,
-        kind="policy",
-        subject=name,
-        decision=done,
-        reason=reason,
-        data={"said": said},
-    )
+def _answer(policy: str, work: Callable[[Now], Answer], now: Now) -> Answer:
+    try:
+        return work(now)
+    except Exception as error:  # a policy raises what it likes
+        return 0, Broken(policy=policy, how="raised", text=f"{type(error).__name__}: {error}"[:2000])
 
 
 def _priority(settings: ControlSettings, declared: int) -> int:

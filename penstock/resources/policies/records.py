@@ -46,7 +46,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     open: OpenAction | None = None
     useless: dict[str, Millis] = {}  # by action: until when it is not tried again
     changes: tuple[Change, ...] = ()
-    said: str = ""  # what the journal last heard, as a key: the same is not told twice
+    said: dict[str, str] = {}  # by policy: what the journal last heard, as a key: the same is not told twice
     scaler: ScalerMemory | None = None
 
 

@@ -83,6 +83,7 @@ class Said:
     policy: str
     outcome: str  # applied | advised | held | nothing | alert | broken | kept | undone | useless | fights
     reason: str
+    bound: str = ""  # what held it back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,8 @@ def decide_round(
                     record = _with_action(record, rival, action, job, now_ms)
                     said.append(Said(policy=policy, outcome="applied", reason=apply.reason))
                     continue
-                said.append(Said(policy=policy, outcome=held[0], reason=f"{action.text}: {held[1]}"))
+                reason = f"{action.text}: {held[1]}"
+                said.append(Said(policy=policy, outcome=held[0], reason=reason, bound=held[1]))
                 if held[0] in ("fights", "useless"):
                     alerts.append(
                         (policy, RaiseAlert(key=f"action_{held[0]}", text=f"{action.text}: {held[1]}"[:2000]))

@@ -22,6 +22,7 @@ class Declared:
     priority: int
     metrics: tuple[str, ...]
     minutes: int
+    if_known: tuple[str, ...] = ()
 
 
 class Runnable(Protocol):
@@ -68,7 +69,12 @@ def run_policy(policy: Policy, facts: JobFacts, settings: Mapping[str, Any]) -> 
 
 def declared_by(policy: Policy) -> Declared:
     """What a policy's class says."""
-    return Declared(priority=policy.priority, metrics=tuple(policy.metrics), minutes=policy.minutes)
+    return Declared(
+        priority=policy.priority,
+        metrics=tuple(policy.metrics),
+        minutes=policy.minutes,
+        if_known=tuple(policy.if_known),
+    )
 
 
 def find_misdeclared(policy: Policy) -> str:
@@ -79,5 +85,8 @@ def find_misdeclared(policy: Policy) -> str:
         return f"its priority {policy.priority!r} is not -1000 to 1000"
     if not isinstance(policy.minutes, int) or not 1 <= policy.minutes <= MINUTES_MAX:
         return f"its minutes {policy.minutes!r} are not 1 to {MINUTES_MAX}"
-    unknown = sorted(name for name in policy.metrics if name not in METRICS)
+    named = (*policy.metrics, *policy.if_known)
+    if len({*named}) < len(named):
+        return "it names a metric twice"
+    unknown = sorted(name for name in named if name not in METRICS)
     return f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}" if unknown else ""

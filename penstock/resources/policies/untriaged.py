@@ -51,7 +51,7 @@ class Untriaged(Policy):
 
     name = "untriaged"
     priority = -50
-    metrics = METRICS
+    if_known = METRICS  # what is not known is part of its answer
     minutes = MINUTES
     settings = UntriagedSettings
 

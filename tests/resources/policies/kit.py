@@ -139,7 +139,9 @@ class MemoryFleet:
         job = RoundJob(name=name, config=self.configs[name], layer={})
         return ManagedJob(round_job=job, settings=self.settings, signals=self.signals, expected_version=1)
 
-    def facts(self, name: str, metrics: tuple[str, ...], minutes: int) -> JobFacts | NoFrame:
+    def facts(
+        self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
+    ) -> JobFacts | NoFrame:
         if isinstance(self.frame, NoFrame):
             return self.frame
         return some_facts(job=name, config=self.configs[name], frame=self.frame)

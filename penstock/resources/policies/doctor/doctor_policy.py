@@ -15,7 +15,7 @@ class JobDoctor(Policy):
 
     name = "doctor"
     priority = 0
-    metrics = METRICS
+    if_known = METRICS  # what is not known is part of its answer
     minutes = MINUTES
 
     def __init__(self) -> None:

@@ -1,0 +1,125 @@
+"""`penstock job manage`, `penstock job readmit` and `penstock explain`: what policies decide, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.cli.cells import text, when
+from penstock.cli.connection import FOLDER, Folder, connect
+from penstock.cli.output import Form, Output, show
+
+TIMEOUT_S = 100  # a policy of a user's own may have to start first
+_COLOURS = {
+    **dict.fromkeys(("applied", "done", "would be done", "kept"), "green"),
+    **dict.fromkeys(("held", "advised", "alert", "undone", "useless"), "yellow"),
+    **dict.fromkeys(("broken", "fights", "not done"), "red"),
+}
+JobName = Annotated[str, typer.Argument(help="The job.")]
+
+
+def manage(
+    name: JobName,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Only this one; none: all.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """Let policies look at a job now: what each says, what is done, and why not more."""
+    with connect(folder, role="oncall", timeout_s=TIMEOUT_S) as client:
+        found = client.manage_job(name, policy=policy or None, dry_run=dry_run)
+    show(found, output, lambda: managed_text(found))
+
+
+def readmit(
+    name: JobName,
+    why: Annotated[str, typer.Option("--why", help="The reason, kept with the change.")],
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """End what keeps a job away from containers: it may be anywhere again."""
+    with connect(folder, role="oncall") as client:
+        found = client.readmit_job(name, why=why)
+    show(found, output, lambda: text(f"{found['lifted']} exclusions of {name} are over"))
+
+
+def explain(
+    job: JobName,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="The newest so many.", min=1, max=1000)] = 20,
+    before: Annotated[
+        int | None, typer.Option("--before", help="Only those before this id: the next page.", min=1)
+    ] = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """What was decided about a job and why, newest first; also why nothing was done."""
+    with connect(folder, role="reader") as client:
+        found = client.decisions(job, before=before, limit=limit)
+    show(found, output, lambda: decisions_text(found))
+
+
+def managed_text(found: Mapping[str, Any]) -> RenderableType:
+    """The change, then a paragraph for each policy, then the alerts."""
+    change, parts = found["change"], list[RenderableType]()
+    if change is None:
+        parts.append(text("nothing is changed", "bold"))
+    else:
+        head = text(change["outcome"], _COLOURS.get(change["outcome"], ""))
+        parts.append(head.append("  ").append_text(text(f"{change['policy']}: {change['what']}", "bold")))
+        parts.append(_line("because", change["why"]))
+        if change["refused"]:
+            parts.append(_line("refused", change["refused"]))
+    for said in found["said"]:
+        parts += _said(said, is_dry=found["is_dry"])
+    for alert in found["alerts"]:
+        parts.append(text(f"alarm {alert['severity']}  {alert['policy']}: {alert['text']}", limit=600))
+        if alert["what_to_do"]:
+            parts.append(_line("do", alert["what_to_do"], "cyan"))
+    return Group(*parts)
+
+
+def decisions_text(found: Mapping[str, Any]) -> RenderableType:
+    """A paragraph for each decision."""
+    parts: list[RenderableType] = []
+    for entry in found["decisions"]:
+        head = Text(f"{when(entry['at_ms'])}  ", "dim").append_text(text(entry["actor"], "cyan", 60))
+        parts.append(head.append("  ").append_text(text(entry["decision"], "bold", 400)))
+        data = dict(entry["data"])
+        said = data.pop("said", None)
+        if isinstance(said, list):
+            for each in said:
+                parts += _said(each, is_dry=False)
+        else:
+            parts.append(_line("because", entry["reason"]))
+        shown = ", ".join(f"{name} {value}" for name, value in data.items())
+        if shown:
+            parts.append(_line("with", shown, "dim"))
+    if not parts:
+        parts.append(text(f"nothing was decided about {found['job']} yet"))
+    if found["next"] is not None:
+        parts.append(text(f"older ones: --before {found['next']}", "dim"))
+    return Group(*parts)
+
+
+def _said(said: Mapping[str, Any], *, is_dry: bool) -> list[RenderableType]:
+    outcome = str(said.get("outcome", ""))
+    shown = "would be applied" if is_dry and outcome == "applied" else outcome
+    head = Text("  ").append_text(text(said.get("policy", ""), "bold", 60)).append("  ")
+    lines: list[RenderableType] = [head.append_text(text(shown, _COLOURS.get(outcome, "dim")))]
+    lines.append(_line("because", said.get("reason", "")))
+    inputs = said.get("inputs") or {}
+    numbers = ", ".join(f"{name} {value}" for name, value in inputs.items())
+    for label, value in (("seen", numbers), ("formula", said.get("formula")), ("bound", said.get("bound"))):
+        if value:
+            lines.append(_line(label, value, "dim"))
+    return lines
+
+
+def _line(label: str, value: Any, style: str = "") -> Text:
+    return Text(f"    {label:<9}").append_text(text(value, style, 800))

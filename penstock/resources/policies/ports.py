@@ -1,0 +1,63 @@
+"""What the policy service needs of the fleet, the store and whoever is told. Pure: protocols and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.core.clock import Millis
+from penstock.resources.frames import NoFrame
+from penstock.resources.policies.facts import JobFacts
+from penstock.resources.policies.policy import Action, RaiseAlert
+from penstock.resources.policies.records import JobRecord
+from penstock.resources.policies.round import FleetState, RoundJob
+from penstock.resources.policies.triggers import Signals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedJob:
+    """A job as the service sees it."""
+
+    round_job: RoundJob
+    settings: Mapping[str, Mapping[str, Any]]  # `policies` of its config
+    signals: Signals
+    expected_version: int
+
+
+class ManagedJobs(Protocol):
+    """The fleet, as the service needs it. `facts` is called beside the round."""
+
+    def names(self) -> Sequence[str]:
+        """Every job that runs."""
+
+    def job(self, name: str) -> ManagedJob | None:
+        """One of them; None: no longer there."""
+
+    def facts(
+        self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
+    ) -> JobFacts | NoFrame:
+        """What a policy is shown, or why nothing can be (I20)."""
+
+    def fleet(self) -> FleetState:
+        """What the fleet allows now."""
+
+    def apply(self, name: str, policy: str, action: Action, *, expected_version: int, reason: str) -> None:
+        """Do it; PenstockError if it cannot be done now."""
+
+
+class Records(Protocol):
+    """What is remembered between rounds."""
+
+    def load(self, job: str) -> tuple[JobRecord, int]:
+        """The record and its version; an empty one has version 0."""
+
+    def save(self, job: str, record: JobRecord, version: int) -> bool:
+        """Keep it if the version is still this one; False: somebody else served the job meanwhile."""
+
+
+class AlertSink(Protocol):
+    """Who is told. Levels: every call says all there is to say of these sources."""
+
+    def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
+        """By policy that had its say: its alerts now."""

@@ -1,0 +1,224 @@
+"""The policies of one control plane: which there are, its rounds, and the looks that somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.core.clock import Clock, Millis
+from penstock.core.journal_store import JournalStore
+from penstock.core.loop import WorkerThreads
+from penstock.core.sql_store import Database
+from penstock.core.workers import Finished, Now, Stuck, Workers
+from penstock.jobs.job_service import JobService
+from penstock.jobs.running_store import RunningStore
+from penstock.resources.managed_jobs import FleetJobs, FleetLimits
+from penstock.resources.metric_store import MetricStore
+from penstock.resources.policies.doctor.doctor_policy import JobDoctor
+from penstock.resources.policies.policy import Action, ChangeLayer, Policy
+from penstock.resources.policies.policy_process import UserPolicies
+from penstock.resources.policies.policy_service import Answer, Managed, PolicyService
+from penstock.resources.policies.ports import AlertSink
+from penstock.resources.policies.runnable import OwnPolicy
+from penstock.resources.policies.stragglers import StragglerDetector
+from penstock.resources.policies.telling import said_to_json
+from penstock.resources.policies.untriaged import Untriaged
+from penstock.resources.policy_store import PolicyRecordStore
+from penstock.tasks.exclusion_store import ExclusionStore
+from penstock.tasks.exclusions import Bars, bars_of
+from penstock.tasks.fleet_view import FleetView
+from penstock.tasks.task_service import TaskService
+
+# Every policy of Penstock itself. A new one is a line here.
+BUILT_IN: tuple[Callable[[], Policy], ...] = (
+    StragglerDetector,
+    JobDoctor,
+    Untriaged,
+)
+THREADS = 4
+# Longer than a user's policy may take to start and to answer: those are ended, not given up.
+STUCK_MS: Millis = 45_000
+
+
+class Limits(Protocol):
+    """What an installation allows policies."""
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+
+    @property
+    def rescales_max(self) -> int:
+        """Jobs whose tasks may be dealt anew at a time."""
+
+    @property
+    def advice_only(self) -> bool:
+        """Whether nothing is done at all."""
+
+
+class Parts(Protocol):
+    """A control plane, as far as policies need it."""
+
+    @property
+    def settings(self) -> Limits:
+        """How it runs."""
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether scheduled looks are made here."""
+
+    database: Database
+    journal: JournalStore
+    jobs: JobService
+    fleet: FleetView
+    task_service: TaskService
+    metrics: MetricStore
+
+    def wake_syncer(self) -> None:
+        """Something else is expected of a job."""
+
+    def wake_shard_manager(self) -> None:
+        """Something else is wanted of shards."""
+
+
+class SplitWorkers:
+    """Users' policies have threads of their own: however they hang, Penstock's are asked.
+
+    A key is a job and a policy, as `PolicyService` makes them.
+    """
+
+    def __init__(self, own: Workers[Answer], users: Workers[Answer], names: frozenset[str]) -> None:
+        self._own, self._users, self._names = own, users, names
+
+    def start(self, key: str, work: Callable[[Now], Answer], now_ms: Millis) -> None:
+        is_own = key.rpartition(" ")[2] in self._names
+        (self._own if is_own else self._users).start(key, work, now_ms)
+
+    def busy(self) -> frozenset[str]:
+        return self._own.busy() | self._users.busy()
+
+    def take_finished(self) -> tuple[Finished[Answer], ...]:
+        return (*self._own.take_finished(), *self._users.take_finished())
+
+    def stuck(self) -> tuple[Stuck, ...]:
+        return (*self._own.stuck(), *self._users.stuck())
+
+
+class PolicyDesk:
+    """One instance's policies. Scheduled rounds are the active instance's, asked ones anybody's."""
+
+    def __init__(self, parts: Parts, alarms: AlertSink, folder_of: Callable[[str], Path]) -> None:
+        """`alarms`: who is told. `folder_of(hash)`: where a package lies, unpacked."""
+        clock, settings = parts.clock, parts.settings
+        self._parts, self._clock, self._shards = parts, clock, settings.shards
+        self.exclusions = ExclusionStore(parts.database, parts.journal)
+        self.jobs = FleetJobs(
+            jobs=parts.jobs,
+            running=RunningStore(parts.database),
+            fleet=parts.fleet,
+            tasks=parts.task_service,
+            metrics=parts.metrics,
+            exclusions=self.exclusions,
+            clock=clock,
+            shards=settings.shards,
+            limits=FleetLimits(rescales_max=settings.rescales_max, advice_only=settings.advice_only),
+            wake=self._wake,
+        )
+        own = [OwnPolicy(policy()) for policy in BUILT_IN]
+        self._users = UserPolicies(folder_of, clock)
+        threads: WorkerThreads[Answer] = WorkerThreads(
+            "policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
+        )
+        others: WorkerThreads[Answer] = WorkerThreads(
+            "users' policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
+        )
+        self._threads = threads, others
+        self.service = PolicyService(
+            self.jobs,
+            PolicyRecordStore(parts.database),
+            alarms,
+            parts.journal,
+            own,
+            SplitWorkers(threads, others, frozenset(policy.name for policy in own)),
+            load=self._users.load,
+        )
+
+    def tick(self) -> None:
+        """One round of the schedule, where this instance is the active one."""
+        if self._parts.is_syncing:
+            self.service.tick(self._clock.now_ms())
+        else:
+            self.service.stand_by()
+
+    def manage(self, job: str, *, policy: str | None, is_dry: bool, asked_by: str) -> dict[str, Any]:
+        """A round on one job now, because somebody asked; returns what it came to."""
+        now = self._clock.now_ms
+        done = self.service.manage(job, now=now, policy=policy, is_dry=is_dry, asked_by=asked_by)
+        return {"job": job, "at_ms": now(), **managed_to_json(done)}
+
+    def bars(self, at_ms: Millis) -> Bars:
+        """Where which shards should not be now."""
+        wishes = self.exclusions.current(at_ms)
+        shards_of = self._parts.task_service.shards_of
+        return bars_of(wishes, lambda subject, birth: shards_of(subject, birth, self._shards))
+
+    def stop(self) -> None:
+        """End the threads, and the processes of users' policies."""
+        for threads in self._threads:
+            threads.stop()
+        self._users.stop()
+
+    def _wake(self, action: Action) -> None:
+        if isinstance(action, ChangeLayer):
+            self._parts.wake_syncer()
+        else:
+            self._parts.wake_shard_manager()
+
+
+def managed_to_json(done: Managed) -> Mapping[str, Any]:
+    """What a look came to: one change or none, every policy's answer, every alert."""
+    apply, decision = done.decision.apply, done.decision
+    said = [said_to_json(each, done.verdicts.get(each.policy)) for each in decision.said]
+    off = "switched off for this job"
+    said += [_nothing_said(policy, "off", off) for policy in done.off if policy not in done.verdicts]
+    outcome = "would be done" if done.is_dry else "not done" if done.refused else "done"
+    return {
+        "is_dry": done.is_dry,
+        "change": None
+        if apply is None
+        else {
+            "policy": apply.policy,
+            "what": apply.action.text,
+            "why": apply.reason,
+            "outcome": outcome,
+            "refused": done.refused,
+        },
+        "said": said,
+        "alerts": [
+            {
+                "policy": policy,
+                "key": alert.key,
+                "severity": alert.severity,
+                "text": alert.text,
+                "what_to_do": alert.what_to_do,
+            }
+            for policy, alert in decision.alerts
+        ],
+    }
+
+
+def _nothing_said(policy: str, outcome: str, reason: str) -> dict[str, Any]:
+    texts = dict.fromkeys(("symptom", "cause", "formula", "bound"), "")
+    return {
+        "policy": policy,
+        "outcome": outcome,
+        "reason": reason,
+        "confidence": None,
+        "inputs": {},
+        **texts,
+    }
