@@ -19,8 +19,10 @@ _UNITS = {"cpu": "", "memory_mb": " MB", "disk_mb": " MB", "network_mbps": " Mbi
 def alarms_table(found: Mapping[str, Any]) -> RenderableType:
     """One line per alarm."""
     table = new_table("alarms")
-    for name in ("id", "severity", "job", "kind", "since", "state"):
+    for name in ("id", "severity"):
         table.add_column(name, no_wrap=True)
+    for name in ("job", "kind", "since", "state"):
+        table.add_column(name, overflow="fold")
     table.add_column("what", overflow="fold")
     for alarm in found["alarms"]:
         table.add_row(

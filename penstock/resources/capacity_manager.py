@@ -75,7 +75,7 @@ class CapacityManager:
     ) -> None:
         self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
         self._last: _Look | None = None
-        self._since: dict[type, Millis] = {}  # since when each kind of decision is due
+        self._since: dict[str, Millis] = {}  # since when it is short, and since when each job may come back
         self._out_of_room = ""
 
     # -- for the scaler ---------------------------------------------------------------------------------
@@ -99,10 +99,9 @@ class CapacityManager:
         self._last = self._look()
         decisions = self._decide(self._last.facts)
         self._out_of_room = next((item.reason for item in decisions if isinstance(item, OutOfRoom)), "")
-        kinds = {type(item) for item in decisions}
-        self._since = {kind: self._since_ms(kind, now_ms) for kind in kinds}
+        self._since = {key: self._since_ms(key, now_ms) for key in map(_due, decisions)}
         for item in decisions:
-            if now_ms - self._since[type(item)] >= self._patience_ms:
+            if now_ms - self._since[_due(item)] >= self._patience_ms:
                 self._carry_out(item, self._last.facts)
 
     def levels(self, now_ms: Millis) -> Levels:
@@ -183,8 +182,8 @@ class CapacityManager:
         reason = "the cluster is not limited any more"
         return tuple(BringBack(job=claim.job, reason=reason) for claim in facts.claims if claim.is_stopped)
 
-    def _since_ms(self, kind: type, now_ms: Millis) -> Millis:
-        since_ms = self._since.get(kind, now_ms)
+    def _since_ms(self, key: str, now_ms: Millis) -> Millis:
+        since_ms = self._since.get(key, now_ms)
         return since_ms if since_ms <= now_ms else now_ms  # the clock was set back
 
     def _carry_out(self, item: Decision, facts: ClusterFacts) -> None:
@@ -206,6 +205,11 @@ class CapacityManager:
             log.warning("a decision about capacity was not written", job=item.job, error=error.what)
             return
         log.warning("capacity", job=item.job, state=state or "may run again", reason=item.reason)
+
+
+def _due(item: Decision) -> str:
+    """Whose patience counts: a shortage is one, whoever stops for it; each job comes back for itself."""
+    return f"back {item.job}" if isinstance(item, BringBack) else "short"
 
 
 def _why(job: str, facts: ClusterFacts) -> str:

@@ -182,6 +182,13 @@ def check(client: Client) -> None:
 
 def test_there_are_these_commands():
     assert sorted(" ".join(path) for path in COMMANDS) == [
+        "alarm ack",
+        "alarm ls",
+        "alarm show",
+        "alarm silence",
+        "alarm silences",
+        "alarm test",
+        "alarm unsilence",
         "audit",
         "backfill",
         "bus copy",
@@ -189,6 +196,7 @@ def test_there_are_these_commands():
         "bus ls",
         "bus publish",
         "bus tail",
+        "capacity",
         "category",
         "config show",
         "container cordon",

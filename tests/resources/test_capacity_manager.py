@@ -77,6 +77,23 @@ def test_the_lowest_priority_stops_and_comes_back_with_its_reason(world: World):
     assert plane.jobs.audit(subject="demo.low")[0].actor == "capacity"
 
 
+def test_each_job_waits_for_its_own_room(world: World):
+    """Plan: a small job may come back at once, a large one only when a container joins later."""
+    plane, manager = world
+    a_container(plane, "c1", 4, 8192, 0, 0)
+    a_job(plane, "demo.a_small", 0.1, priority=-9)
+    a_job(plane, "demo.big", 3, priority=-9)
+    a_job(plane, "demo.high", 3)
+    now_ms = rounds(manager)
+    assert states(plane)["demo.big"] == "stopped"
+    manager.tick(now_ms + 1)
+    a_container(plane, "c2", 9, 8192, 0, 0)
+    manager.tick(now_ms + PATIENCE_MS)
+    assert states(plane)["demo.big"] == "stopped"
+    manager.tick(now_ms + 2 * PATIENCE_MS)
+    assert set(states(plane).values()) == {"running"}
+
+
 def test_a_container_without_capacity_makes_everything_boundless(world: World):
     plane, manager = world
     a_container(plane, "c1", 1, 1024, 0, 0)
