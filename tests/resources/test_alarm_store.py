@@ -223,7 +223,7 @@ def test_records_are_kept_under_a_version(database):
     open_ = OpenAction(
         policy="a", priority=1, symptom="lag", action=action, undo={"task_count": None}, at_ms=1, check_ms=2
     )
-    record = JobRecord(open=open_, acted={"a": 1}, useless={"x": 9}, said="a:applied")
+    record = JobRecord(open=open_, acted={"a": 1}, useless={"x": 9}, said={"p": "a:applied"})
     assert store.save("shops", record, 0)
     assert store.load("shops") == (record, 1)
     assert not store.save("shops", JobRecord(), 0), "somebody else was first"
