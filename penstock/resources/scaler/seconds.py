@@ -47,24 +47,27 @@ class SecondsBook:
         reports: Mapping[str, Sequence[TaskReport]],
     ) -> None:
         """One look at the jobs that are watched: by job, its generation and number of tasks."""
+        ended = self._book.observe(now_ms, watched, reports)
+        if ended is not None:
+            for name, row in zip(ended.jobs, ended.values, strict=True):
+                self._put(name, ended.minute, row)
+        # Only now: the step that ended was still of what was watched before.
         for gone in self._steps.keys() - watched.keys():
             del self._steps[gone]
         for name, (generation, _) in watched.items():
             found = self._steps.get(name)
             if found is None or found.generation != generation:
                 self._steps[name] = _Steps(generation)
-        ended = self._book.observe(now_ms, watched, reports)
-        if ended is None:
+
+    def _put(self, job: str, step: int, row: Points) -> None:
+        steps = self._steps.get(job)
+        if steps is None:
             return
-        for name, row in zip(ended.jobs, ended.values, strict=True):
-            steps = self._steps.get(name)
-            if steps is None:
-                continue
-            if steps.last >= 0 and not 0 < ended.minute - steps.last <= STEPS:
-                steps.rows.clear()  # what was seen before a gap and after it is not one stretch
-            if not np.isnan(row[_RATES]).any():
-                steps.last = ended.minute
-                steps.rows.append(row)
+        if steps.last >= 0 and not 0 < step - steps.last <= STEPS:
+            steps.rows.clear()  # what was seen before a gap and after it is not one stretch
+        if not np.isnan(row[_RATES]).any():
+            steps.last = step
+            steps.rows.append(row)
 
     def frame(self, job: str) -> Frame | NoFrame:
         """The last seconds of a job, or why they say nothing."""

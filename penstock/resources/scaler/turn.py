@@ -17,6 +17,7 @@ from penstock.resources.scaler.shapes import KINDS, TINY, Room, Shape
 from penstock.tasks.messages import TaskReport
 
 ACTOR = "autoscaler"
+_SCALED = ("task_count", "threads", "resources")
 
 
 class Turn:
@@ -61,8 +62,10 @@ def resolve(
     """The decision as it can be carried out now and the record of it, or why it is not."""
     applied = fit(decision.shape, job)
     if not changes_of(job.shape, applied):
-        fields = ", ".join(sorted(job.oncall)) or "nothing"
-        return _held(decision, f"but oncall set {fields}", f"oncall: {fields}"), None, record
+        theirs = ", ".join(sorted(path for path in job.oncall if path.partition(".")[0] in _SCALED))
+        if not theirs:
+            return _held(decision, "but as it can be written it is so already", "shape"), None, record
+        return _held(decision, f"but oncall set {theirs}", f"oncall: {theirs}"), None, record
     if short := turn.short_of(job, applied):
         return _held(decision, f"but not enough {short} is left", f"capacity: {short}"), None, record
     advice_only = bool(job.config["scaler"].get("advice_only", False))
