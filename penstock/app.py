@@ -105,6 +105,7 @@ class ControlPlane:
         )
         unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
         self.policies = PolicyDesk(self, self.alarms.store, unpacked.folder_of)
+        self._scaled.fleet_state = self.policies.jobs.fleet  # the cap on rescales is one for all
         self._loops: tuple[Loop, ...] = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.
             Loop(
