@@ -188,8 +188,8 @@ def test_what_a_previous_life_left_is_reaped_and_nothing_else(tmp_path: Path):
     assert reap_leftovers(path) == 0
 
 
-def test_how_long_a_kill_took_is_kept_and_one_that_took_too_long_ends_the_warden(tmp_path: Path, link: Link):
-    """Plan: an engine is killed, which is measured; then the folder says that it once took longer than fits."""
+def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(tmp_path: Path, link: Link):
+    """Plan: an engine is killed, which is measured; then the folder says that it twice took longer than fits."""
     warden = a_warden(tmp_path, link)
     thread = threading.Thread(target=warden.run)
     thread.start()
@@ -200,7 +200,8 @@ def test_how_long_a_kill_took_is_kept_and_one_that_took_too_long_ends_the_warden
     assert 0 <= took_ms < 60_000
     warden.stop()
     thread.join(20)
-    KillTimes(tmp_path).note(PROFILE.failover_ms)
+    for _ in range(2):
+        KillTimes(tmp_path).note(PROFILE.failover_ms)
     registered = len(link.registered)
     with pytest.raises(EnvironmentProblem, match="cannot run with these times"):
         a_warden(tmp_path, link).run()
