@@ -159,7 +159,7 @@ def test_rm_and_restore(command: Command, tmp_path: Path):
         return outcome.code == 0
 
     try:
-        wait(restored)
+        wait(restored, seconds=60)  # what the State Syncer does not notice it finds in a sweep, every 30 s
     except AssertionError as error:
         raise AssertionError(f"not restored: {dict.fromkeys(said)}") from error
     assert command.json("job", "get", JOB)["config"]["task_count"] == 4
