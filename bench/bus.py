@@ -35,9 +35,7 @@ SPEC = CategorySpec(
     name="bench", partitions=2, columns=(("text", "string"), ("n", "bigint")), watermark="event_time"
 )
 TEXT_BYTES = 84  # with `n` and the event time 100
-SPARK_TIMES = (
-    3  # as large is the log that Spark reads: to start a job takes a while, and is no rate of reading
-)
+SPARK_TIMES = 3  # as large is the log that Spark reads: the start of its job is no rate of reading
 READ_ROWS = 50_000  # as many as a task reads in one micro-batch
 FLOORS = {"publish": 500_000, "read_spark": 1_000_000}  # records per second, on 2 cores
 RATIO_FLOORS = {"publish": 1.5, "publish_small": 0.2, "read": 2.0}  # against SQLite in the same run

@@ -72,10 +72,22 @@ class StreamDataPlane:
 
     def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
         """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
-        before = self._registered(job, birth, old)
+        before = self._left_by(job, birth, old)
         after = set() if new is None else self._registered(job, birth, new)
         for category, producer in sorted(before - after):
             self._log.unregister_producer(category, producer)
+
+    def _left_by(self, job: str, birth: str, old: Mapping[str, Any]) -> set[tuple[str, str]]:
+        """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named:
+        the removal of such a job must end all the same.
+        """
+        there = {category.spec.name for category in self._log.categories()}
+        if any(item["category"] not in there for item in old.get("inputs", ())):
+            return set()
+        try:
+            return self._registered(job, birth, old)
+        except ConfigError:
+            return set()
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
         if _is_process(config) or config["kind"] == "spark":

@@ -42,7 +42,7 @@ class KillTimes:
 
     def check(self, profile: Profile) -> None:
         """Refuse a profile whose margin is shorter than the longest of them but one."""
-        margin_ms, slowest = profile.failover_ms - profile.deadline_ms, sorted(self.read())[-BELIEVED:]
+        margin_ms, slowest = margin_of(profile), sorted(self.read())[-BELIEVED:]
         longest_ms = slowest[0] if len(slowest) == BELIEVED else 0
         if longest_ms > margin_ms:
             raise EnvironmentProblem(
@@ -52,3 +52,8 @@ class KillTimes:
                 fix="use a profile with longer times (--profile paper); once the machine is faster, remove "
                 f"{self._path.name} from the container's folder",
             )
+
+
+def margin_of(profile: Profile) -> Millis:
+    """How long a kill may take."""
+    return profile.failover_ms - profile.deadline_ms

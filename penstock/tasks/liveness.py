@@ -80,18 +80,20 @@ class Liveness:
 
     def on_beat(self, container: str, incarnation: str, now_ms: Millis) -> None:
         """A beat was received. Never looks at the time: more may be queued."""
-        watched = self._watched.get(container)
-        if watched is not None and watched.incarnation == incarnation and not watched.withheld:
-            watched.heard_ms = max(watched.heard_ms, now_ms)
-            watched.seen_ms = max(watched.seen_ms, now_ms)
-            watched.unheard = False
+        self._note_life(container, incarnation, now_ms, is_heard=True)
 
     def on_renewed(self, container: str, incarnation: str, now_ms: Millis) -> None:
         """Its row in the store was renewed: it lives, and does not reach us, which the brake counts."""
+        self._note_life(container, incarnation, now_ms, is_heard=False)
+
+    def _note_life(self, container: str, incarnation: str, now_ms: Millis, *, is_heard: bool) -> None:
         watched = self._watched.get(container)
-        if watched is not None and watched.incarnation == incarnation and not watched.withheld:
-            watched.seen_ms = max(watched.seen_ms, now_ms)
-            watched.unheard = False
+        if watched is None or watched.incarnation != incarnation or watched.withheld:
+            return
+        watched.seen_ms = max(watched.seen_ms, now_ms)
+        watched.unheard = False
+        if is_heard:
+            watched.heard_ms = max(watched.heard_ms, now_ms)
 
     def on_dead(self, container: str, incarnation: str) -> None:
         """Its exit was seen: nothing of it is alive, no waiting."""

@@ -20,7 +20,7 @@ import structlog
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
-from penstock.tasks.kill_times import KillTimes
+from penstock.tasks.kill_times import KillTimes, margin_of
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
 from penstock.tasks.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
@@ -252,7 +252,12 @@ class Warden:
             threading.Event().wait(0.05)
         engine.process.wait()
         if is_killed:
-            self._kill_times.note(self._clock.boot_ms() - began_ms)
+            took_ms, margin_ms = self._clock.boot_ms() - began_ms, margin_of(self._profile)
+            self._kill_times.note(took_ms)
+            if took_ms > margin_ms:
+                log.warning(
+                    "the kill took too long", container=self._container, took_ms=took_ms, margin_ms=margin_ms
+                )
         assert engine.process.stdin is not None and engine.process.stdout is not None
         engine.process.stdout.close()
         with contextlib.suppress(OSError):

@@ -151,7 +151,17 @@ def test_rm_and_restore(command: Command, tmp_path: Path):
     command("job", "apply", "-f", a_file(tmp_path, task_count=4), "--why", "x")
     assert command("job", "rm", JOB, "--why", "over").code == 0
     assert command("job", "get", JOB).is_refused(3)
-    wait(lambda: command("job", "restore", JOB, "--why", "a mistake").code == 0)
+    said: list[str] = []
+
+    def restored() -> bool:
+        outcome = command("job", "restore", JOB, "--why", "a mistake")
+        said.append(outcome.error)
+        return outcome.code == 0
+
+    try:
+        wait(restored, seconds=60)  # what the State Syncer does not notice it finds in a sweep, every 30 s
+    except AssertionError as error:
+        raise AssertionError(f"not restored: {dict.fromkeys(said)}") from error
     assert command.json("job", "get", JOB)["config"]["task_count"] == 4
 
 

@@ -60,6 +60,13 @@ def test_another_number_of_partitions_is_refused_by_name():
         World().with_input(3).plane.prepare("j", "b", a_config())
 
 
+@pytest.mark.parametrize("world", [World(), World().with_input(3)], ids=["not there", "another number"])
+def test_a_job_that_could_never_be_prepared_can_be_removed(world: World):
+    with pytest.raises((StoreUnavailable, ConfigError)):
+        world.plane.prepare("j", "b", a_config())
+    world.plane.retire("j", "b", a_config(), None)
+
+
 def test_a_fenced_owner_can_neither_commit_nor_publish():
     from penstock.streams.rows.row_store import Changes
 
