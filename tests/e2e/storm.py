@@ -169,7 +169,7 @@ class Storm:
     def _inject(self, seconds: range) -> None:
         for second in seconds:
             low = second * 1000 - JOIN_MS
-            stamps = [low + (n * 1_000_003) % 1000 for n in range(CLICKS_PER_SECOND)]
+            stamps = [low + (n * 397) % 1000 for n in range(CLICKS_PER_SECOND)]
             texts = [f"query {(second + 7 * n) % 60}" for n in range(CLICKS_PER_SECOND)]  # some nobody asked
             first = len(self.clicks)
             values = [
