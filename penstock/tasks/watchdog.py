@@ -60,8 +60,9 @@ class Watchdog:
 
     def on_sign(self, at_ms: Millis, said: Heartbeat) -> None:
         """The engine said at `at_ms` that it lives, and what is so."""
+        is_first = self._said is None
         self._signed_ms, self._said = at_ms, said
-        if self._told is not None and _has_let_go(self._told, said):
+        if self._told is not None and (is_first or _has_let_go(self._told, said)):
             # A plan or a move waits for just that: it is told soon, not with the next regular beat.
             self._beat_due_ms, self._told = self._early_ms, None
 
@@ -72,14 +73,15 @@ class Watchdog:
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
         """An answer arrived. Whether the engine is to be told of it."""
         self.lease.on_ack(reply, now_ms)
-        return reply.verdict is Verdict.OK
+        # An engine that has not said anything may not read yet, and a full pipe would stop its warden.
+        return reply.verdict is Verdict.OK and self._said is not None
 
     def on_renewed(self, reply: HeartbeatReply, sent_ms: Millis, now_ms: Millis) -> bool:
         """The store answered in place of a Shard Manager, to a renewal begun at `sent_ms`."""
         if reply.verdict is not Verdict.OK:
             return self.on_reply(reply, now_ms)
         self.lease.on_renewed(sent_ms, now_ms)
-        return True
+        return self._said is not None
 
     def look(self, now_ms: Millis) -> Step[Beat | End]:
         """Requires: what lay in the pipe and on the wire is in."""
@@ -90,7 +92,7 @@ class Watchdog:
         limit_ms = ENGINE_START_MS if self._signed_ms is None else self.profile.engine_stale_ms
         if age_ms > limit_ms:
             return Step(actions=(End(reason=f"no sign of life from the engine for {age_ms} ms"),))
-        if self._said is None or now_ms < self._beat_due_ms:
+        if now_ms < self._beat_due_ms:
             return Step()
         soon_ms = self.profile.heartbeat_ms // EARLY_SHARE
         # What waited for news is decided shortly after it: the next beat asks for that.
@@ -98,8 +100,11 @@ class Watchdog:
         self._beat_due_ms = now_ms + (2 * soon_ms if is_early else self.profile.heartbeat_ms)
         self._early_ms = now_ms + soon_ms
         self._sequence += 1
+        # Before its first word an engine runs nothing. That is worth a beat too: a container whose engine
+        # starts slowly would fail over, and start another one, just as slowly.
+        nothing = Heartbeat(container=self.container, incarnation=self.incarnation, sequence=0)
         beat = replace(
-            self._said,
+            self._said or nothing,
             container=self.container,
             incarnation=self.incarnation,
             sequence=self._sequence,

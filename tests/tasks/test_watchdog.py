@@ -43,7 +43,6 @@ def end(watchdog: Watchdog, now_ms: int) -> str:
 
 def test_beats_carry_what_the_engine_said_and_grow_in_number():
     watchdog = a_watchdog()
-    assert watchdog.look(10).actions == ()  # it has said nothing yet
     watchdog.on_sign(500, said())
     (first,) = beats(watchdog, 600)
     assert (first.sequence, first.pid, first.list_version) == (1, 7, 5)
@@ -51,6 +50,22 @@ def test_beats_carry_what_the_engine_said_and_grow_in_number():
     watchdog.on_sign(1_600, said())
     (second,) = beats(watchdog, 1_700)
     assert second.sequence == 2
+
+
+def test_an_engine_that_starts_slowly_is_told_of_as_one_that_runs_nothing():
+    """Nobody fails over for it, and nothing fills the pipe that it does not read yet."""
+    watchdog = a_watchdog()
+    for now_ms in range(0, ENGINE_START_MS + 1, FAST.heartbeat_ms):
+        (beat,) = beats(watchdog, now_ms)
+        assert (beat.list_version, beat.acked, beat.tasks, beat.engine_ready) == (0, (), (), False)
+        watchdog.on_sent(beat, now_ms)
+        assert not watchdog.on_reply(a_reply(beat.sequence), now_ms)
+        assert not watchdog.on_renewed(a_reply(beat.sequence), now_ms, now_ms)
+    watchdog.on_sign(ENGINE_START_MS, said())
+    (first,) = beats(watchdog, ENGINE_START_MS + FAST.heartbeat_ms // 5)  # what it says is told soon
+    watchdog.on_sent(first, ENGINE_START_MS)
+    assert first.list_version == 5
+    assert watchdog.on_reply(a_reply(first.sequence), ENGINE_START_MS)
 
 
 def runs(*tasks: str, generation: int = 1) -> Heartbeat:
