@@ -35,9 +35,12 @@ from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import (
+    ADVICE_ONLY_VARIABLE,
     ALARM_CHANNELS_VARIABLE,
     ALARM_WEBHOOK_VARIABLE,
     BUS_VARIABLE,
+    RESCALES_MAX,
+    RESCALES_MAX_VARIABLE,
     ROWS_VARIABLE,
 )
 from penstock.streams.bus.log import AHEAD_MAX_MS
@@ -142,6 +145,23 @@ def up(
             help="Addresses that apprise knows, spaces between, or file:PATH with them.",
         ),
     ] = "",
+    rescales_max: Annotated[
+        int,
+        typer.Option(
+            envvar=RESCALES_MAX_VARIABLE,
+            help="Jobs whose number of tasks scaler and policies may change at a time.",
+            min=0,
+            max=RESCALES_MAX,
+        ),
+    ] = 10,
+    advice_only: Annotated[
+        bool,
+        typer.Option(
+            "--advice-only",
+            envvar=ADVICE_ONLY_VARIABLE,
+            help="Scaler and policies say what they would do with any job, and do nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Run a control plane and its containers on this machine until Ctrl-C."""
     from penstock.cli.up import UpSettings, run_up, tls_of
@@ -165,6 +185,8 @@ def up(
             profile=profile,
             alarm_webhook=alarm_webhook,
             alarm_channels=alarm_channels,
+            rescales_max=rescales_max,
+            advice_only=advice_only,
         )
     )
 
