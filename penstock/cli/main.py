@@ -31,16 +31,12 @@ from penstock.cli import (
 )
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
+from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import (
-    ADVICE_ONLY_VARIABLE,
-    ALARM_CHANNELS_VARIABLE,
-    ALARM_WEBHOOK_VARIABLE,
     BUS_VARIABLE,
-    RESCALES_MAX,
-    RESCALES_MAX_VARIABLE,
     ROWS_VARIABLE,
 )
 from penstock.streams.bus.log import AHEAD_MAX_MS
@@ -132,36 +128,10 @@ def up(
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     ] = "fast",
-    alarm_webhook: Annotated[
-        str,
-        typer.Option(
-            envvar=ALARM_WEBHOOK_VARIABLE, help="Where alarms are posted: https://…, or file:PATH with it."
-        ),
-    ] = "",
-    alarm_channels: Annotated[
-        str,
-        typer.Option(
-            envvar=ALARM_CHANNELS_VARIABLE,
-            help="Addresses that apprise knows, spaces between, or file:PATH with them.",
-        ),
-    ] = "",
-    rescales_max: Annotated[
-        int,
-        typer.Option(
-            envvar=RESCALES_MAX_VARIABLE,
-            help="Jobs whose number of tasks scaler and policies may change at a time.",
-            min=0,
-            max=RESCALES_MAX,
-        ),
-    ] = 10,
-    advice_only: Annotated[
-        bool,
-        typer.Option(
-            "--advice-only",
-            envvar=ADVICE_ONLY_VARIABLE,
-            help="Scaler and policies say what they would do with any job, and do nothing.",
-        ),
-    ] = False,
+    alarm_webhook: AlarmWebhook = "",
+    alarm_channels: AlarmChannels = "",
+    rescales_max: RescalesMax = 10,
+    advice_only: AdviceOnly = False,
 ) -> None:
     """Run a control plane and its containers on this machine until Ctrl-C."""
     from penstock.cli.up import UpSettings, run_up, tls_of
