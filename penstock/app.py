@@ -93,7 +93,7 @@ class ControlPlane:
             self.fleet,
             self.patch_layer,
             lambda: self.clock,
-            shards=settings.shards,
+            stock=self.capacity.stock,
         )
         self.scaler = build_scaler(
             self.database,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -16,11 +17,13 @@ from penstock.resources.policies.wire import Ask, Reply, facts_from_json
 from penstock.streams.user_code import UserCode
 
 ANSWER_S_MAX = 120
+MEMORY_BYTES_MAX = 4 * 2**30  # of addresses: one that gathers more raises MemoryError
 
 
 def main() -> None:
     """Arguments: folder, file, class, name. `resources/policies/policy_process.py` starts it."""
     folder, entry, class_name, name = sys.argv[1:5]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     # What the policy prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -12,7 +12,7 @@ from penstock.core.sql_store import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_view import JobView
 from penstock.resources.auto_scaler import AutoScaler
-from penstock.resources.capacity import take_stock
+from penstock.resources.capacity import Stock
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.policies.ports import AlertSink
 from penstock.resources.policies.records import flat
@@ -60,10 +60,11 @@ class JobsOfPlane:
         patch: Patch,
         clock: Callable[[], Clock],
         *,
-        shards: int,
+        stock: Callable[[], Stock | None],
     ) -> None:
+        """`stock`: what the capacity manager says of the cluster now."""
         self._jobs, self._tasks, self._fleet, self._patch = jobs, tasks, fleet, patch
-        self._clock, self._shards = clock, shards
+        self._clock, self._stock = clock, stock
         self.fleet_state: Callable[[], FleetState] = FleetState  # whoever runs the policies knows better
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
@@ -87,13 +88,10 @@ class JobsOfPlane:
     def capacity(self) -> Capacity:
         """What the smallest container has, and what is left of all; no limit where one does not say."""
         rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
-        if not rows or not all(row.capacity for row in rows):
+        stock = self._stock()
+        if stock is None or not rows or not all(row.capacity for row in rows):
             return Capacity()
-        return _capacity(rows, self._reserved())
-
-    def _reserved(self) -> dict[str, float]:
-        loads = [load for _, load in self._tasks.reserved_loads(self._shards).values()]
-        return {kind: sum(load[place] for load in loads) for place, kind in enumerate(KINDS)}
+        return _capacity(rows, stock)
 
     def fleet(self) -> FleetState:
         """What the whole fleet allows now."""
@@ -156,18 +154,14 @@ def _scalable(view: JobView) -> ScalableJob | None:
     )
 
 
-def _capacity(rows: Sequence[ContainerRow], reserved: Mapping[str, float]) -> Capacity:
+def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> Capacity:
     amounts = [dict(zip(KINDS, row.capacity, strict=False)) for row in rows]
-    total = {kind: sum(amount.get(kind, 0.0) for amount in amounts) for kind in KINDS}
-    known = {kind: amount for kind, amount in total.items() if amount > 0}  # 0: nobody counts it
-    stock = take_stock(known, ())
-    left = {kind: stock.remaining[kind] - reserved[kind] for kind in known}
     capacity = Capacity(
-        container=Room(**{kind: min(amount[kind] for amount in amounts) for kind in known}),
-        remaining=Room(**{kind: max(0.0, amount) for kind, amount in left.items()}),
+        container=Room(**{kind: min(amount[kind] for amount in amounts) for kind in stock.total}),
+        remaining=Room(**stock.remaining),
     )
-    if all(amount > 0 for amount in left.values()):
+    if not stock.short_of:
         return capacity
     # Short: what is kept for failures is for privileged jobs, and for nobody else.
-    rest = {kind: max(0.0, known[kind] - reserved[kind]) for kind in known}
+    rest = {kind: max(0.0, most - stock.reserved[kind]) for kind, most in stock.total.items()}
     return replace(capacity, remaining=Room(**rest), privileged_only=True)

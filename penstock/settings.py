@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError
 from penstock.tasks.sharding import SHARD_COUNT
 
 DATABASE_VARIABLE = "PENSTOCK_DATABASE"
@@ -13,6 +14,9 @@ BUS_VARIABLE = "PENSTOCK_BUS"
 ROWS_VARIABLE = "PENSTOCK_ROWS"
 ALARM_WEBHOOK_VARIABLE = "PENSTOCK_ALARM_WEBHOOK"
 ALARM_CHANNELS_VARIABLE = "PENSTOCK_ALARM_CHANNELS"
+RESCALES_MAX_VARIABLE = "PENSTOCK_RESCALES_MAX"
+ADVICE_ONLY_VARIABLE = "PENSTOCK_ADVICE_ONLY"
+RESCALES_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,8 @@ class Settings:
     scaler_ms: Millis = 1_000
     metrics_ms: Millis = 5_000
     policies_ms: Millis = 1_000
-    rescales_max: int = 10  # jobs whose tasks policies may deal anew at a time
-    advice_only: bool = False  # policies say what they would do, and do nothing
+    rescales_max: int = 10  # jobs whose tasks scaler and policies may deal anew at a time
+    advice_only: bool = False  # scaler and policies say what they would do, and do nothing
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000
@@ -42,6 +46,14 @@ class Settings:
     capacity_ms: Millis = 5_000
     capacity_patience_ms: Millis = 120_000  # so long it is short before a job stops for it
     lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rescales_max <= RESCALES_MAX:
+            raise ConfigError(
+                f"{self.rescales_max} rescales at a time cannot be",
+                why=f"the fleet's cap is 0 to {RESCALES_MAX}; with 0 no number of tasks is changed",
+                fix=f"give --rescales-max or {RESCALES_MAX_VARIABLE} in that range",
+            )
 
     @property
     def store(self) -> str:

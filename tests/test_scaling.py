@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.app import ControlPlane
 from penstock.scaling import STALE_MS
 from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
+from tests.builders import ADMIN, a_body
 
 REPORT = TaskReport(task_id="a/0", job="a", generation=1, shard=0, state="running", metrics={"lag_s": 3.0})
 
@@ -56,4 +58,28 @@ def test_capacity_is_what_containers_say_or_without_limit(tmp_path: Path):
     plane.register_container("c2", "i", folder_id="g")
     plane.on_heartbeat(a_beat("c2"))
     assert plane._scaled.capacity().container.cpu == float("inf")
+    plane.stop()
+
+
+def a_job(plane: ControlPlane, name: str, **changes: Any) -> None:
+    body = a_body(name, resources={"cpu": 1.0, "memory_mb": 100}, **changes)
+    asked = {"actor": ADMIN, "reason": "new", "idempotency_key": None, "now_ms": plane.clock.now_ms()}
+    plane.jobs.create(name, body, birth="birth", **asked)
+
+
+def test_the_scaler_is_told_what_the_capacity_manager_has_left(tmp_path: Path):
+    """Plan: ten cores. What jobs are expected to get counts before it runs; when it is short, only privileged grow."""
+    plane = ControlPlane(Settings(folder=tmp_path))
+    plane.register_container("c1", "i", folder_id="f")
+    plane.on_heartbeat(a_beat("c1", capacity=(10.0, 8192.0, 0.0, 0.0)))
+    a_job(plane, "demo.a", task_count=2)
+    found = plane._scaled.capacity()
+    assert found.remaining.cpu == plane.capacity.remaining()["cpu"] == pytest.approx(7.0)
+    assert not found.privileged_only
+    version = plane.jobs.view("demo.a").expected_version
+    plane._scaled.patch("demo.a", {"task_count": 8}, expected_version=version, reason="more")
+    assert plane._scaled.capacity().remaining.cpu == pytest.approx(1.0), "it is claimed at once"
+    a_job(plane, "demo.b", task_count=1)
+    short = plane._scaled.capacity()
+    assert short.privileged_only and short.remaining.cpu == pytest.approx(1.0), "the headroom is theirs"
     plane.stop()

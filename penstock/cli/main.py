@@ -31,12 +31,11 @@ from penstock.cli import (
 )
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
+from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import (
-    ALARM_CHANNELS_VARIABLE,
-    ALARM_WEBHOOK_VARIABLE,
     BUS_VARIABLE,
     ROWS_VARIABLE,
 )
@@ -129,19 +128,10 @@ def up(
     profile: Annotated[
         str, typer.Option(help="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     ] = "fast",
-    alarm_webhook: Annotated[
-        str,
-        typer.Option(
-            envvar=ALARM_WEBHOOK_VARIABLE, help="Where alarms are posted: https://…, or file:PATH with it."
-        ),
-    ] = "",
-    alarm_channels: Annotated[
-        str,
-        typer.Option(
-            envvar=ALARM_CHANNELS_VARIABLE,
-            help="Addresses that apprise knows, spaces between, or file:PATH with them.",
-        ),
-    ] = "",
+    alarm_webhook: AlarmWebhook = "",
+    alarm_channels: AlarmChannels = "",
+    rescales_max: RescalesMax = 10,
+    advice_only: AdviceOnly = False,
 ) -> None:
     """Run a control plane and its containers on this machine until Ctrl-C."""
     from penstock.cli.up import UpSettings, run_up, tls_of
@@ -165,6 +155,8 @@ def up(
             profile=profile,
             alarm_webhook=alarm_webhook,
             alarm_channels=alarm_channels,
+            rescales_max=rescales_max,
+            advice_only=advice_only,
         )
     )
 

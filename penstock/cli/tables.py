@@ -35,6 +35,10 @@ def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableTyp
     if any(job["problem"] or job["plan"] or job["scaler"] for job in jobs):
         parts.append(remarks_table(jobs))
     parts.append(containers_table(status["containers"], status["now_ms"]))
+    if status.get("advice_only"):
+        parts.append(
+            text("advice only: scaler and policies say what they would do, and do nothing", "yellow")
+        )
     if problem:
         parts.append(text(f"{problem}; this is what was seen last", "bold red"))
     return Group(*parts)

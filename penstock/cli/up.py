@@ -68,6 +68,8 @@ class UpSettings:
     rows: str = ""  # postgresql://…; "": as for the bus
     alarm_webhook: str = field(default="", repr=False)
     alarm_channels: str = field(default="", repr=False)
+    rescales_max: int = 10
+    advice_only: bool = False
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is started."""
@@ -128,6 +130,8 @@ def run_up(settings: UpSettings) -> None:
                 rows_place=rows,
                 alarm_webhook=settings.alarm_webhook,
                 alarm_channels=settings.alarm_channels,
+                rescales_max=settings.rescales_max,
+                advice_only=settings.advice_only,
             )
         )
         write_tokens(plane, folder)

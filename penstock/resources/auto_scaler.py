@@ -210,9 +210,9 @@ class AutoScaler:
     def _hurry(self, jobs: Mapping[str, ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
         """Jobs over their SLO get more at once; everything else waits for minutes."""
         acted = set()
-        for name, frame in frames.items():
-            job = jobs.get(name)
-            if job is None or not job.config["scaler"]["enabled"]:
+        for job in sorted(jobs.values(), key=_first_served):
+            name, frame = job.name, frames.get(job.name)
+            if frame is None or not job.config["scaler"]["enabled"]:
                 continue
             nothing = NoFrame(job=name, reason="")
             by_minutes = observe(job, nothing, self._memory(job), turn.capacity, now_ms=turn.now_ms)
@@ -232,7 +232,7 @@ class AutoScaler:
         }
         decisions = self._decide(jobs, observations, turn.now_ms)
         # When not all can have more, the first get it: privileged jobs, then by priority.
-        for job in sorted(jobs, key=lambda job: (not job.config["privileged"], -job.config["priority"])):
+        for job in sorted(jobs, key=_first_served):
             decision, observation = decisions[job.name], observations[job.name]
             if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
                 # Others were first in this round: the largest step that fits what they left.
@@ -387,6 +387,10 @@ class AutoScaler:
             return False
         self._kept[job] = record, version + 1
         return True
+
+
+def _first_served(job: ScalableJob) -> tuple[bool, int, str]:
+    return not job.config["privileged"], -job.config["priority"], job.name
 
 
 def _lag_s(reports: Sequence[TaskReport]) -> float:

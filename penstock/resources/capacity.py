@@ -123,7 +123,8 @@ def decide_stops(
 ) -> tuple[StopJob | BringBack | OutOfRoom, ...]:
     """Who stops because more is reserved than there is, or who comes back because there is room again.
 
-    The lowest priority stops first, and of those that could help only. Privileged jobs are never stopped.
+    The lowest priorities stop, of the same priority the largest, and nobody whose stop is not needed.
+    Privileged jobs are never stopped.
     The highest priority comes back first, and nobody before it.
     """
     stock = take_stock(total, claims, headroom=headroom)
@@ -136,18 +137,11 @@ def decide_stops(
 def _stops(
     total: Amount, claims: Sequence[Claim], stock: Stock, over: Mapping[str, float]
 ) -> tuple[StopJob | OutOfRoom, ...]:
-    reserved = dict(stock.reserved)
-    stops: list[StopJob | OutOfRoom] = []
     plain = [claim for claim in claims if not claim.is_stopped and not claim.privileged]
-    for claim in sorted(plain, key=lambda claim: (claim.priority, claim.job)):
-        over = _over(reserved, total)
-        helps = sorted(kind for kind in over if claim.reserved.get(kind, 0.0) > 0)
-        if not helps:
-            continue
-        for kind, amount in claim.reserved.items():
-            if kind in reserved:
-                reserved[kind] -= amount
-        kind = helps[0]
+    chosen = _needed(_enough(plain, stock.reserved, total), stock.reserved, total)
+    stops: list[StopJob | OutOfRoom] = []
+    for claim in chosen:
+        kind = next(kind for kind in sorted(over) if claim.reserved.get(kind, 0.0) > 0)
         stops.append(
             StopJob(
                 job=claim.job,
@@ -155,11 +149,54 @@ def _stops(
                 f"its priority {claim.priority} is the lowest that helps",
             )
         )
-    over = _over(reserved, total)
-    if over:
-        text = ", ".join(f"{amount:.1f} {kind}" for kind, amount in sorted(over.items()))
+    left = _over(_without(chosen, stock.reserved), total)
+    if left:
+        text = ", ".join(f"{amount:.1f} {kind}" for kind, amount in sorted(left.items()))
         stops.append(OutOfRoom(reason=f"{text} are missing, and only privileged jobs are left"))
     return tuple(stops)
+
+
+def _enough(plain: Sequence[Claim], reserved: Amount, total: Amount) -> list[Claim]:
+    """The lowest priorities whose stop is enough, of each the largest first; all that help if none is."""
+    chosen: list[Claim] = []
+    for priority in sorted({claim.priority for claim in plain}):
+        level = [claim for claim in plain if claim.priority == priority]
+        while level:
+            over = _over(_without(chosen, reserved), total)
+            largest = min(level, key=lambda claim: (-_relief(claim, over, total), claim.job))
+            if not _relief(largest, over, total):
+                break  # nobody else of this priority helps
+            chosen.append(largest)
+            level.remove(largest)
+    return chosen
+
+
+def _needed(chosen: Sequence[Claim], reserved: Amount, total: Amount) -> list[Claim]:
+    """Those whose stop is needed although the others stop: the important and the small are spared first."""
+    missing = _over(_without(chosen, reserved), total)
+    kept = [*chosen]
+    for claim in sorted(chosen, key=lambda claim: (-claim.priority, sum(claim.reserved.values()), claim.job)):
+        rest = [other for other in kept if other is not claim]
+        if _over(_without(rest, reserved), total).keys() <= missing.keys() and not any(
+            claim.reserved.get(kind, 0.0) > 0 for kind in missing
+        ):
+            kept = rest
+    return kept
+
+
+def _without(stopped: Iterable[Claim], reserved: Amount) -> dict[str, float]:
+    """What stays reserved."""
+    left = dict(reserved)
+    for claim in stopped:
+        for kind, amount in claim.reserved.items():
+            if kind in left:
+                left[kind] -= amount
+    return left
+
+
+def _relief(claim: Claim, over: Amount, total: Amount) -> float:
+    """How much of what is missing its stop would give, in shares of what there is."""
+    return sum(min(claim.reserved.get(kind, 0.0), much) / total[kind] for kind, much in over.items())
 
 
 def _returns(total: Amount, claims: Sequence[Claim], stock: Stock, headroom: float) -> tuple[BringBack, ...]:

@@ -80,14 +80,18 @@ class CapacityManager:
 
     # -- for the scaler ---------------------------------------------------------------------------------
 
+    def stock(self) -> Stock | None:
+        """The cluster now, read afresh: what was written a moment ago is claimed. None: not limited."""
+        return self._look().stock
+
     def remaining(self) -> dict[str, float]:
-        """How much of each kind may still be given, as of the last round; inf: that is not limited."""
-        stock = (self._last or self._look()).stock
+        """How much of each kind may still be given; inf: that is not limited."""
+        stock = self.stock()
         return {kind: inf if stock is None else stock.remaining.get(kind, inf) for kind in KINDS}
 
     def grant(self, asks: Sequence[Ask]) -> tuple[Grant, ...]:
         """How many of the units that it asks for each job gets: privileged first, then by priority."""
-        stock = (self._last or self._look()).stock
+        stock = self.stock()
         if stock is None:
             return tuple(Grant(job=ask.job, count=ask.count, reason="not limited") for ask in asks)
         return decide_grants(stock, asks)

@@ -5,6 +5,7 @@ Retrieval checks completeness first: a job one of whose tasks is silent has no l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -40,8 +41,12 @@ def add_up(
 ) -> JobLoad | Incomplete:
     """The load of one job from the newest reports of its tasks."""
     current = [report for report in reports if report.generation == generation]
-    if len(current) < task_count:
-        return Incomplete(reason=f"{len(current)} of {task_count} tasks report")
+    heard = Counter(report.task_id for report in current)
+    if len(heard) < task_count:
+        return Incomplete(reason=f"{len(heard)} of {task_count} tasks report")
+    twice = sorted(task for task, count in heard.items() if count > 1)
+    if twice:
+        return Incomplete(reason=f"reported more than once: {', '.join(twice)}")
     not_running = sorted(report.task_id for report in current if report.state != "running")
     if not_running:
         return Incomplete(reason=f"not running yet: {', '.join(not_running)}")

@@ -37,6 +37,7 @@ BUILT_IN: tuple[Callable[[], Policy], ...] = (
     Untriaged,
 )
 THREADS = 4
+BUDGET_MS: Millis = 10_000  # so long a user's policy may take for an answer
 # Longer than a user's policy may take to start and to answer: those are ended, not given up.
 STUCK_MS: Millis = 45_000
 
@@ -112,7 +113,14 @@ class SplitWorkers:
 class PolicyDesk:
     """One instance's policies. Scheduled rounds are the active instance's, asked ones anybody's."""
 
-    def __init__(self, parts: Parts, alarms: AlertSink, folder_of: Callable[[str], Path]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        alarms: AlertSink,
+        folder_of: Callable[[str], Path],
+        *,
+        budget_ms: Millis = BUDGET_MS,
+    ) -> None:
         """`alarms`: who is told. `folder_of(hash)`: where a package lies, unpacked."""
         clock, settings = parts.clock, parts.settings
         self._parts, self._clock, self._shards = parts, clock, settings.shards
@@ -130,7 +138,7 @@ class PolicyDesk:
             wake=self._wake,
         )
         own = [OwnPolicy(policy()) for policy in BUILT_IN]
-        self._users = UserPolicies(folder_of, clock)
+        self._users = UserPolicies(folder_of, clock, budget_ms=budget_ms)
         threads: WorkerThreads[Answer] = WorkerThreads(
             "policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
         )

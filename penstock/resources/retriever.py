@@ -23,6 +23,8 @@ from penstock.resources.points import DAY, UNKNOWN, Codes, bits_of, decode
 MINUTES_MAX = KEEP_DAYS * DAY
 # A minute is written when the next one has begun: a little later than it ends.
 STALE_MINUTES = 2
+# Clocks of two instances differ a little; what lies further ahead was recorded by a clock that was wrong.
+AHEAD_MINUTES = 1
 RUNS_SHOWN_MAX = 3
 _POINTS_AT_ONCE = 4_000_000
 
@@ -77,12 +79,8 @@ class Retriever:
         """The numbers of many jobs, in one go."""
         newest, now = self._store.recent.newest, now_ms // MINUTE_MS
         last = min(newest, now - 1)
-        if newest < 0 or now - last > STALE_MINUTES:
-            reason = (
-                "nothing was recorded yet"
-                if newest < 0
-                else f"the newest minute recorded is {_clock(last)}, {now - last} min ago"
-            )
+        reason = _unusable(newest, now)
+        if reason:
             return {job: NoFrame(job=job, reason=reason, metrics=wanted.metrics) for job in jobs}
         at_once = max(1, _POINTS_AT_ONCE // (wanted.minutes * len(wanted.all)))
         found: dict[str, Frame | NoFrame] = {}
@@ -140,6 +138,18 @@ def history(store: MetricStore, job: str, metrics: Sequence[str], minutes: int, 
     values = decode(codes, bits_of(wanted.metrics)[:, None])[0]
     found: Mapping[str, NDArray[np.float64]] = dict(zip(wanted.metrics, values, strict=True))
     return Frame(job=job, first_minute=first, values=found)
+
+
+def _unusable(newest: int, now: int) -> str:
+    """Why nobody's numbers can be used now; "": they can."""
+    if newest < 0:
+        return "nothing was recorded yet"
+    if newest - now > AHEAD_MINUTES:
+        ahead = f"{newest - now} min ahead: the clock was set back"
+        return f"the newest minute recorded is {_clock(newest)}, {ahead}"
+    if now - newest > STALE_MINUTES:
+        return f"the newest minute recorded is {_clock(newest)}, {now - newest} min ago"
+    return ""
 
 
 def _runs(holes: NDArray[np.bool_], first: int) -> str:

@@ -149,6 +149,8 @@ class Overview(JobPages):
         rest = {
             "now_ms": plane.clock.now_ms(),
             "is_active": plane.is_active,
+            "advice_only": plane.settings.advice_only,
+            "rescales_max": plane.settings.rescales_max,
             "containers": containers,
             "loops": plane.loop_counts(),
         }

@@ -23,6 +23,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "PENSTOCK_ROWS",
         "PENSTOCK_ALARM_WEBHOOK",
         "PENSTOCK_ALARM_CHANNELS",
+        "PENSTOCK_RESCALES_MAX",
+        "PENSTOCK_ADVICE_ONLY",
     ):
         monkeypatch.delenv(name, raising=False)
 

@@ -15,7 +15,7 @@ from penstock.resources.scaler.carry_out import with_part
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observe import Capacity
 from penstock.resources.scaler.shapes import Room
-from tests.builders import ONCALL
+from tests.builders import ADMIN, ONCALL
 from tests.resources.scaler_stage import Stage, Work
 
 JOB = "demo.count"
@@ -257,6 +257,22 @@ def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: St
     assert counts == {"demo.top": 8, "demo.low": 3}
     (entry,) = (entry for entry in stage.entries("demo.low") if entry.decision == "up")
     assert "capacity: cpu" in entry.data["bounds"] and "held by" in entry.reason
+
+
+def test_in_seconds_too_privileged_jobs_are_first_and_others_get_a_part(stage: Stage):
+    """Plan: both are over their SLO in the same second, and there are cores for nine more tasks."""
+    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    names = ("demo.a_plain", "demo.z_privileged")
+    for name in names:
+        stage.add(Work(name, input_rate=lambda s: 400.0))
+    stage.service.patch_layer(
+        names[1], "oncall", {"privileged": True}, actor=ADMIN, reason="x", idempotency_key=None, now_ms=stage.now_ms
+    )  # fmt: skip
+    stage.run(120, until=lambda: all(stage.done(name) for name in names))
+    counts = {name: stage.service.view(name).config["task_count"] for name in names}
+    assert counts == {"demo.a_plain": 3, "demo.z_privileged": 8}
+    (entry,) = (entry for entry in stage.entries(names[0]) if entry.decision == "up")
+    assert "capacity: cpu" in entry.data["bounds"]
 
 
 def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):

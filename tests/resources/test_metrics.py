@@ -32,6 +32,8 @@ def test_a_job_is_the_sum_of_its_tasks() -> None:
     [
         ([a_report(0)], "1 of 2"),
         ([a_report(0), a_report(1, generation=2)], "1 of 2"),
+        ([a_report(0), a_report(0)], "1 of 2"),
+        ([a_report(0), a_report(1), a_report(1)], "more than once: j/1"),
         ([a_report(0), a_report(1, state="starting")], "j/1"),
         ([a_report(0), a_report(1, metrics={})], "no metrics"),
     ],

@@ -98,10 +98,21 @@ def test_nothing_at_all_is_said_so(store):
 
 
 def test_numbers_of_the_future_are_not_shown(store):
-    """The clock was set back since: a frame ends with the minute before now."""
+    """Another instance's clock is a little ahead: a frame ends with the minute before now."""
     store.put(*rows(DAY_0, a=[{"lag_s": float(offset)} for offset in range(10)]))
-    found = Retriever(store).frame("a", Wanted(metrics=("lag_s",), minutes=2), now_ms=now_after(6))
-    assert isinstance(found, Frame) and found.values["lag_s"].tolist() == [4, 5]
+    found = Retriever(store).frame("a", Wanted(metrics=("lag_s",), minutes=2), now_ms=now_after(8))
+    assert isinstance(found, Frame) and found.values["lag_s"].tolist() == [6, 7]
+
+
+def test_after_the_clock_was_set_back_old_minutes_are_not_taken_for_new_ones(store):
+    """Plan: ten minutes are recorded, the clock goes back by four; then the first minute of the new time is."""
+    store.put(*rows(DAY_0, a=[{"lag_s": float(offset)} for offset in range(10)]))
+    wanted, now_ms = Wanted(metrics=("lag_s",), minutes=2), now_after(6)
+    found = Retriever(store).frame("a", wanted, now_ms=now_ms)
+    assert isinstance(found, NoFrame) and "3 min ahead: the clock was set back" in found.reason
+    store.put(*rows(DAY_0 + 6, a=[{"lag_s": 77.0}]))
+    found = Retriever(store).frame("a", wanted, now_ms=now_ms + 60_000)
+    assert isinstance(found, Frame) and found.values["lag_s"].tolist() == [5, 77]
 
 
 def test_many_jobs_over_days_are_as_one_by_one(store):

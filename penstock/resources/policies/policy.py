@@ -23,6 +23,7 @@ Evidence = Mapping[str, float | int | str]
 CHANGEABLE = frozenset(
     {"task_count", "threads", "resources", "trigger_ms", "batch_rows_max", "batch_bytes_max"}
 )
+RESOURCES = frozenset({"cpu", "memory_mb", "disk_mb", "network_mbps"})
 SEVERITIES = ("info", "warning", "critical")
 Severity = Literal["info", "warning", "critical"]
 
@@ -198,7 +199,7 @@ def _strangers(tasks: tuple[str, ...], ours: set[str]) -> str:
 
 def _wrong_change(changes: Mapping[str, Any], facts: JobFacts) -> str:
     strange = sorted({*changes} - CHANGEABLE)
-    if strange or not changes:
+    if strange or not changes or changes == {"resources": {}}:
         return f"a policy may not change {', '.join(strange) or 'nothing'}"
     count = changes.get("task_count", 1)
     if not _is_count(count) or not 1 <= count <= max(facts.task_count_max, facts.task_count):
@@ -209,7 +210,11 @@ def _wrong_change(changes: Mapping[str, Any], facts: JobFacts) -> str:
     if not isinstance(resources, Mapping):
         wrong.append("resources")
     else:
-        wrong += [f"resources.{name}" for name, value in resources.items() if not _is_amount(value)]
+        wrong += [
+            f"resources.{name}"
+            for name, value in resources.items()
+            if name not in RESOURCES or not _is_amount(value)
+        ]
     return f"not numbers that can be: {', '.join(wrong)}" if wrong else ""
 
 

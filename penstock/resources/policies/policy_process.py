@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ HOST = "penstock.policy_host"
 REPLY_BYTES_MAX = 2**20
 # What it needs to find Python's modules; nothing else of our environment is its business.
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "HOME")
+# Each thread of NumPy's would take a part of the memory that a policy may have.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class ProcessPolicy:
@@ -125,7 +128,7 @@ class ProcessPolicy:
             return line
         try:
             return msgspec.json.decode(line, type=Reply)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._end()
             return self._nonsense(f"its answer cannot be read: {error}"[:2000])
 
@@ -136,7 +139,7 @@ class ProcessPolicy:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -169,7 +172,8 @@ class ProcessPolicy:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -180,7 +184,7 @@ class ProcessPolicy:
 class UserPolicies:
     """The policies that jobs bring: one process for each (name, code), started when first asked."""
 
-    def __init__(self, folder_of: Callable[[str], Path], clock: Clock, *, budget_ms: Millis = 10_000) -> None:
+    def __init__(self, folder_of: Callable[[str], Path], clock: Clock, *, budget_ms: Millis) -> None:
         self._folder_of, self._clock, self._budget_ms = folder_of, clock, budget_ms
         self._known: dict[tuple[str, str], ProcessPolicy] = {}
 
