@@ -112,10 +112,12 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
                 formula="standard deviation of the tasks' lag / mean",
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )
-        if load.used <= settings.up_at and window.oom <= 0:
+        # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
+        if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
+            enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
                 reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
-                ruled_out=(_enough(load), "partitions that can be spread anew"),
+                ruled_out=(enough, "partitions that can be spread anew"),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )
