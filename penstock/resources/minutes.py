@@ -92,7 +92,7 @@ class _Task:
         self.is_heard = True
 
     def _is_within_batch(self, metrics: Mapping[str, float]) -> bool:
-        """Whether it was busy all the time and has read nothing: what it did counts when the batch is over."""
+        """Busy all the time, and nothing was read: what it did counts when the batch is over."""
         grown = {
             name: metrics.get(name, nan) - self.totals.get(name, nan)
             for name in ("at_ms", "started_ms", "read_total", "busy_ms_total")
