@@ -59,6 +59,14 @@ def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> 
     if window.oom > 0:
         return _more_memory(observation, frame, window, load)
     if load.used > settings.up_at:
+        if is_imbalanced(window, settings.imbalance_at) and window.busy_mean <= settings.up_at:
+            return Hold(
+                reason=f"would be {load.used:.0%} used, but by a few of its tasks: they are "
+                f"{window.busy_mean:.0%} busy on average, the busiest {window.busy:.0%}",
+                bound="imbalance",
+                formula=FORMULA,
+                inputs={**inputs_of(observation, window, load), "lag_spread": window.lag_spread},
+            )
         return _up(observation, frame, window, load, why=f"would be {load.used:.0%} used")
     if _is_near_limit(observation, frame):
         return _more_memory(observation, frame, window, load)
