@@ -44,6 +44,7 @@ from penstock.resources.scaler.pipeline import decide_pipeline
 from penstock.resources.scaler.seconds import SecondsBook
 from penstock.resources.scaler.shapes import Shape
 from penstock.resources.scaler.turn import Turn, edges_of, entry_of, resolve
+from penstock.tasks.failures import shortly
 from penstock.tasks.messages import TaskReport
 
 log = structlog.get_logger(__name__)
@@ -363,7 +364,7 @@ class AutoScaler:
         turn.spend(job, applied)
 
     def _tell(self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn) -> None:
-        errors = [report.error.splitlines()[0] for report in turn.reports.get(job.name, ()) if report.error]
+        errors = [shortly(report.error) for report in turn.reports.get(job.name, ()) if report.error]
         remember_min = scaler_settings_of(job.config).remember_min
         alerts: tuple[RaiseAlert, ...] = alerts_of(decision, memory, remember_min, errors, turn.now_ms)
         self._alerts.report(job.name, {NAME: alerts}, turn.now_ms)

@@ -22,6 +22,8 @@ from penstock.tasks.messages import TaskReport
 GAP_MAX_MS = 90_000.0
 # A rate must stand on at least so much of its minute.
 COVERED_MIN_MS = 10_000.0
+# Busy for so much of the time without having read anything: a batch is under way.
+BATCH_BUSY_MIN = 0.9
 _ORDER = {name: place for place, name in enumerate(METRICS)}
 
 # (clock, which life, totals): each total is known with the clock it was read by.
@@ -61,7 +63,7 @@ class _Task:
     events: tuple[int, int, int] = (0, 0, 0)  # of them, in this minute
     is_heard: bool = False
 
-    def take(self, report: TaskReport, *, is_new: bool) -> None:
+    def take(self, report: TaskReport, *, is_new: bool, whole_batches: bool) -> None:
         """Add what a report says to the open minute."""
         told = (report.restarts, report.failures.get(OUT_OF_MEMORY, 0), sum(report.failures.values()))
         if not is_new:
@@ -78,7 +80,8 @@ class _Task:
         if "read_total" in metrics and "lag_records" in metrics:
             # What there is to read, read or not: its growth is what arrived.
             metrics = {**metrics, "there_total": metrics["read_total"] + metrics["lag_records"]}
-        for clock, life, names in _FAMILIES:
+        waits = whole_batches and self._is_within_batch(metrics)
+        for clock, life, names in _FAMILIES[1:] if waits else _FAMILIES:
             self._take_totals(metrics, clock, life, names)
         for name in _LAST:
             if 0 <= metrics.get(name, -1.0) < inf:
@@ -87,6 +90,16 @@ class _Task:
             if 0 <= metrics.get(name, -1.0) < inf:
                 self.gauges[name] = max(metrics[name], self.gauges.get(name, 0.0))
         self.is_heard = True
+
+    def _is_within_batch(self, metrics: Mapping[str, float]) -> bool:
+        """Busy all the time, and nothing was read: what it did counts when the batch is over."""
+        grown = {
+            name: metrics.get(name, nan) - self.totals.get(name, nan)
+            for name in ("at_ms", "started_ms", "read_total", "busy_ms_total")
+        }
+        is_short = 0 < grown["at_ms"] <= GAP_MAX_MS and grown["started_ms"] == 0
+        is_busy = grown["busy_ms_total"] >= BATCH_BUSY_MIN * grown["at_ms"]
+        return is_short and is_busy and grown["read_total"] == 0
 
     def _take_totals(self, metrics: Mapping[str, float], clock: str, life: str, names: Sequence[str]) -> None:
         at_ms, last = metrics.get(clock, nan), self.totals
@@ -160,10 +173,18 @@ def _gauges(tasks: Sequence[_Task]) -> Iterable[tuple[str, float]]:
 class MinuteBook:
     """The open minute of every job. `task_counts`: by job, its generation and its number of tasks.
 
-    A "minute" may be another step of time, of which then less must be covered.
+    A "minute" may be another step of time, of which then less must be covered. `whole_batches`: steps are
+    shorter than a batch may be, and one that is under way is no sign of a slow task.
     """
 
-    def __init__(self, step_ms: int = MINUTE_MS, covered_min_ms: float = COVERED_MIN_MS) -> None:
+    def __init__(
+        self,
+        step_ms: int = MINUTE_MS,
+        covered_min_ms: float = COVERED_MIN_MS,
+        *,
+        whole_batches: bool = False,
+    ) -> None:
+        self._whole_batches = whole_batches
         self._jobs: dict[str, _Job] = {}
         self._minute, self._step_ms, self._covered_min_ms = -1, step_ms, covered_min_ms
 
@@ -192,7 +213,7 @@ class MinuteBook:
                     is_new = task is None
                     if task is None:
                         task = job.tasks[report.task_id] = _Task()
-                    task.take(report, is_new=is_new)
+                    task.take(report, is_new=is_new, whole_batches=self._whole_batches)
         return ended
 
     def close(self) -> Minute | None:

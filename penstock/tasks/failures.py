@@ -15,6 +15,7 @@ _NAMED = re.compile(
     r"\b([A-Z]\w{2,60}(?:Error|Exception|Expired|Problem|Failed|Lost|Conflict|Unavailable))\b"
 )
 _SIGNAL = re.compile(r"\bended by (SIG[A-Z0-9]+)")
+_WHY = "Why: "  # how our own errors begin their reason
 _CODE = re.compile(r"\bended with code (\d+)")
 
 
@@ -27,6 +28,15 @@ def failure_class(error: str) -> str:
             return found.group(1)
     found = _CODE.search(error)
     return f"ExitCode{found.group(1)}" if found else OTHER
+
+
+def shortly(error: str, *, length_max: int = 300) -> str:
+    """One line of an error: its first, and the reason where it names one below."""
+    lines = [line.strip() for line in error.strip().splitlines()]
+    if not lines:
+        return ""
+    why = next((line for line in lines[1:] if line.startswith(_WHY)), "")
+    return " ".join(filter(None, (lines[0], why)))[:length_max]
 
 
 def count_failure(counts: Mapping[str, int], error: str) -> dict[str, int]:

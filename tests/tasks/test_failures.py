@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.tasks.failures import CLASSES_MAX, OTHER, count_failure, failure_class
+from penstock.tasks.failures import CLASSES_MAX, OTHER, count_failure, failure_class, shortly
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,23 @@ from penstock.tasks.failures import CLASSES_MAX, OTHER, count_failure, failure_c
 )
 def test_a_failure_has_a_class(error: str, name: str):
     assert failure_class(error) == name
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "user code failed: job 'a'\nWhy: KeyError: 'x'\nWhat to do: mend it",
+            "user code failed: job 'a' Why: KeyError: 'x'",
+        ),
+        ("  ValueError: x\n  at line 3\n", "ValueError: x"),
+        ("\n \n", ""),
+        ("", ""),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_an_error_is_told_on_one_line_with_its_reason(error: str, line: str):
+    assert shortly(error) == line
 
 
 def test_the_counts_of_a_task_stay_small():

@@ -16,6 +16,7 @@ from penstock.core.near_names import did_you_mean, some_of
 
 Seconds = Annotated[float, Meta(ge=0, le=30 * 24 * 3600)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Minutes = Annotated[int, Meta(ge=1, le=14 * 24 * 60)]
 Hour = Annotated[int, Meta(ge=0, le=23)]
 Code = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}/[A-Za-z_][A-Za-z0-9_./]*\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -26,6 +27,7 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enabled: bool = True
     advice_only: bool = False  # it says what it would do, and does nothing
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None  # None: as the policy says
+    minutes: Minutes | None = None  # how many it is shown, complete; None: as the policy says
     every_s: Annotated[float, Meta(ge=1, le=7 * 24 * 3600)] = 60.0
     when_lag_s: Seconds | None = None  # look only while the job lags so far,
     when_busy: Share | None = None  # or a task is so busy that it holds back what is before it

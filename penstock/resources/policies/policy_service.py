@@ -384,7 +384,8 @@ def _work(
         declared = policy.declare()
         if not isinstance(declared, Declared):
             return 0, declared
-        facts = jobs.facts(name, declared.metrics, declared.minutes, declared.if_known)
+        minutes = settings.get("minutes") or declared.minutes  # checked with what every policy has
+        facts = jobs.facts(name, declared.metrics, minutes, declared.if_known)
         if isinstance(facts, NoFrame):
             return declared.priority, Broken(policy=policy.name, how="metrics", text=facts.reason[:2000])
         return declared.priority, policy.run(facts, settings)

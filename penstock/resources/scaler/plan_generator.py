@@ -59,6 +59,14 @@ def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> 
     if window.oom > 0:
         return _more_memory(observation, frame, window, load)
     if load.used > settings.up_at:
+        if is_imbalanced(window, settings.imbalance_at) and window.busy_mean <= settings.up_at:
+            return Hold(
+                reason=f"would be {load.used:.0%} used, but by a few of its tasks: they are "
+                f"{window.busy_mean:.0%} busy on average, the busiest {window.busy:.0%}",
+                bound="imbalance",
+                formula=FORMULA,
+                inputs={**inputs_of(observation, window, load), "lag_spread": window.lag_spread},
+            )
         return _up(observation, frame, window, load, why=f"would be {load.used:.0%} used")
     if _is_near_limit(observation, frame):
         return _more_memory(observation, frame, window, load)
@@ -112,10 +120,12 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
                 formula="standard deviation of the tasks' lag / mean",
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )
-        if load.used <= settings.up_at and window.oom <= 0:
+        # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
+        if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
+            enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
                 reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
-                ruled_out=(_enough(load), "partitions that can be spread anew"),
+                ruled_out=(enough, "partitions that can be spread anew"),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )

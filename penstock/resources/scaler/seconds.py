@@ -1,7 +1,8 @@
 """Jobs that are behind, looked at in seconds: a minute is long for one that just fell back. Pure.
 
 A step is two heartbeats long. Rates are differences of totals, as in minutes; steps without news are left
-out. After a failure seconds say nothing for a minute: that is the caller's to see, of all jobs.
+out, and a batch counts when it is over. After a failure seconds say nothing for a minute: that is the
+caller's to see, of all jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SecondsBook:
 
     def __init__(self, heartbeat_ms: Millis) -> None:
         self.step_ms = 2 * heartbeat_ms
-        self._book = MinuteBook(self.step_ms, covered_min_ms=heartbeat_ms / 2)
+        self._book = MinuteBook(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
         self._steps: dict[str, _Steps] = {}
 
     def observe(

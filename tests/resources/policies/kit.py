@@ -129,6 +129,7 @@ class MemoryFleet:
     state: FleetState = field(default_factory=FleetState)
     refuse: PenstockError | None = None
     signals: Signals = field(default_factory=Signals)
+    minutes: list[int] = field(default_factory=list)  # how many were asked for, each time
 
     def names(self) -> list[str]:
         return sorted(self.configs)
@@ -142,6 +143,7 @@ class MemoryFleet:
     def facts(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
     ) -> JobFacts | NoFrame:
+        self.minutes.append(minutes)
         if isinstance(self.frame, NoFrame):
             return self.frame
         return some_facts(job=name, config=self.configs[name], frame=self.frame)

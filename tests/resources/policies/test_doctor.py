@@ -153,6 +153,20 @@ def test_every_trouble_is_found_with_evidence_and_something_to_do(name: str):
         assert any(alert.key == name for alert in alerts_of(TROUBLES[name]))
 
 
+@pytest.mark.parametrize(
+    ("why", "name"),
+    [
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "dependency"),
+        ("requests.exceptions.ConnectTimeout: x", "dependency"),
+        ("TimeoutError: x", "dependency"),
+        ("KeyError: 'connection refused'", "user_code"),
+    ],
+)
+def test_a_service_that_does_not_answer_user_code_is_no_mistake_of_the_code(why: str, name: str):
+    error = f"user code failed: job 'a', key 'timed out', record at 17\nWhy: {why}"
+    assert why in found(failing(error), name).symptom
+
+
 def commands_of(examination: Examination) -> list[str]:
     return [advice.command for finding in examination.findings for advice in finding.todo if advice.command]
 

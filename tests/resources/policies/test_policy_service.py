@@ -125,6 +125,18 @@ def test_without_metrics_nothing_is_done():
     assert "3 minutes are missing" in setup.journal.kept[0].reason
 
 
+def test_a_job_says_how_many_minutes_a_policy_must_know():
+    setup = Setup(Scaler())
+    setup.service.tick(NOW_MS)
+    setup.fleet.settings = {"scaler": {"minutes": 2}}
+    setup.service.tick(NOW_MS + 60_000)
+    assert setup.fleet.minutes == [Scaler.minutes, 2]
+    for wrong in (0, -1, 14 * 24 * 60 + 1, "two"):
+        setup.fleet.settings = {"scaler": {"minutes": wrong}}
+        setup.service.manage("shops.total", now=lambda: NOW_MS, asked_by="olga")
+    assert len(setup.fleet.minutes) == 2 and setup.alerts.keys() == {"policy_settings"}
+
+
 def test_policies_that_raise_hang_or_talk_nonsense_cost_nobody_else(threads):
     setup = Setup(Scaler(), Raises(), Hangs(), Nonsense(), workers=threads)
     setup.service.tick(NOW_MS)

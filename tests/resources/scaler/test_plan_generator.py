@@ -170,6 +170,20 @@ def test_a_hot_key_is_not_scaled():
     assert isinstance(decision, Untriaged) and "skewed" in decision.reason
 
 
+def test_a_hot_key_is_not_scaled_however_slow_its_tasks_seem():
+    seems = {"lag_spread": 1.4, "busy": 1.0, "ingest_rate": 4000.0, "lag_records": 1e6}
+    decision = lagging(busy_mean=0.69, **seems)
+    assert isinstance(decision, Untriaged) and "skewed" in decision.reason and decision.inputs["used"] > 1
+    assert isinstance(lagging(busy_mean=0.95, **seems), Resize)  # all of them are short
+
+
+def test_a_hot_key_is_not_scaled_before_it_lags_either():
+    seems = {"lag_spread": 1.4, "busy": 1.0, "ingest_rate": 4000.0, "lag_records": 1e4, "lag_s": 1.0}
+    decision = lagging(busy_mean=0.69, **seems)
+    assert isinstance(decision, Hold) and decision.bound == "imbalance" and "few" in decision.reason
+    assert isinstance(lagging(busy_mean=0.95, **seems), Resize)
+
+
 def test_a_failing_sink_is_not_scaled():
     decision = lagging(exceptions=[*[0.0] * 88, 3.0, 4.0], busy_mean=1.0, lag_records=1e7)
     assert isinstance(decision, Untriaged) and "failed 7 times" in decision.reason

@@ -59,6 +59,29 @@ def test_steps_without_news_are_left_out_and_a_gap_begins_anew():
     assert isinstance(late, Frame) and late.minutes <= 3
 
 
+def test_a_batch_that_is_under_way_is_no_sign_of_a_slow_task():
+    """Plan: batches of eight seconds, 100 records a second. What is read is told when a batch is over."""
+    book = SecondsBook(1000)
+    seen = []
+    for at_s in range(60):
+        report = a_report(at_s)
+        report.metrics.update(read_total=at_s // 8 * 800.0, busy_ms_total=at_s * 1000.0, lag_records=0.0)
+        look(book, at_s, report)
+        frame = book.frame("a")
+        seen += [frame.last("processed_rate")] if isinstance(frame, Frame) else []
+    assert seen and seen[2:] == pytest.approx([100.0] * len(seen[2:]))
+
+
+def test_a_task_that_waits_for_records_is_known_all_the_same():
+    book = SecondsBook(1000)
+    for at_s in range(20):
+        report = a_report(at_s)
+        report.metrics.update(read_total=500.0, busy_ms_total=at_s * 100.0, lag_records=0.0)
+        look(book, at_s, report)
+    frame = book.frame("a")
+    assert isinstance(frame, Frame) and frame.last("processed_rate") == 0
+
+
 def test_another_generation_and_a_job_that_is_not_watched_are_unknown():
     book = SecondsBook(1000)
     for at_s in range(12):

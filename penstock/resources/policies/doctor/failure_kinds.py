@@ -56,6 +56,12 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
             r"checksum|CorruptData|was damaged",
         ),
         (
+            # By its class, not its words: a key of the record may be any text.
+            *("dependency", 0.8, "something that its code asks does not answer"),
+            r"user code failed[^\n]*\n\s*Why: (?:[\w.]*\.)?"
+            r"(?:Connection\w*|Timeout\w*|\w+Timeout|BrokenPipeError|gaierror|URLError|HTTPError|OperationalError)\b",
+        ),
+        (
             *("user_code", 0.85, "the job's own code raised"),
             r"user code failed",
         ),

@@ -17,6 +17,7 @@ from penstock.resources.policies.doctor.findings import (
 from penstock.resources.policies.doctor.patient import Patient
 from penstock.resources.policies.doctor.resource_rules import more_memory
 from penstock.resources.policies.facts import TaskFacts
+from penstock.tasks.failures import shortly
 
 CRASHES_MIN = 3
 FRESH_MS = 3_600_000  # an owner's change may be to blame for so long
@@ -58,11 +59,8 @@ def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
         severity="critical",
         symptom=f"{worst.task_id} failed {worst.restarts} times in a row and is {worst.state}",
         cause="it fails the same way after each start"
-        + (
-            ", since its owner's last change"
-            if fresh
-            else f": {first_line(worst.error) or 'no error is known'}"
-        ),
+        + (", since its owner's last change" if fresh else "")
+        + f": {shortly(worst.error) or 'no error is known'}",
         confidence=0.9 if fresh else 0.7,
         evidence={"task": worst.task_id, "restarts": worst.restarts, "tasks": len(looping)},
         todo=(
@@ -117,7 +115,7 @@ def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
 def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Finding:
     job, error = shlex.quote(patient.job), tasks[0].error if tasks else ""
     names = ", ".join(task.task_id for task in tasks[:3]) + (" …" if len(tasks) > 3 else "")
-    symptom = f"{names}: {first_line(error)}" if tasks else kind.cause
+    symptom = f"{names}: {shortly(error)}" if tasks else kind.cause
     evidence: dict[str, float | int | str] = {"tasks": len(tasks), "exception": exception_class(error)}
     logs = Advice(text="see the whole error", command=_logs(patient, tasks))
     rollback = Advice(
@@ -246,13 +244,8 @@ def is_fresh(patient: Patient) -> bool:
     return patient.user_update_ms is not None and 0 <= patient.at_ms - patient.user_update_ms < FRESH_MS
 
 
-def first_line(text: str) -> str:
-    """The first line, not too long."""
-    return text.strip().splitlines()[0][:300] if text.strip() else ""
-
-
 def _quoted(error: str) -> str:
-    parts = first_line(error).split("'")
+    parts = error.strip().partition("\n")[0].split("'")
     return parts[1] if len(parts) > 2 else ""
 
 
