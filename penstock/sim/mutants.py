@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         name="epochs not compared when an interval is taken",
         bugs=Bugs(checks_epochs=False),
-        faults=("container pause", "engine pause", "task crash"),
+        faults=("container pause",),
         noticed_by=("I2 ",),
         write_every_ms=1_000,
     ),
