@@ -17,7 +17,7 @@ from penstock.resources.metric_store import MetricStore
 from penstock.resources.policies.ports import AlertSink
 from penstock.resources.policies.records import flat
 from penstock.resources.policies.round import FleetState
-from penstock.resources.policy_store import PolicyRecordStore
+from penstock.resources.policy_store import polite_records
 from penstock.resources.scaler.observe import Capacity, ScalableJob
 from penstock.resources.scaler.shapes import KINDS, Room
 from penstock.resources.scaler.turn import ACTOR
@@ -123,7 +123,7 @@ def build_scaler(
     return AutoScaler(
         jobs,
         ScalerMinutes(metrics),
-        PolicyRecordStore(database),
+        polite_records(database),
         journal,
         alarms,
         heartbeat_ms=PROFILES[profile].heartbeat_ms,

@@ -24,7 +24,7 @@ from penstock.resources.policies.runnable import OwnPolicy
 from penstock.resources.policies.stragglers import StragglerDetector
 from penstock.resources.policies.telling import said_to_json
 from penstock.resources.policies.untriaged import Untriaged
-from penstock.resources.policy_store import PolicyRecordStore
+from penstock.resources.policy_store import polite_records
 from penstock.tasks.exclusion_store import ExclusionStore
 from penstock.tasks.exclusions import Bars, bars_of
 from penstock.tasks.fleet_view import FleetView
@@ -148,7 +148,7 @@ class PolicyDesk:
         self._threads = threads, others
         self.service = PolicyService(
             self.jobs,
-            PolicyRecordStore(parts.database),
+            polite_records(parts.database),
             alarms,
             parts.journal,
             own,

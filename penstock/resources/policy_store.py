@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import sqlalchemy as sa
 
 from penstock.core.errors import CorruptData
 from penstock.core.sql_store import METADATA, NAME, Database
+from penstock.core.system_clock import sleep_ms
 from penstock.resources.policies.records import JobRecord
 
 POLICY_RECORDS = sa.Table(
@@ -16,13 +20,22 @@ POLICY_RECORDS = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
 )
+REST_MS = 10
+
+
+def polite_records(database: Database) -> PolicyRecordStore:
+    """For rounds beside which others write."""
+    return PolicyRecordStore(database, rest=partial(sleep_ms, REST_MS))
 
 
 class PolicyRecordStore:
     """The `Records` of the policy service. Of two instances that served one job, one is told that it lost."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, rest: Callable[[], None] = lambda: None) -> None:
+        """`rest` is called after every write: rounds write for many jobs in a row, and whoever waits for the
+        database has its turn in between.
+        """
+        self._database, self._rest = database, rest
 
     def load(self, job: str) -> tuple[JobRecord, int]:
         """The record and its version; an empty one has version 0."""
@@ -54,6 +67,7 @@ class PolicyRecordStore:
                 connection.execute(
                     sa.update(table).where(table.c.job == job).values(version=version + 1, body=body)
                 )
+        self._rest()
         return True
 
     def forget(self, job: str) -> None:

@@ -230,3 +230,11 @@ def test_records_are_kept_under_a_version(database):
     assert store.save("shops", JobRecord(), 1) and store.load("shops") == (JobRecord(), 2)
     store.forget("shops")
     assert store.load("shops") == (JobRecord(), 0)
+
+
+def test_after_a_write_others_have_their_turn(database):
+    rests: list[int] = []
+    store = PolicyRecordStore(database, rest=lambda: rests.append(len(rests)))
+    store.load("shops")
+    assert store.save("shops", JobRecord(), 0) and not store.save("shops", JobRecord(), 0)
+    assert rests == [0]

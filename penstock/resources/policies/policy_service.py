@@ -39,6 +39,7 @@ __all__ = ["AlertSink", "Managed", "ManagedJob", "ManagedJobs", "PolicyService",
 log = structlog.get_logger(__name__)
 
 TURN_MAX = 500  # jobs that begin in one tick
+TRIES = 5  # of a look that somebody asked for, while others write to the job's record
 SOON_MS: Millis = 1_000
 ROUND_MS: Millis = 60_000  # a policy that has not had its turn by then costs its own answer
 
@@ -171,11 +172,10 @@ class PolicyService:
                 fix=did_you_mean(policy, settings, otherwise="name one of these, or none for all"),
             )
         wanted = {policy} if policy is not None else {*settings}
-        record, version = self._records.load(name)
         found = _Round(
             job=job,
-            record=record,
-            version=version,
+            record=JobRecord(),
+            version=0,
             began_ms=now(),
             waiting=set(),
             settings=settings,
@@ -186,13 +186,18 @@ class PolicyService:
                 work = _work(runnable, self._jobs, name, job.settings.get(runnable.name, {}))
                 found.answers[runnable.name] = _answer(runnable.name, work, now)
         off = tuple(sorted(each for each in wanted if not settings[each].enabled))
-        decision = self._decide(found, now())
-        if is_dry:
-            return Managed(decision=decision, verdicts=found.verdicts, off=off, is_dry=True)
-        with self._lock:
-            for each in found.answers:
-                self._looked[name, each] = now()
-            refused = self._conclude(name, found, decision, now(), asked_by=asked_by)
+        for _ in range(TRIES):
+            # Read after policies took their time: the scaler keeps what it knows in the same record.
+            found.record, found.version = self._records.load(name)
+            decision = self._decide(found, now())
+            if is_dry:
+                return Managed(decision=decision, verdicts=found.verdicts, off=off, is_dry=True)
+            with self._lock:
+                for each in found.answers:
+                    self._looked[name, each] = now()
+                refused = self._conclude(name, found, decision, now(), asked_by=asked_by)
+            if refused is not None:
+                break
         if refused is None:
             raise Refused(
                 f"another control plane looked at {name} at the same time",
