@@ -20,7 +20,7 @@ POLICY_RECORDS = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
 )
-REST_MS = 10
+REST_MS = 10  # some five times what a job's share of a round takes
 
 
 def polite_records(database: Database) -> PolicyRecordStore:
