@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,7 +19,8 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.lease_store import RoleLease
 from penstock.core.loop import AsideThreads, Loop, WorkerThreads
 from penstock.core.near_names import some_of
-from penstock.core.system_clock import SystemClock
+from penstock.core.pace import REST_MS
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.core.token_store import TokenStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
@@ -82,8 +84,9 @@ class ControlPlane:
         self.metrics = MetricStore(self.database)
         self._recorder = MetricRecorder(self.metrics)
         self._cleaned_ms: Millis = 0
+        rest = partial(sleep_ms, REST_MS)
         self.capacity: CapacityManager = CapacityManager(
-            self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms
+            self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms, rest=rest
         )
         self._alarming = Alarming(self, self._store, lambda: self._loops)
         self.alarms = self._alarming.service
@@ -94,6 +97,7 @@ class ControlPlane:
             self.patch_layer,
             lambda: self.clock,
             stock=self.capacity.stock,
+            rest=rest,
         )
         self.scaler = build_scaler(
             self.database,
@@ -102,6 +106,7 @@ class ControlPlane:
             self._scaled,
             self.alarms.store,
             profile=settings.profile,
+            rest=rest,
         )
         unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
         self.policies = PolicyDesk(self, self.alarms.store, unpacked.folder_of)
@@ -118,11 +123,12 @@ class ControlPlane:
             ),
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
-            Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.1),
+            # Rounds over all jobs rest while they last.
+            Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.2),
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
             Loop("capacity", self._keep_capacity, every_ms=settings.capacity_ms, share_max=0.1),
             Loop("alarms", self._tell, every_ms=settings.alarms_ms, share_max=0.2),
-            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms, share_max=0.1),
+            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms, share_max=0.2),
         )
 
     def _lead(self, *, seize: bool = False) -> None:

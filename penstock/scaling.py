@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.journal_store import JournalStore
+from penstock.core.pace import Pace, Rest, no_rest
 from penstock.core.sql_store import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_view import JobView
@@ -17,7 +18,7 @@ from penstock.resources.metric_store import MetricStore
 from penstock.resources.policies.ports import AlertSink
 from penstock.resources.policies.records import flat
 from penstock.resources.policies.round import FleetState
-from penstock.resources.policy_store import polite_records
+from penstock.resources.policy_store import PolicyRecordStore
 from penstock.resources.scaler.observe import Capacity, ScalableJob
 from penstock.resources.scaler.shapes import KINDS, Room
 from penstock.resources.scaler.turn import ACTOR
@@ -61,10 +62,11 @@ class JobsOfPlane:
         clock: Callable[[], Clock],
         *,
         stock: Callable[[], Stock | None],
+        rest: Rest = no_rest,
     ) -> None:
         """`stock`: what the capacity manager says of the cluster now."""
         self._jobs, self._tasks, self._fleet, self._patch = jobs, tasks, fleet, patch
-        self._clock, self._stock = clock, stock
+        self._clock, self._stock, self._rest = clock, stock, rest
         self.fleet_state: Callable[[], FleetState] = FleetState  # whoever runs the policies knows better
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
@@ -82,16 +84,17 @@ class JobsOfPlane:
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
         """Those of these jobs that run and have a lag."""
-        views = self._jobs.views_of(names)
-        return tuple(found for view in views.values() if (found := _scalable(view)) is not None)
+        slices = Pace(self._rest).slices(names)
+        views = [view for some in slices for view in self._jobs.views_of(some).values()]
+        return tuple(found for view in views if (found := _scalable(view)) is not None)
 
     def capacity(self) -> Capacity:
         """What the smallest container has, and what is left of all; no limit where one does not say."""
         rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
-        stock = self._stock()
-        if stock is None or not rows or not all(row.capacity for row in rows):
+        if not rows or not all(row.capacity for row in rows):
             return Capacity()
-        return _capacity(rows, stock)
+        stock = self._stock()  # it adds up all jobs
+        return Capacity() if stock is None else _capacity(rows, stock)
 
     def fleet(self) -> FleetState:
         """What the whole fleet allows now."""
@@ -118,15 +121,17 @@ def build_scaler(
     alarms: AlertSink,
     *,
     profile: str,
+    rest: Rest = no_rest,
 ) -> AutoScaler:
     """The auto scaler on a control plane's store."""
     return AutoScaler(
         jobs,
         ScalerMinutes(metrics),
-        polite_records(database),
+        PolicyRecordStore(database, journal),
         journal,
         alarms,
         heartbeat_ms=PROFILES[profile].heartbeat_ms,
+        rest=rest,
     )
 
 

@@ -77,7 +77,7 @@ MAY_WAIT: Mapping[str, str] = {
 MAY_CATCH_ALL: Mapping[str, str] = {
     "core/loop.py": "a bug in one round must not end the service",
     "policy_host.py": "a user's policy raises what it likes; the answer tells it",
-    "resources/policies/policy_service.py": "a policy raises what it likes; the answer tells it",
+    "resources/policies/looks.py": "a policy raises what it likes; the answer tells it",
     "streams/engine/spark_tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
 }
 

@@ -50,6 +50,17 @@ class JournalStore:
         else:
             _insert(connection, entry, data)
 
+    def append_entries(self, connection: sa.Connection, entries: Sequence[Entry]) -> None:
+        """Write entries of any kind at once, inside the caller's transaction."""
+        if not entries:
+            return
+        numbers = next_values(connection, COUNTER, len(entries))
+        rows = [
+            (number, *(getattr(entry, name) for name in _WRITTEN), _encode(entry))
+            for number, entry in zip(numbers, entries, strict=True)
+        ]
+        insert_rows(connection, JOURNAL, ("id", *_WRITTEN, "data"), rows)
+
     def append_all(
         self,
         connection: sa.Connection,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
+from penstock.core.pace import SLICE, Rest
 from penstock.jobs import job_store
 from penstock.jobs.audit_store import AuditRow
 from penstock.jobs.config import NAME_PATTERN, JobConfig, validate_config
@@ -92,13 +93,17 @@ class JobReads:
                     break
         return Page(items=tuple(found), next=after)
 
-    def every_view(self) -> Iterator[JobView]:
-        """Every job that is not removed, by name, a page at a time."""
+    def every_view(self, rest: Rest | None = None) -> Iterator[JobView]:
+        """Every job that is not removed, by name, a page at a time: small ones if there is to be a `rest`
+        after each.
+        """
         after: str | None = ""
         while after is not None:
-            page = self.views(after=after, limit=PAGE_MAX)
+            page = self.views(after=after, limit=PAGE_MAX if rest is None else SLICE)
             yield from page.items
             after = page.next
+            if rest is not None:
+                rest()
 
     def layer_kinds(self) -> tuple[Layer, ...]:
         """The layers there are, lowest first."""

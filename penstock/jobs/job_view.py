@@ -40,10 +40,17 @@ class JobView:
     layers: tuple[LayerRow, ...]
     config: Mapping[str, Any]  # the merge, validated, with defaults; as merged if it is not valid
     problem: str  # why the merge is not valid, "" if it is
-    provenance: Mapping[str, Provenance]  # by path; a path that is absent has its default
     running: RunningRow | None
     plan: PlanRow | None
     quarantine: QuarantineRow | None
+
+    @property
+    def provenance(self) -> Mapping[str, Provenance]:
+        """By path, who decided it; a path that is absent has its default."""
+        try:
+            return provenance(self.layers)
+        except PenstockError:
+            return {}  # the layers cannot be merged: `problem` says why
 
     @property
     def is_in_sync(self) -> bool:
@@ -97,11 +104,9 @@ class JobView:
 def view_of(record: JobRecord) -> JobView:
     """The view of a record; it says what is wrong with an invalid merge instead of raising."""
     config: Mapping[str, Any] = {}
-    decided: Mapping[str, Provenance] = {}
     problem = ""
     try:
         config = merge_layers(record.layers)
-        decided = provenance(record.layers)
         config = validate_config(record.job.name, config).to_json()
     except PenstockError as error:
         problem = str(error)
@@ -115,7 +120,6 @@ def view_of(record: JobRecord) -> JobView:
         layers=record.layers,
         config=config,
         problem=problem,
-        provenance=decided,
         running=record.old,
         plan=record.plan,
         quarantine=record.quarantine,

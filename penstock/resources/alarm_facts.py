@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.core.clock import Millis
 from penstock.core.journal_store import JournalStore
+from penstock.core.pace import Rest, no_rest
 from penstock.jobs.job_reads import JobReads
 from penstock.jobs.job_view import JobView
 from penstock.resources.levels import (
@@ -35,7 +36,11 @@ class AlarmFacts:
         fleet: FleetView,
         journal: JournalStore,
         loops: Callable[[], tuple[LoopTrouble, ...]],
+        *,
+        rest: Rest = no_rest,
     ) -> None:
+        """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
+        self._rest = rest
         self._jobs, self._fleet, self._journal, self._loops = jobs, fleet, journal, loops
         self._read_to: int | None = None  # the journal's newest entry that was read
         self._events: tuple[FleetEvent, ...] = ()
@@ -48,7 +53,7 @@ class AlarmFacts:
         if self._every_job_ms is None or not 0 <= now_ms - self._every_job_ms < EVERY_JOB_MS:
             # The store cannot tell which merges are not valid, and few ever are.
             self._invalid = tuple(
-                _trouble(view) for view in self._jobs.every_view() if view.state == "invalid"
+                _trouble(view) for view in self._jobs.every_view(self._rest) if view.state == "invalid"
             )
             self._every_job_ms = now_ms
         found = (_trouble(view) for state in ("quarantined", "changing") for view in self._in(state))

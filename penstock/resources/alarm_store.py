@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound
 from penstock.core.journal import Entry
@@ -48,6 +49,7 @@ NOTICES = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
 )
 ACTOR = "alarms"
+_JOBS = ByName(sa.select(ALARMS.c.job).distinct(), ALARMS.c.job)
 
 
 class OwedNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +70,22 @@ class AlarmStore:
 
     def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
         """All that these sources see of a job now."""
-        known = self.alarms(job)
-        if not known and not any(alerts.values()):
+        self.report_all({job: alerts}, now_ms)
+
+    def report_all(self, seen: Mapping[str, Mapping[str, tuple[RaiseAlert, ...]]], now_ms: Millis) -> None:
+        """The same of many jobs, by job, in one transaction."""
+        if not seen:
+            return
+        with self._database.reading() as connection:
+            noted = {row[0] for row in _JOBS.rows(connection, list(seen))}
+        seen = {job: alerts for job, alerts in seen.items() if job in noted or any(alerts.values())}
+        if not seen:
             return  # as most of the time
         with self._database.transaction() as connection:
-            known = _alarms(connection, job)
-            changes = decide_alarms(known, job, alerts, _silences(connection, now_ms), now_ms=now_ms)
-            self._write(connection, changes)
+            silences = _silences(connection, now_ms)
+            for job, alerts in seen.items():
+                known = _alarms(connection, job)
+                self._write(connection, decide_alarms(known, job, alerts, silences, now_ms=now_ms))
 
     def sweep(self, now_ms: Millis) -> None:
         """What follows from the time alone; and what nobody asks about any more goes."""

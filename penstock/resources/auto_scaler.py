@@ -8,20 +8,21 @@ does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 import structlog
 
 from penstock.core.clock import Millis
-from penstock.core.errors import PenstockError
+from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
+from penstock.core.pace import Pace, Rest, no_rest
 from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
 from penstock.resources.metrics import Incomplete, JobLoad, add_up
 from penstock.resources.policies.policy import RaiseAlert
-from penstock.resources.policies.policy_service import AlertSink, Records
+from penstock.resources.policies.ports import AlertSink, Kept, Records
+from penstock.resources.policies.quiet import Quiet, keep_quiet
 from penstock.resources.policies.records import JobRecord
-from penstock.resources.policies.round import FleetState, forget_action
+from penstock.resources.policies.round import forget_action
 from penstock.resources.scaler.carry_out import (
     NAME,
     NOT_TOLD,
@@ -37,10 +38,10 @@ from penstock.resources.scaler.carry_out import (
 from penstock.resources.scaler.decide import LookBack, decide
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observation import Decision, Hold, Observation, Resize
-from penstock.resources.scaler.observe import Capacity, ScalableJob, hasten, minutes_needed, observe
+from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_needed, observe
 from penstock.resources.scaler.observe import settings_of as scaler_settings_of
-from penstock.resources.scaler.pattern import History
 from penstock.resources.scaler.pipeline import decide_pipeline
+from penstock.resources.scaler.ports import JobLayer, Minutes, Reports
 from penstock.resources.scaler.seconds import SecondsBook
 from penstock.resources.scaler.shapes import Shape
 from penstock.resources.scaler.turn import Turn, edges_of, entry_of, resolve
@@ -53,42 +54,13 @@ TURN_MAX = 1_000  # jobs that one round looks at by minutes: it must not take lo
 RESTART_MAX_MS: Millis = 900_000  # what takes longer is not the restart alone
 FAILED_MS: Millis = 60_000  # so long after a failure what seconds show may be what it left behind
 
-Reports = Mapping[str, Sequence[TaskReport]]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """A decision of which nothing is done, with what is remembered and told of it."""
 
-class JobLayer(Protocol):
-    """Jobs, tasks and containers, as the scaler needs them."""
-
-    def task_counts(self) -> Mapping[str, tuple[int, int]]:
-        """By job that has tasks: its generation, and how many they are."""
-
-    def task_reports(self) -> Reports:
-        """What tasks say now, by job."""
-
-    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
-        """Those of these jobs that could be scaled."""
-
-    def capacity(self) -> Capacity:
-        """What a container has, and what is left of all."""
-
-    def fleet(self) -> FleetState:
-        """What the whole fleet allows now."""
-
-    def patch(self, job: str, changes: Mapping[str, Any], *, expected_version: int, reason: str) -> None:
-        """Write the scaler layer; VersionConflict if somebody wrote since."""
-
-
-class Minutes(Protocol):
-    """The metrics store, as the scaler needs it."""
-
-    def newest(self) -> int:
-        """The newest minute recorded; -1: none."""
-
-    def frames(self, jobs: Sequence[str], minutes: int, *, now_ms: Millis) -> Mapping[str, Frame | NoFrame]:
-        """What a decision may look at, of many jobs."""
-
-    def history(self, job: str, *, now_ms: Millis) -> History | NoFrame:
-        """The last 14 days."""
+    quiet: Quiet
+    may_be_over: bool  # others write to the record too: what held it may be over with the next look
 
 
 class AutoScaler:
@@ -103,9 +75,12 @@ class AutoScaler:
         alerts: AlertSink,
         *,
         heartbeat_ms: Millis,
+        rest: Rest = no_rest,
     ) -> None:
+        """`rest` is called now and then in a round, for whoever waits meanwhile."""
         self._jobs, self._minutes, self._records = jobs, minutes, records
-        self._journal, self._alerts = journal, alerts
+        self._journal, self._alerts, self._pace = journal, alerts, Pace(rest)
+        self._held: dict[str, _Held] = {}  # not written yet
         self._seconds = SecondsBook(heartbeat_ms)
         self._kept: dict[str, tuple[JobRecord, int]] = {}  # as last read or written
         self._looked: dict[str, Millis] = {}  # by job: when it was last looked at by minutes
@@ -123,6 +98,7 @@ class AutoScaler:
 
     def tick(self, now_ms: Millis) -> None:
         """One look. A job that fails is left for the next."""
+        self._held.clear()  # of a round that failed
         counts, reports = self._jobs.task_counts(), self._jobs.task_reports()
         self._forget(counts)
         self._add_up(counts, reports, now_ms)
@@ -140,6 +116,7 @@ class AutoScaler:
         jobs = {job.name: job for job in self._jobs.scalable_jobs([*dict.fromkeys([*due, *hurried])])}
         for job in jobs.values():
             self._slo_s[job.name] = job.config["slo"]["lag_s"]
+        jobs = self._readable(jobs)
         if not jobs:
             return
         turn = Turn(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
@@ -223,17 +200,18 @@ class AutoScaler:
             is_up = isinstance(decision, Resize) and decision.direction == "up"
             if is_up and self._guarded(job, observation, decision, turn, is_hurried=True):
                 acted.add(name)
+        self._keep_held(turn.now_ms)
         return acted
 
     def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> None:
         frames = self._frames(jobs, turn.now_ms)
         observations = {
             job.name: observe(job, frames[job.name], self._memory(job), turn.capacity, now_ms=turn.now_ms)
-            for job in jobs
+            for job in self._pace.over(jobs)
         }
         decisions = self._decide(jobs, observations, turn.now_ms)
         # When not all can have more, the first get it: privileged jobs, then by priority.
-        for job in sorted(jobs, key=_first_served):
+        for job in self._pace.over(sorted(jobs, key=_first_served)):
             decision, observation = decisions[job.name], observations[job.name]
             if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
                 # Others were first in this round: the largest step that fits what they left.
@@ -241,6 +219,7 @@ class AutoScaler:
                 decision = temper(decide(observation, self._look_back(job.name, turn.now_ms)), observation)
             self.decisions[job.name] = decision
             self._guarded(job, observation, decision, turn, is_hurried=False)
+        self._keep_held(turn.now_ms)
 
     def _frames(self, jobs: Sequence[ScalableJob], now_ms: Millis) -> dict[str, Frame | NoFrame]:
         by_range: dict[int, list[str]] = {}
@@ -248,7 +227,8 @@ class AutoScaler:
             by_range.setdefault(minutes_needed(scaler_settings_of(job.config)), []).append(job.name)
         found: dict[str, Frame | NoFrame] = {}
         for minutes, names in by_range.items():
-            found |= self._minutes.frames(names, minutes, now_ms=now_ms)
+            for some in self._pace.slices(names):
+                found |= self._minutes.frames(some, minutes, now_ms=now_ms)
         return found
 
     def _decide(
@@ -267,8 +247,9 @@ class AutoScaler:
             edges = edges_of(members)
             if edges:
                 found |= decide_pipeline(own, edges, look_back)
+                self._pace.step(len(own))
             else:
-                found |= {name: decide(seen, look_back[name]) for name, seen in own.items()}
+                found |= {name: decide(own[name], look_back[name]) for name in self._pace.over(own)}
         return {
             name: temper(decision, observations[name]) if name in observations else decision
             for name, decision in found.items()
@@ -292,11 +273,16 @@ class AutoScaler:
         try:
             return self._serve(job, observation, decision, turn, is_hurried=is_hurried)
         except PenstockError as error:
-            self._kept.pop(job.name, None)
-            self._looked[job.name] = -MINUTE_MS
-            log.warning("a decision of the scaler was not kept", job=job.name, error=error.what)
-            self.decisions[job.name] = Hold(reason=f"the last decision was not written: {error.what}")
+            self._not_kept(job.name, error)
             return False
+
+    def _not_kept(self, job: str, error: PenstockError | None) -> None:
+        """It is decided again; without an error, because others served the job meanwhile."""
+        self._kept.pop(job, None)
+        self._looked[job] = -MINUTE_MS
+        if error is not None:
+            log.warning("a decision of the scaler was not kept", job=job, error=error.what)
+            self.decisions[job] = Hold(reason=f"the last decision was not written: {error.what}")
 
     def _serve(
         self,
@@ -336,18 +322,37 @@ class AutoScaler:
         changed = with_part(changed, scaler=memory)
         if applied is not None and memory.pending is None:
             changed = with_part(changed, open=None)  # an undo is not watched
-        if not self._save(job.name, changed, version):
-            self._looked[job.name] = -MINUTE_MS  # somebody else served it: with the next round
+        entry = entry_of(job, decision, applied, now_ms) if is_news else None
+        alerts = None if is_hurried else {NAME: self._alerts_of(job, decision, memory, turn)}
+        if applied is None:
+            kept = Kept(job=job.name, record=changed, version=version, entry=entry)
+            is_new = changed != self._kept[job.name][0]
+            quiet = Quiet(job=job.name, kept=kept if is_new else None, alerts=alerts)
+            self._held[job.name] = _Held(quiet=quiet, may_be_over=is_held)
             return False
-        if is_held:
-            del self._kept[job.name]  # others write to the record too: what held it may be over
-        if applied is not None:
-            self._write(job, decision, applied, changed, turn)
-        if is_news:
-            self._journal.append(None, entry_of(job, decision, applied, now_ms))
-        if not is_hurried:
-            self._tell(job, decision, memory, turn)
-        return applied is not None
+        if not self._save(job.name, changed, version):
+            self._not_kept(job.name, None)
+            return False
+        self._write(job, decision, applied, changed, turn)
+        if entry is not None:
+            self._journal.append(None, entry)
+        if alerts is not None:
+            self._alerts.report(job.name, alerts, now_ms)
+        return True
+
+    def _keep_held(self, now_ms: Millis) -> None:
+        """Remember and tell of what nothing is done about, many jobs at a time."""
+        held, self._held = self._held, {}
+        for names in self._pace.slices([*held]):
+            quiet = [held[name].quiet for name in names]
+            lost = keep_quiet(quiet, self._records, self._alerts, now_ms)
+            for item in quiet:
+                if item.job in lost:
+                    self._not_kept(item.job, lost[item.job])
+                elif held[item.job].may_be_over:
+                    del self._kept[item.job]
+                elif item.kept is not None:
+                    self._kept[item.job] = item.kept.record, item.kept.version + 1
 
     def _write(
         self, job: ScalableJob, decision: Decision, applied: Shape, record: JobRecord, turn: Turn
@@ -363,13 +368,26 @@ class AutoScaler:
             raise
         turn.spend(job, applied)
 
-    def _tell(self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn) -> None:
+    def _alerts_of(
+        self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn
+    ) -> tuple[RaiseAlert, ...]:
         errors = [shortly(report.error) for report in turn.reports.get(job.name, ()) if report.error]
         remember_min = scaler_settings_of(job.config).remember_min
-        alerts: tuple[RaiseAlert, ...] = alerts_of(decision, memory, remember_min, errors, turn.now_ms)
-        self._alerts.report(job.name, {NAME: alerts}, turn.now_ms)
+        return alerts_of(decision, memory, remember_min, errors, turn.now_ms)
 
     # -- memory -----------------------------------------------------------------------------------------
+
+    def _readable(self, jobs: Mapping[str, ScalableJob]) -> dict[str, ScalableJob]:
+        """Those of which it is known what is remembered."""
+        found = dict(jobs)
+        for name, record in self._records.load_all([name for name in jobs if name not in self._kept]).items():
+            if isinstance(record, CorruptData):
+                log.warning("the scaler cannot look at a job", job=name, error=record.what)
+                self.decisions[name] = Hold(reason=record.what)
+                del found[name]
+            else:
+                self._kept[name] = record
+        return found
 
     def _record(self, job: str) -> tuple[JobRecord, int]:
         if job not in self._kept:

@@ -14,6 +14,7 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
+from penstock.core.pace import Rest, no_rest
 from penstock.jobs.job_reads import JobReads
 from penstock.jobs.layer_writer import Actor
 from penstock.resources.alarms import FLEET
@@ -71,9 +72,17 @@ class CapacityManager:
     """One cluster. What it decides it writes as `state` into the scaler layer, where oncall overrules it."""
 
     def __init__(
-        self, jobs: JobReads, fleet: FleetView, patch: PatchLayer, patience_ms: Millis = PATIENCE_MS
+        self,
+        jobs: JobReads,
+        fleet: FleetView,
+        patch: PatchLayer,
+        patience_ms: Millis = PATIENCE_MS,
+        *,
+        rest: Rest = no_rest,
     ) -> None:
+        """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
         self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
+        self._rest = rest
         self._last: _Look | None = None
         self._since: dict[str, Millis] = {}  # since when it is short, and since when each job may come back
         self._out_of_room = ""
@@ -82,7 +91,7 @@ class CapacityManager:
 
     def stock(self) -> Stock | None:
         """The cluster now, read afresh: what was written a moment ago is claimed. None: not limited."""
-        return self._look().stock
+        return self._look(self._rest).stock
 
     def remaining(self) -> dict[str, float]:
         """How much of each kind may still be given; inf: that is not limited."""
@@ -100,7 +109,7 @@ class CapacityManager:
 
     def tick(self, now_ms: Millis) -> None:
         """Look, decide, act; a decision is carried out once it has been due for a while."""
-        self._last = self._look()
+        self._last = self._look(self._rest)
         decisions = self._decide(self._last.facts)
         self._out_of_room = next((item.reason for item in decisions if isinstance(item, OutOfRoom)), "")
         self._since = {key: self._since_ms(key, now_ms) for key in map(_due, decisions)}
@@ -173,8 +182,8 @@ class CapacityManager:
             ],
         }
 
-    def _look(self) -> _Look:
-        facts = look_at_cluster(self._jobs.every_view(), self._fleet.containers())
+    def _look(self, rest: Rest | None = None) -> _Look:
+        facts = look_at_cluster(self._jobs.every_view(rest), self._fleet.containers())
         stock = None if facts.total is None else take_stock(facts.total, facts.claims)
         return _Look(facts=facts, stock=stock)
 

@@ -94,15 +94,27 @@ class FleetJobs:
         self._exclusions, self._clock, self._shards = exclusions, clock, shards
         self._limits, self._wake = limits, wake
         self._last = _Look()
+        self._views: dict[str, JobView | None] = {}  # as they were when their round began
         self._rescaled: dict[str, Millis] = {}  # by these policies, and not settled yet
 
     def names(self) -> tuple[str, ...]:
         """Every job that has tasks; looks at the fleet anew."""
-        return tuple(sorted(self._look().counts))
+        names = self._look().counts
+        for gone in self._views.keys() - names:
+            self._views.pop(gone, None)
+        return tuple(sorted(names))
 
     def job(self, name: str) -> ManagedJob | None:
-        view = self._view(name)
-        if view is None or view.running is None:
+        return self.jobs([name]).get(name)
+
+    def jobs(self, names: Sequence[str]) -> dict[str, ManagedJob]:
+        views = self._jobs.views_of(names)
+        # What a policy is shown is the job as the round saw it.
+        self._views |= {name: views.get(name) for name in names}
+        return {name: job for name, view in views.items() if (job := self._managed(name, view)) is not None}
+
+    def _managed(self, name: str, view: JobView) -> ManagedJob | None:
+        if not _runs(view) or view.running is None:
             return None
         policies = dict(view.running.config.get("policies", {}))
         advice_only = policies.get(ALL) == {"advice_only": True}
@@ -126,9 +138,9 @@ class FleetJobs:
     def facts(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
     ) -> JobFacts | NoFrame:
-        now_ms, view = self._clock.now_ms(), self._view(name)
+        now_ms, view = self._clock.now_ms(), self._views.get(name) or self._view(name)
         look = self._last if 0 <= now_ms - self._last.at_ms <= STALE_MS else self._look()
-        if view is None or view.running is None or name not in look.counts:
+        if view is None or view.running is None or not _runs(view) or name not in look.counts:
             return NoFrame(job=name, reason="it does not run any more", metrics=metrics)
         reports, task_count = look.of(name), look.counts[name][1]
         heard = len({report.task_id for _, report in reports})
@@ -223,7 +235,7 @@ class FleetJobs:
             view = self._jobs.view(name)
         except NotFound:
             return None  # removed while its tasks still end
-        return view if view.running is not None and view.running.state == "running" else None
+        return view if _runs(view) else None
 
     def _frame(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...], now_ms: Millis
@@ -307,6 +319,10 @@ def _nowhere(who: str, away: tuple[str, ...], takers: frozenset[str]) -> Refused
 def _takes(row: ContainerRow) -> bool:
     is_live = row.state is ContainerState.LIVE and row.engine_ready
     return is_live and not (row.known_dead or row.cordoned or row.draining)
+
+
+def _runs(view: JobView) -> bool:
+    return view.running is not None and view.running.state == "running"
 
 
 def _is_settled(view: JobView, running: RunningRow) -> bool:

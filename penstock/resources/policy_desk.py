@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import WorkerThreads
+from penstock.core.pace import REST_MS
 from penstock.core.sql_store import Database
+from penstock.core.system_clock import sleep_ms
 from penstock.core.workers import Finished, Now, Stuck, Workers
 from penstock.jobs.job_service import JobService
 from penstock.jobs.running_store import RunningStore
 from penstock.resources.managed_jobs import FleetJobs, FleetLimits
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.policies.doctor.doctor_policy import JobDoctor
+from penstock.resources.policies.looks import Answer
 from penstock.resources.policies.policy import Action, ChangeLayer, Policy
 from penstock.resources.policies.policy_process import UserPolicies
-from penstock.resources.policies.policy_service import Answer, Managed, PolicyService
+from penstock.resources.policies.policy_service import Managed, PolicyService
 from penstock.resources.policies.ports import AlertSink
 from penstock.resources.policies.runnable import OwnPolicy
 from penstock.resources.policies.stragglers import StragglerDetector
 from penstock.resources.policies.telling import said_to_json
 from penstock.resources.policies.untriaged import Untriaged
-from penstock.resources.policy_store import polite_records
+from penstock.resources.policy_store import PolicyRecordStore
 from penstock.tasks.exclusion_store import ExclusionStore
 from penstock.tasks.exclusions import Bars, bars_of
 from penstock.tasks.fleet_view import FleetView
@@ -36,7 +40,7 @@ BUILT_IN: tuple[Callable[[], Policy], ...] = (
     JobDoctor,
     Untriaged,
 )
-THREADS = 4
+THREADS = 2  # more would only wait for each other, and whoever is served beside them for all
 BUDGET_MS: Millis = 10_000  # so long a user's policy may take for an answer
 # Longer than a user's policy may take to start and to answer: those are ended, not given up.
 STUCK_MS: Millis = 45_000
@@ -148,12 +152,13 @@ class PolicyDesk:
         self._threads = threads, others
         self.service = PolicyService(
             self.jobs,
-            polite_records(parts.database),
+            PolicyRecordStore(parts.database, parts.journal),
             alarms,
             parts.journal,
             own,
             SplitWorkers(threads, others, frozenset(policy.name for policy in own)),
             load=self._users.load,
+            rest=partial(sleep_ms, REST_MS),
         )
 
     def tick(self) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
+from penstock.core.bulk_store import ByName
 from penstock.core.errors import CorruptData
-from penstock.core.sql_store import METADATA, NAME, Database
-from penstock.core.system_clock import sleep_ms
+from penstock.core.journal_store import JournalStore
+from penstock.core.sql_store import METADATA, NAME, Database, upsert
+from penstock.resources.policies.ports import Kept
 from penstock.resources.policies.records import JobRecord
 
 POLICY_RECORDS = sa.Table(
@@ -20,57 +22,65 @@ POLICY_RECORDS = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
 )
-REST_MS = 10  # some five times what a job's share of a round takes
-
-
-def polite_records(database: Database) -> PolicyRecordStore:
-    """For rounds beside which others write."""
-    return PolicyRecordStore(database, rest=partial(sleep_ms, REST_MS))
+_ROWS = ByName(sa.select(*POLICY_RECORDS.c), POLICY_RECORDS.c.job)
+_VERSIONS = ByName(sa.select(POLICY_RECORDS.c.job, POLICY_RECORDS.c.version), POLICY_RECORDS.c.job)
 
 
 class PolicyRecordStore:
     """The `Records` of the policy service. Of two instances that served one job, one is told that it lost."""
 
-    def __init__(self, database: Database, rest: Callable[[], None] = lambda: None) -> None:
-        """`rest` is called after every write: rounds write for many jobs in a row, and whoever waits for the
-        database has its turn in between.
-        """
-        self._database, self._rest = database, rest
+    def __init__(self, database: Database, journal: JournalStore) -> None:
+        self._database, self._journal = database, journal
 
     def load(self, job: str) -> tuple[JobRecord, int]:
         """The record and its version; an empty one has version 0."""
-        query = sa.select(POLICY_RECORDS).where(POLICY_RECORDS.c.job == job)
-        with self._database.reading() as connection:
-            row = connection.execute(query).first()
-        if row is None:
-            return JobRecord(), 0
-        try:
-            return msgspec.json.decode(row.body, type=JobRecord), int(row.version)
-        except msgspec.DecodeError as error:
-            raise CorruptData(
-                f"what policies remember of {job} cannot be read",
-                why=str(error),
-                fix="nothing is done to this job until its row in policy_records is deleted",
-            ) from error
+        found = self.load_all([job])[job]
+        if isinstance(found, CorruptData):
+            raise found
+        return found
+
+    def load_all(self, jobs: Sequence[str]) -> Mapping[str, tuple[JobRecord, int] | CorruptData]:
+        """The same of many, by job; where one is damaged, what is to be said of it."""
+        found: dict[str, tuple[JobRecord, int] | CorruptData] = {job: (JobRecord(), 0) for job in jobs}
+        if jobs:
+            with self._database.reading() as connection:
+                rows = _ROWS.rows(connection, jobs)
+            found |= {job: _read(job, version, body) for job, version, body in rows}
+        return found
 
     def save(self, job: str, record: JobRecord, version: int) -> bool:
         """Keep it if the version is still this one."""
-        body = msgspec.json.encode(record).decode()
-        table = POLICY_RECORDS
+        return not self.keep([Kept(job=job, record=record, version=version)])
+
+    def keep(self, kept: Sequence[Kept]) -> frozenset[str]:
+        """Keep those whose version is still theirs, with their entries in the journal; returns the others."""
+        if not kept:
+            return frozenset()
         with self._database.transaction() as connection:
-            row = connection.execute(sa.select(table.c.version).where(table.c.job == job)).first()
-            if (0 if row is None else int(row.version)) != version:
-                return False
-            if row is None:
-                connection.execute(sa.insert(table).values(job=job, version=1, body=body))
-            else:
-                connection.execute(
-                    sa.update(table).where(table.c.job == job).values(version=version + 1, body=body)
-                )
-        self._rest()
-        return True
+            versions = dict(map(tuple, _VERSIONS.rows(connection, [item.job for item in kept])))
+            won = [item for item in kept if versions.get(item.job, 0) == item.version]
+            upsert(connection, POLICY_RECORDS, [_row(item) for item in won], replace=("version", "body"))
+            entries = [item.entry for item in won if item.entry is not None]
+            self._journal.append_entries(connection, entries)
+        return frozenset(item.job for item in kept) - {item.job for item in won}
 
     def forget(self, job: str) -> None:
         """The job is no more."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(POLICY_RECORDS).where(POLICY_RECORDS.c.job == job))
+
+
+def _row(kept: Kept) -> dict[str, Any]:
+    body = msgspec.json.encode(kept.record).decode()
+    return {"job": kept.job, "version": kept.version + 1, "body": body}
+
+
+def _read(job: str, version: int, body: str) -> tuple[JobRecord, int] | CorruptData:
+    try:
+        return msgspec.json.decode(body, type=JobRecord), int(version)
+    except msgspec.DecodeError as error:
+        return CorruptData(
+            f"what policies remember of {job} cannot be read",
+            why=str(error),
+            fix="nothing is done to this job until its row in policy_records is deleted",
+        )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import Millis
 from penstock.core.loop import Loop, WorkerThreads
+from penstock.core.pace import REST_MS
+from penstock.core.system_clock import sleep_ms
 from penstock.jobs.job_store import JobStore
 from penstock.resources import capacity_manager, levels
 from penstock.resources.alarm_facts import AlarmFacts
@@ -30,7 +33,13 @@ class Alarming:
         store = AlarmStore(plane.database, plane.journal, [route.name for route in routes])
         self.service = AlarmService(jobs, store, routes)
         self._workers: WorkerThreads[Refusal] = WorkerThreads("alarms", plane.clock)
-        facts = AlarmFacts(plane.jobs, plane.fleet, plane.journal, lambda: _troubles(loops()))
+        facts = AlarmFacts(
+            plane.jobs,
+            plane.fleet,
+            plane.journal,
+            lambda: _troubles(loops()),
+            rest=partial(sleep_ms, REST_MS),
+        )
         sources = {
             levels.SOURCE: lambda now_ms: levels.decide_levels(facts.observe(now_ms), now_ms),
             capacity_manager.SOURCE: plane.capacity.levels,

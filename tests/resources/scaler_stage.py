@@ -126,7 +126,7 @@ class Stage:
 
     def new_scaler(self) -> AutoScaler:
         """A scaler as a control plane that just began has it."""
-        store = PolicyRecordStore(self.database)
+        store = PolicyRecordStore(self.database, self.journal)
         self.records = store
         return AutoScaler(
             StageJobs(self), ScalerMinutes(self.metrics), store, self.journal, self.alarms, heartbeat_ms=1000

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
-from penstock.core.errors import ConfigError, NotFound, PenstockError
+from penstock.core.errors import ConfigError, CorruptData, NotFound, PenstockError
+from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.core.workers import Finished, InlineWorkers
@@ -18,8 +20,9 @@ from penstock.resources.alarm_sender import TRIES_MAX, AlarmSender, LogRoute, pa
 from penstock.resources.alarm_store import AlarmStore, put_silence
 from penstock.resources.alarms import QUIET_MS, Alarm, Notice, Silence
 from penstock.resources.policies.policy import ChangeLayer, RaiseAlert
+from penstock.resources.policies.ports import Kept
 from penstock.resources.policies.records import JobRecord, OpenAction
-from penstock.resources.policy_store import PolicyRecordStore
+from penstock.resources.policy_store import POLICY_RECORDS, PolicyRecordStore
 from penstock.web.webhooks import WebhookRoute
 
 NOW = 1_790_000_000_000
@@ -217,7 +220,7 @@ def test_an_address_that_cannot_be_is_refused(url):
 
 
 def test_records_are_kept_under_a_version(database):
-    store = PolicyRecordStore(database)
+    store = PolicyRecordStore(database, JournalStore(database))
     assert store.load("shops") == (JobRecord(), 0)
     action = ChangeLayer(changes={"task_count": 8, "resources": {"cpu": 1.5}}, text="more")
     open_ = OpenAction(
@@ -232,9 +235,47 @@ def test_records_are_kept_under_a_version(database):
     assert store.load("shops") == (JobRecord(), 0)
 
 
-def test_after_a_write_others_have_their_turn(database):
-    rests: list[int] = []
-    store = PolicyRecordStore(database, rest=lambda: rests.append(len(rests)))
-    store.load("shops")
-    assert store.save("shops", JobRecord(), 0) and not store.save("shops", JobRecord(), 0)
-    assert rests == [0]
+def test_many_records_are_kept_at_once_each_by_its_own_version(database):
+    """Plan: three are written with an entry each; of them one was written by somebody else meanwhile."""
+    journal = JournalStore(database)
+    store = PolicyRecordStore(database, journal)
+    assert store.save("b", JobRecord(acted={"theirs": 1}), 0)
+    mine = JobRecord(acted={"mine": 2})
+    kept = [Kept(job=job, record=mine, version=0, entry=an_entry(job)) for job in ("a", "b", "c")]
+    assert store.keep(kept) == {"b"}
+    found = store.load_all(["a", "b", "c", "d"])
+    assert found == {
+        "a": (mine, 1),
+        "b": (JobRecord(acted={"theirs": 1}), 1),
+        "c": (mine, 1),
+        "d": (JobRecord(), 0),
+    }
+    assert [(entry.subject, entry.data) for entry in journal.entries()] == [
+        ("a", {"lag_s": 1.5}),
+        ("c", {"lag_s": 1.5}),
+    ]
+    assert store.keep([]) == frozenset()
+
+
+def test_a_damaged_record_is_told_and_the_others_are_read(database):
+    store = PolicyRecordStore(database, JournalStore(database))
+    assert store.save("a", JobRecord(), 0) and store.save("b", JobRecord(), 0)
+    with database.transaction() as connection:
+        connection.execute(sa.update(POLICY_RECORDS).where(POLICY_RECORDS.c.job == "a").values(body='{"ac'))
+    found = store.load_all(["a", "b"])
+    assert isinstance(found["a"], CorruptData) and "policy_records" in found["a"].fix
+    assert found["b"] == (JobRecord(), 1)
+    with pytest.raises(CorruptData):
+        store.load("a")
+
+
+def an_entry(job: str) -> Entry:
+    return Entry(
+        at_ms=1,
+        actor="autoscaler",
+        kind="scale",
+        subject=job,
+        decision="nothing",
+        reason="it is well",
+        data={"lag_s": 1.5},
+    )

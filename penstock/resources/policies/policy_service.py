@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
-from penstock.core.journal import Journal
+from penstock.core.journal import Entry, Journal
 from penstock.core.near_names import did_you_mean, some_of
+from penstock.core.pace import SLICE, Pace, Rest, no_rest
 from penstock.core.workers import Now, Workers
-from penstock.resources.frames import NoFrame
 from penstock.resources.policies.controls import ControlSettings, read_settings, split_settings
-from penstock.resources.policies.policy import Broken, RaiseAlert, Verdict
-from penstock.resources.policies.ports import AlertSink, ManagedJob, ManagedJobs, Records
+from penstock.resources.policies.looks import (
+    Answer,
+    Look,
+    alerts_of,
+    answer_of,
+    hung,
+    key_of,
+    parts_of,
+    priority_of,
+    remembered,
+    work_of,
+)
+from penstock.resources.policies.policy import Broken, Verdict
+from penstock.resources.policies.ports import AlertSink, Kept, ManagedJob, ManagedJobs, Records
+from penstock.resources.policies.quiet import Quiet, keep_quiet
 from penstock.resources.policies.records import JobRecord
 from penstock.resources.policies.round import (
     Rival,
@@ -30,11 +41,9 @@ from penstock.resources.policies.round import (
     decide_round,
     forget_action,
 )
-from penstock.resources.policies.runnable import Declared, Runnable
-from penstock.resources.policies.telling import entry_of, keys_of
+from penstock.resources.policies.runnable import Runnable
+from penstock.resources.policies.telling import entry_of
 from penstock.resources.policies.triggers import Due, decide_due
-
-__all__ = ["AlertSink", "Managed", "ManagedJob", "ManagedJobs", "PolicyService", "Records"]
 
 log = structlog.get_logger(__name__)
 
@@ -42,24 +51,6 @@ TURN_MAX = 500  # jobs that begin in one tick
 TRIES = 5  # of a look that somebody asked for, while others write to the job's record
 SOON_MS: Millis = 1_000
 ROUND_MS: Millis = 60_000  # a policy that has not had its turn by then costs its own answer
-
-
-Answer = tuple[int, Verdict | Broken]  # priority as declared, verdict
-
-
-@dataclass(slots=True)
-class _Round:
-    job: ManagedJob
-    record: JobRecord
-    version: int
-    began_ms: Millis
-    waiting: set[str]
-    settings: dict[str, ControlSettings]
-    answers: dict[str, Answer] = field(default_factory=dict)
-
-    @property
-    def verdicts(self) -> dict[str, Verdict | Broken]:
-        return {policy: verdict for policy, (_, verdict) in self.answers.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +77,13 @@ class PolicyService:
         workers: Workers[Answer],
         *,
         load: Callable[[str, str], Runnable] | None = None,
+        rest: Rest = no_rest,
     ) -> None:
+        """`rest` is called now and then in a tick, without any lock."""
         self._jobs, self._records, self._alerts, self._journal = jobs, records, alerts, journal
         self._policies = {policy.name: policy for policy in policies}
-        self._workers, self._load = workers, load
-        self._rounds: dict[str, _Round] = {}
+        self._workers, self._load, self._pace = workers, load, Pace(rest)
+        self._rounds: dict[str, Look] = {}
         self._next_ms: dict[str, Millis] = {}
         self._looked: dict[tuple[str, str], Millis] = {}
         self._asked: set[str] = set()
@@ -109,17 +102,13 @@ class PolicyService:
             self._forget({*names})
             taken = self._rounds.keys() | self._managed
             due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
-            for name in due[:TURN_MAX]:
-                try:
-                    self._begin(name, now_ms)
-                except StoreUnavailable:
-                    raise  # it is away for all of them
-                except PenstockError as error:  # one job whose record is damaged must not stop the rest
-                    log.warning("policies cannot look at a job", job=name, error=error.what)
-                    self._next_ms[name] = now_ms + 60_000
+        for some in self._pace.slices(due[:TURN_MAX]):
+            with self._lock:
+                self._begin_some([name for name in some if name not in self._managed], now_ms)
+        with self._lock:
             self._collect(now_ms)
-            for name in [name for name, found in self._rounds.items() if not found.waiting]:
-                self._end(name, self._rounds.pop(name), now_ms)
+        while self._end_some(now_ms):
+            self._pace.rest()
 
     def stand_by(self) -> None:
         """Another instance looks at the jobs: what is open here is given up."""
@@ -172,7 +161,7 @@ class PolicyService:
                 fix=did_you_mean(policy, settings, otherwise="name one of these, or none for all"),
             )
         wanted = {policy} if policy is not None else {*settings}
-        found = _Round(
+        found = Look(
             job=job,
             record=JobRecord(),
             version=0,
@@ -183,8 +172,8 @@ class PolicyService:
         )
         for runnable in chosen:
             if runnable.name in wanted:
-                work = _work(runnable, self._jobs, name, job.settings.get(runnable.name, {}))
-                found.answers[runnable.name] = _answer(runnable.name, work, now)
+                work = work_of(runnable, self._jobs, name, job.settings.get(runnable.name, {}))
+                found.answers[runnable.name] = answer_of(runnable.name, work, now)
         off = tuple(sorted(each for each in wanted if not settings[each].enabled))
         for _ in range(TRIES):
             # Read after policies took their time: the scaler keeps what it knows in the same record.
@@ -220,10 +209,22 @@ class PolicyService:
 
     # -- the beginning of a round -----------------------------------------------------------------------
 
-    def _begin(self, name: str, now_ms: Millis) -> None:
-        job = self._jobs.job(name)
-        if job is None:
-            return
+    def _begin_some(self, names: Sequence[str], now_ms: Millis) -> None:
+        jobs = self._jobs.jobs(names)
+        records = self._records.load_all([*jobs])
+        for name, job in jobs.items():
+            record = records[name]
+            try:
+                if isinstance(record, PenstockError):
+                    raise record
+                self._begin(name, job, *record, now_ms=now_ms)
+            except StoreUnavailable:
+                raise  # it is away for all of them
+            except PenstockError as error:  # one job whose record is damaged must not stop the rest
+                log.warning("policies cannot look at a job", job=name, error=error.what)
+                self._next_ms[name] = now_ms + 60_000
+
+    def _begin(self, name: str, job: ManagedJob, record: JobRecord, version: int, *, now_ms: Millis) -> None:
         asked = name in self._asked
         self._asked.discard(name)
         chosen, settings, answers = self._due_policies(name, job, asked, now_ms)
@@ -231,8 +232,7 @@ class PolicyService:
         self._next_ms[name] = now_ms + min(every_ms, default=60_000)
         if not chosen and not answers:
             return
-        record, version = self._records.load(name)
-        found = _Round(
+        found = Look(
             job=job,
             record=record,
             version=version,
@@ -244,12 +244,12 @@ class PolicyService:
         busy = self._workers.busy()
         for policy in chosen:
             self._looked[name, policy.name] = now_ms
-            if _key(name, policy.name) in busy:
-                found.answers[policy.name] = 0, _hung(policy.name, "its last look has not ended yet")
+            if key_of(name, policy.name) in busy:
+                found.answers[policy.name] = 0, hung(policy.name, "its last look has not ended yet")
                 continue
             found.waiting.add(policy.name)
-            work = _work(policy, self._jobs, name, job.settings.get(policy.name, {}))
-            self._workers.start(_key(name, policy.name), work, now_ms)
+            work = work_of(policy, self._jobs, name, job.settings.get(policy.name, {}))
+            self._workers.start(key_of(name, policy.name), work, now_ms)
         self._rounds[name] = found
 
     def _due_policies(
@@ -288,7 +288,7 @@ class PolicyService:
 
     def _collect(self, now_ms: Millis) -> None:
         for done in self._workers.take_finished():
-            job, policy = _parts(done.key)
+            job, policy = parts_of(done.key)
             found = self._rounds.get(job)
             if found is None or policy not in found.waiting:
                 continue  # it was given up
@@ -299,34 +299,65 @@ class PolicyService:
                 text = f"{type(done.error).__name__}: {done.error}"[:2000]
                 found.answers[policy] = 0, Broken(policy=policy, how="raised", text=text)
         for stuck in self._workers.stuck():
-            job, policy = _parts(stuck.key)
+            job, policy = parts_of(stuck.key)
             found = self._rounds.get(job)
             if found is not None and policy in found.waiting:
                 found.waiting.discard(policy)
-                found.answers[policy] = 0, _hung(policy, f"no answer after {stuck.for_ms / 1000:.0f} s")
+                found.answers[policy] = 0, hung(policy, f"no answer after {stuck.for_ms / 1000:.0f} s")
         for found in self._rounds.values():
             if not 0 <= now_ms - found.began_ms < ROUND_MS:
                 for policy in found.waiting:
-                    found.answers[policy] = 0, _hung(policy, f"its turn did not come in {ROUND_MS // 1000} s")
+                    found.answers[policy] = 0, hung(policy, f"its turn did not come in {ROUND_MS // 1000} s")
                 found.waiting.clear()
 
     # -- the end of a round -----------------------------------------------------------------------------
 
-    def _end(self, name: str, found: _Round, now_ms: Millis) -> None:
-        decision = self._decide(found, now_ms)
+    def _end_some(self, now_ms: Millis) -> int:
+        """End some rounds of which all answers are there; returns how many they were."""
+        with self._lock:
+            done = [name for name, found in self._rounds.items() if not found.waiting][:SLICE]
+            quiet: list[Quiet] = []
+            for name in done:
+                found = self._rounds.pop(name)
+                decision = self._decide(found, now_ms)
+                if decision.apply is None:
+                    quiet.append(self._quiet(name, found, decision, now_ms))
+                else:
+                    self._end(name, found, decision, now_ms)
+            for name, error in keep_quiet(quiet, self._records, self._alerts, now_ms).items():
+                self._not_kept(name, error, now_ms)
+        return len(done)
+
+    def _end(self, name: str, found: Look, decision: RoundDecision, now_ms: Millis) -> None:
         try:
             if self._conclude(name, found, decision, now_ms) is None:
-                self._next_ms[name] = now_ms + SOON_MS
+                self._not_kept(name, None, now_ms)
         except PenstockError as error:
-            # Whatever was not written is decided again.
-            log.warning("a round of policies was not kept", job=name, error=error.what)
-            self._next_ms[name] = now_ms + SOON_MS
+            self._not_kept(name, error, now_ms)
 
-    def _decide(self, found: _Round, now_ms: Millis) -> RoundDecision:
+    def _not_kept(self, name: str, error: PenstockError | None, now_ms: Millis) -> None:
+        """It is decided again; without an error, because others served the job meanwhile."""
+        if error is not None:
+            log.warning("a round of policies was not kept", job=name, error=error.what)
+        self._next_ms[name] = now_ms + SOON_MS
+
+    def _quiet(
+        self, name: str, found: Look, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
+    ) -> Quiet:
+        self.last[name] = decision
+        record, is_news = remembered(found, decision)
+        entry: Entry | None = None
+        if is_news or asked_by:
+            entry = entry_of(name, decision, found.verdicts, refused="", asked_by=asked_by, now_ms=now_ms)
+        must_save = record != found.record or bool(asked_by)
+        kept = Kept(job=name, record=record, version=found.version, entry=entry) if must_save else None
+        return Quiet(job=name, kept=kept, alerts=alerts_of(found, decision))
+
+    def _decide(self, found: Look, now_ms: Millis) -> RoundDecision:
         rivals = [
             Rival(
                 verdict=verdict,
-                priority=_priority(found.settings[policy], priority),
+                priority=priority_of(found.settings[policy], priority),
                 settings=found.settings[policy],
             )
             for policy, (priority, verdict) in found.answers.items()
@@ -334,36 +365,30 @@ class PolicyService:
         return decide_round(rivals, found.job.round_job, found.record, self._jobs.fleet(), now_ms=now_ms)
 
     def _conclude(
-        self, name: str, found: _Round, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
+        self, name: str, found: Look, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
     ) -> str | None:
         """Remember, do and tell what was decided; returns why it could not be done, "" if it was.
 
         None: another instance served the job meanwhile, and nothing was done here.
         """
+        if decision.apply is None:
+            quiet = self._quiet(name, found, decision, now_ms, asked_by=asked_by)
+            lost = keep_quiet([quiet], self._records, self._alerts, now_ms)
+            if (error := lost.get(name)) is not None:
+                raise error
+            return None if lost else ""
         self.last[name] = decision
-        keys, known = keys_of(decision, found.verdicts), found.record.said
-        # Policies are not all asked in every round: what the others last said still stands.
-        kept = {each: key for each, key in known.items() if each in found.settings}
-        record = msgspec.structs.replace(decision.record, said=kept | keys)
-        is_news = decision.apply is not None or any(known.get(each) != key for each, key in keys.items())
-        alerts: dict[str, tuple[RaiseAlert, ...]] = {policy: () for policy in found.answers}
-        for policy, alert in decision.alerts:
-            alerts[policy] = (*alerts.get(policy, ()), alert)
+        record, _ = remembered(found, decision)
         # Before anything is done: of two instances one saves, and only that one acts.
-        must_save = record != found.record or bool(asked_by)
-        if must_save and not self._records.save(name, record, found.version):
+        if not self._records.save(name, record, found.version):
             return None
         refused = self._apply(name, found, decision, record)
-        if is_news or asked_by:
-            verdicts = found.verdicts
-            self._journal.append(
-                None,
-                entry_of(name, decision, verdicts, refused=refused, asked_by=asked_by, now_ms=now_ms),
-            )
-        self._alerts.report(name, alerts, now_ms)
+        entry = entry_of(name, decision, found.verdicts, refused=refused, asked_by=asked_by, now_ms=now_ms)
+        self._journal.append(None, entry)
+        self._alerts.report(name, alerts_of(found, decision), now_ms)
         return refused
 
-    def _apply(self, name: str, found: _Round, decision: RoundDecision, record: JobRecord) -> str:
+    def _apply(self, name: str, found: Look, decision: RoundDecision, record: JobRecord) -> str:
         """Do what was decided; returns why it could not be done, "" if it was."""
         if decision.apply is None:
             return ""
@@ -380,43 +405,3 @@ class PolicyService:
             self._records.save(name, forget_action(record, apply.policy), found.version + 1)
             return error.what
         return ""
-
-
-def _work(
-    policy: Runnable, jobs: ManagedJobs, name: str, settings: Mapping[str, Any]
-) -> Callable[[Now], Answer]:
-    def work(now: Now) -> Answer:
-        declared = policy.declare()
-        if not isinstance(declared, Declared):
-            return 0, declared
-        minutes = settings.get("minutes") or declared.minutes  # checked with what every policy has
-        facts = jobs.facts(name, declared.metrics, minutes, declared.if_known)
-        if isinstance(facts, NoFrame):
-            return declared.priority, Broken(policy=policy.name, how="metrics", text=facts.reason[:2000])
-        return declared.priority, policy.run(facts, settings)
-
-    return work
-
-
-def _answer(policy: str, work: Callable[[Now], Answer], now: Now) -> Answer:
-    try:
-        return work(now)
-    except Exception as error:  # a policy raises what it likes
-        return 0, Broken(policy=policy, how="raised", text=f"{type(error).__name__}: {error}"[:2000])
-
-
-def _priority(settings: ControlSettings, declared: int) -> int:
-    return declared if settings.priority is None else settings.priority
-
-
-def _hung(policy: str, text: str) -> Broken:
-    return Broken(policy=policy, how="hung", text=text)
-
-
-def _key(job: str, policy: str) -> str:
-    return f"{job} {policy}"
-
-
-def _parts(key: str) -> tuple[str, str]:
-    job, _, policy = key.rpartition(" ")
-    return job, policy

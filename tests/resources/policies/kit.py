@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Entry
 from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
 from penstock.resources.policies.facts import JobFacts, TaskFacts
 from penstock.resources.policies.policy import Action, ChangeLayer, RaiseAlert
-from penstock.resources.policies.policy_service import ManagedJob
+from penstock.resources.policies.ports import Kept, ManagedJob
 from penstock.resources.policies.records import JobRecord, flat
 from penstock.resources.policies.round import FleetState, RoundJob
 from penstock.resources.policies.triggers import Signals
@@ -81,6 +81,7 @@ class MemoryRecords:
     """The store of records, in memory."""
 
     kept: dict[str, tuple[JobRecord, int]] = field(default_factory=dict)
+    journal: MemoryJournal = field(default_factory=lambda: MemoryJournal())
 
     def load(self, job: str) -> tuple[JobRecord, int]:
         return self.kept.get(job, (JobRecord(), 0))
@@ -91,6 +92,14 @@ class MemoryRecords:
         self.kept[job] = record, version + 1
         return True
 
+    def load_all(self, jobs: Sequence[str]) -> dict[str, tuple[JobRecord, int] | CorruptData]:
+        return {job: self.load(job) for job in jobs}
+
+    def keep(self, kept: Sequence[Kept]) -> frozenset[str]:
+        lost = frozenset(item.job for item in kept if not self.save(item.job, item.record, item.version))
+        self.journal.kept += [item.entry for item in kept if item.job not in lost and item.entry is not None]
+        return lost
+
 
 @dataclass
 class MemoryAlerts:
@@ -99,7 +108,11 @@ class MemoryAlerts:
     now: dict[tuple[str, str], tuple[RaiseAlert, ...]] = field(default_factory=dict)
 
     def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: int) -> None:
-        self.now |= {(job, policy): found for policy, found in alerts.items()}
+        self.report_all({job: alerts}, now_ms)
+
+    def report_all(self, seen: Mapping[str, Mapping[str, tuple[RaiseAlert, ...]]], now_ms: int) -> None:
+        for job, alerts in seen.items():
+            self.now |= {(job, policy): found for policy, found in alerts.items()}
 
     def keys(self) -> set[str]:
         return {alert.key for found in self.now.values() for alert in found}
@@ -139,6 +152,9 @@ class MemoryFleet:
             return None
         job = RoundJob(name=name, config=self.configs[name], layer={})
         return ManagedJob(round_job=job, settings=self.settings, signals=self.signals, expected_version=1)
+
+    def jobs(self, names: Sequence[str]) -> dict[str, ManagedJob]:
+        return {name: job for name in names if (job := self.job(name)) is not None}
 
     def facts(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()

@@ -164,14 +164,12 @@ def test_policies_of_different_schedules_do_not_flood_the_journal():
 
 def test_a_damaged_record_stops_only_its_job():
     setup = Setup(Scaler(), jobs=("a", "b"))
-    load = setup.records.load
+    load_all = setup.records.load_all
 
-    def damaged(job):
-        if job == "a":
-            raise CorruptData("cannot be read")
-        return load(job)
+    def damaged(jobs):
+        return load_all(jobs) | {"a": CorruptData("cannot be read")}
 
-    setup.records.load = damaged  # type: ignore[method-assign]
+    setup.records.load_all = damaged  # type: ignore[method-assign]
     setup.service.tick(NOW_MS)
     assert [job for job, _, _ in setup.fleet.applied] == ["b"]
 

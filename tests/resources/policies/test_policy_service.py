@@ -69,7 +69,8 @@ class Setup:
 
     def __init__(self, *policies: Policy, workers=None, load=None, jobs=("shops.total",)) -> None:
         self.fleet = MemoryFleet(configs={name: a_config() for name in jobs}, frame=a_frame(lag_s=200.0))
-        self.records, self.alerts, self.journal = MemoryRecords(), MemoryAlerts(), MemoryJournal()
+        self.alerts, self.journal = MemoryAlerts(), MemoryJournal()
+        self.records = MemoryRecords(journal=self.journal)
         self.service = self.instance(*policies, workers=workers, load=load)
 
     def instance(self, *policies: Policy, workers=None, load=None) -> PolicyService:
