@@ -129,6 +129,8 @@ class FaultSchedule:
         world.data_plane_faults.on_timeout = self._hang
         if "slow stops" in on:
             world.pace.hang, world.pace.stop_ms = 0.2, 4_000
+        if "slow engine starts" in on:
+            world.around.slow_starts = rng.choice((0.2, 0.5, 1.0))
         self._arm()
 
     def heal(self) -> None:
@@ -145,6 +147,9 @@ class FaultSchedule:
         world.control.task_service_down_until_ms = 0
         for process in world.processes():
             process.resume()
+        world.around.slow_starts = 0.0
+        for container in world.hosts():
+            container.hurry()
         for twin in world.twins:
             twin.crash(for_good=True)
         world.control.start()

@@ -18,15 +18,16 @@ from penstock.sim.network import Network
 from penstock.sim.runner import Pace, Population, SimRunner
 from penstock.sim.simulation import Process, ProcessClock, Simulation
 from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry
 from penstock.tasks.shard_load import LoadPace
 from penstock.tasks.shard_rows_store import Assignment
 from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.task_manager import Report, TaskManager, TaskManagerSettings
+from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
 from penstock.tasks.task_service import TaskList
 from penstock.tasks.watchdog import Contact, End, Renewal, Watchdog
 
 ENGINE_START_MS: Millis = 3_000  # until its first sign of life
+SLOW_STARTS_MS: tuple[Millis, ...] = (4_000, 16_000, 90_000)  # from there until a slow one is ready, at most
 KILL_MS: Millis = 500
 STORE_MS: Millis = 300  # until the store has a question, and as long until its answer is there
 RESTART_MS: Millis = 15_000
@@ -47,11 +48,13 @@ class Surroundings:
     load_pace: LoadPace
     watch_ms: Millis  # between two looks of a warden
     shard_store: ShardStore  # as containers reach it, past the control plane
+    slow_starts: float = 0.0  # the share of engines that live long before they are ready
     lease: type[Lease] = Lease
+    watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
     on_arrival: Callable[[str, str], None] = lambda container, incarnation: None  # a beat reached the active
-    # An engine of (container, incarnation) says what is so.
-    on_report: Callable[[str, str, Report], None] = lambda container, incarnation, report: None
+    # An engine of (container, incarnation), or its warden for it, says which shards it recorded or gave back.
+    on_acked: Callable[[str, str, tuple[ShardEntry, ...]], None] = lambda container, incarnation, acked: None
     # A warden ends the engine of (container, incarnation), and why.
     on_ending: Callable[[Container, str, str], None] = lambda container, incarnation, reason: None
     met: Counter[str] = field(default_factory=Counter)
@@ -76,25 +79,43 @@ class Engine:
         self.manager = around.task_manager(runner, settings=around.settings, load_pace=around.load_pace)
         self._around, self._container = around, container
         self._asked_ms: Millis | None = None
+        self._is_ready = False
         self.process.after(around.sim.rng.randrange(200, ENGINE_START_MS), "is up", self._begin)
 
     def on_reply(self, reply: HeartbeatReply) -> None:
         """The warden passed a reply on, through the pipe."""
-        self.process.run("reply", lambda: self.manager.on_reply(reply, self.process.clock.boot_ms()))
+        if self._is_ready:  # before that nobody is there to take it
+            self.process.run("reply", lambda: self.manager.on_reply(reply, self.process.clock.boot_ms()))
 
     def _begin(self) -> None:
-        if self._container.cached_list is not None:
-            self.manager.on_task_list(self._container.cached_list, self.process.clock.boot_ms(), cached=True)
+        rng = self._around.sim.rng
+        if rng.random() < self._around.slow_starts:
+            self._around.met["slow engine start"] += 1
+            self.process.after(rng.randrange(1, rng.choice(SLOW_STARTS_MS)), "is ready", self.be_ready)
+        else:
+            self.be_ready()
         self._round()
         self.process.every(self._around.profile.sign_of_life_ms, "round", self._round)
 
+    def be_ready(self) -> None:
+        """Its session is there: it has a Task Manager from now on. May be repeated."""
+        if self._is_ready:
+            return
+        self._is_ready = True
+        if self._container.cached_list is not None:
+            self.manager.on_task_list(self._container.cached_list, self.process.clock.boot_ms(), cached=True)
+
     def _round(self) -> None:
         now_ms = self.process.clock.boot_ms()
+        if not self._is_ready:
+            said = Heartbeat(container=self._container.name, incarnation=self.incarnation, sequence=0)
+            self._container.on_sign(self.incarnation, now_ms, said)
+            return
         self.manager.tick(now_ms)
         if self.manager.is_list_stale:
             self._ask_for_list(now_ms)
         report = self.manager.report()
-        self._around.on_report(self._container.host, self.incarnation, report)
+        self._around.on_acked(self._container.host, self.incarnation, report.acked)
         said = Heartbeat(
             container=self._container.name,
             incarnation=self.incarnation,
@@ -210,6 +231,11 @@ class Container:
         if self.engine is not None:
             self.engine.kill()
 
+    def hurry(self) -> None:
+        """An engine that starts slowly is ready now."""
+        if self._engine is not None and self.engine is not None:
+            self.engine.run("hurries", self._engine.be_ready)
+
     def _restart_later(self) -> None:
         self._sim.after(self._sim.rng.randrange(500, RESTART_MS), f"{self.host} boots", self.start)
 
@@ -285,7 +311,7 @@ class Container:
         assert self.engine is None, f"{self.host} has an engine already"
         self._registering = ""
         self._engine = Engine(self._around, self, incarnation)
-        self._watchdog = Watchdog(
+        self._watchdog = self._around.watchdog(
             container=self.name,
             incarnation=incarnation,
             profile=self._around.profile,
@@ -322,6 +348,7 @@ class Container:
         """One beat. Its answer may come late, twice or never; a late one is no sign of a Shard Manager."""
         warden, state = self._warden, {"waits": True}
         assert warden is not None
+        self._around.on_acked(self.host, engine.incarnation, beat.acked)
 
         def handle(life: Services) -> Callable[[], None] | None:
             now_ms = life.process.clock.boot_ms()

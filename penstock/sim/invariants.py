@@ -20,10 +20,9 @@ from penstock.jobs.running_store import RunningRow
 from penstock.sim.runner import Run
 from penstock.tasks.container_store import ContainerRow, ContainerState
 from penstock.tasks.liveness import BRAKE_COUNT, BRAKE_FRACTION
-from penstock.tasks.messages import ShardState
+from penstock.tasks.messages import ShardEntry, ShardState
 from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
 from penstock.tasks.sharding import shard_of
-from penstock.tasks.task_manager import Report
 
 if TYPE_CHECKING:
     from penstock.sim.fleet import Container
@@ -49,9 +48,9 @@ class ShardChecker:
         """A beat reached the active Shard Manager."""
         self._arrived_ms[container, incarnation] = self.world.sim.now_ms
 
-    def on_report(self, container: str, incarnation: str, report: Report) -> None:
-        """An engine says which shards it has recorded or reaped."""
-        for entry in report.acked:
+    def on_acked(self, container: str, incarnation: str, acked: tuple[ShardEntry, ...]) -> None:
+        """An engine, or its warden before it is ready, says which shards it has recorded or given back."""
+        for entry in acked:
             if entry.state is ShardState.DROPPING:
                 self._dropped[container, incarnation, entry.shard] = entry.epoch
 

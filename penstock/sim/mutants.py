@@ -10,13 +10,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Millis
-from penstock.core.machine import Step
 from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.plan_store import PlanStore
 from penstock.jobs.running_store import PlanRow, RunningRow
 from penstock.jobs.state_syncer import StateSyncer
 from penstock.sim.control import Parts
-from penstock.sim.fleet import Container, Engine
+from penstock.sim.mutant_container import (
+    AcknowledgesDropAtOnce,
+    GivesBackForAnyEngine,
+    LeaseFromReceipt,
+    ObeysAnyAssignment,
+    OutlivesItsLease,
+    TrustsItsDisk,
+)
 from penstock.sim.mutant_store import (
     AddBeforeDrop,
     AnyIdentity,
@@ -29,67 +35,15 @@ from penstock.sim.mutant_store import (
 from penstock.sim.options import Options, draw_options
 from penstock.sim.scenario import Bugs, run_seed
 from penstock.sim.simulation import InvariantBroken
-from penstock.tasks.lease import Lease, Stop
 from penstock.tasks.liveness import Alert, Liveness
-from penstock.tasks.messages import HeartbeatReply
 from penstock.tasks.placement import Mode
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.shard_store import Plan
-from penstock.tasks.task_manager import Report, TaskManager
-from penstock.tasks.task_service import TaskList
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 SEEDS_MAX = 20
-
-
-# -- in the container
-
-
-class LeaseFromReceipt(Lease):
-    """Counts from the arrival of the acknowledgement: a late reply then eats the margin."""
-
-    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[Stop]:
-        self.on_sent(reply.sequence, now_ms)
-        return super().on_ack(reply, now_ms)
-
-
-class OutlivesItsLease(Container):
-    """Notices that the lease is over, and lets the engine go on."""
-
-    def _end(self, engine: Engine, reason: str) -> None:
-        if not reason.startswith("no beat sent"):
-            super()._end(engine, reason)
-
-
-class AcknowledgesDropAtOnce(TaskManager):
-    """Says "reaped" when it has only asked for the stop."""
-
-    def report(self) -> Report:
-        honest = super().report()
-        return replace(honest, acked=tuple(entry for _, entry in sorted(self._shards.items())))
-
-
-class ObeysAnyAssignment(TaskManager):
-    """Applies a late reply too: it undoes a DROP."""
-
-    def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> None:
-        self._assignment_version = 0
-        self._shards = {shard: replace(entry, epoch=-1) for shard, entry in self._shards.items()}
-        super().on_reply(reply, now_ms)
-
-
-class TrustsItsDisk(TaskManager):
-    """After a restart the list on its disk is good enough."""
-
-    _is_from_disk = False
-
-    def on_task_list(self, news: TaskList, now_ms: Millis, *, cached: bool = False) -> bool:
-        if self._is_from_disk:
-            return True
-        self._is_from_disk = cached
-        return super().on_task_list(news, now_ms, cached=cached)
 
 
 # -- in the Shard Manager
@@ -412,6 +366,12 @@ MUTANTS = (
         write_every_ms=60_000,
         safety_ms=600_000,
         containers=6,
+    ),
+    Mutant(
+        name="warden gives back what its engine runs",
+        bugs=Bugs(watchdog=GivesBackForAnyEngine),
+        faults=("planned work", "slow stops"),
+        noticed_by=("I3 ",),
     ),
     Mutant(
         name="list on disk trusted after a restart",

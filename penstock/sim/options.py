@@ -38,6 +38,7 @@ FAULT_KINDS = (
     "same identity",
     "stubborn task",
     "planned work",
+    "slow engine starts",
 )
 
 

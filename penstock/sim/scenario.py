@@ -29,6 +29,7 @@ from penstock.tasks.shard_manager import Pace as ShardPace
 from penstock.tasks.shard_manager import ShardManager
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
+from penstock.tasks.watchdog import Watchdog
 
 QUIET_ROUNDS = 30
 QUIET_ROUND_MS: Millis = 1_000
@@ -41,6 +42,7 @@ class Bugs:
 
     parts: Parts = field(default_factory=Parts)
     lease: type[Lease] = Lease
+    watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
     checks_tokens: bool = True
     checks_epochs: bool = True
@@ -135,9 +137,10 @@ class World:
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,
+            watchdog=bugs.watchdog,
             task_manager=bugs.task_manager,
             on_arrival=self.shard_checker.on_arrival,
-            on_report=self.shard_checker.on_report,
+            on_acked=self.shard_checker.on_acked,
             on_ending=self.shard_checker.on_ending,
         )
         self.around = around
@@ -234,6 +237,7 @@ def _run(world: World) -> Report:
     rest_ms = _come_to_rest(world)
     _stay_at_rest(world)
     faults = world.faults.met + world.store_faults.met + world.data_plane_faults.met
+    faults += Counter({"slow engine start": world.around.met["slow engine start"]})
     faults += Counter({f"message {kind}": n for kind, n in world.network.met.items() if kind != "sent"})
     return Report(
         seed=options.seed,

@@ -6,7 +6,6 @@ Synchronous: beats are answered under one lock, `tick(now_ms)` is one round. `no
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.tasks.container_store import ContainerRow, ContainerState
 from penstock.tasks.exclusions import Bars
-from penstock.tasks.fleet_view import FleetView
+from penstock.tasks.fleet_orders import FleetOrders
 from penstock.tasks.liveness import FailOver, Liveness
 from penstock.tasks.messages import (
     Heartbeat,
@@ -27,13 +26,13 @@ from penstock.tasks.messages import (
     Verdict,
 )
 from penstock.tasks.placement import Mode, Move, Placement, Refusal
-from penstock.tasks.restart_orders import RestartOrders, container_of
 from penstock.tasks.shard_load import Vector, combine
-from penstock.tasks.shard_orders import check_move, no_container, no_shard, plan_moves, take_back
+from penstock.tasks.shard_orders import check_move, give_away, no_shard, plan_moves, take_back
 from penstock.tasks.shard_pace import Pace, TickReport
 from penstock.tasks.shard_rows_store import ShardRow
 from penstock.tasks.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardStore
 from penstock.tasks.sharding import SHARD_COUNT
+from penstock.tasks.stranded import Engines
 from penstock.tasks.told_shards import ToldShards
 
 __all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
@@ -42,7 +41,7 @@ Seen = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
 CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
 
 
-class ShardManager(FleetView):
+class ShardManager(FleetOrders):
     """The one active Shard Manager of its term."""
 
     def __init__(
@@ -62,15 +61,15 @@ class ShardManager(FleetView):
         """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking;
         `bars(at_ms)` says where which shards should not be.
         """
-        super().__init__(store)
-        self._profile, self.term, self._shard_count = profile, term, shard_count
+        super().__init__(store, term=term, wall_of=wall_of)
+        self._profile, self._shard_count = profile, shard_count
         self._list_version, self._reserved_loads, self._pace = list_version, reserved_loads, pace or Pace()
-        self._send_canary, self._wall_of = send_canary, wall_of
-        self._lock = threading.RLock()
+        self._send_canary = send_canary
         self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
         self._liveness = Liveness(profile)
         self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
         self._told = ToldShards()
+        self._engines = Engines(self._pace, move_ms=3 * profile.heartbeat_ms)
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
@@ -78,7 +77,6 @@ class ShardManager(FleetView):
         self._read_bars = bars
         self._bars: Bars = {}
         self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
-        self._restarts = RestartOrders(term)
         self._refused = ""
         self._short: tuple[str, ...] = ()
         self._is_begun = False
@@ -144,6 +142,7 @@ class ShardManager(FleetView):
         if outcome.verdict is Verdict.OK:
             self._renewals[beat.container] = outcome.renewals
             self._told.on_beat(beat, assignment.shards, now_ms)
+            self._engines.on_beat(beat, now_ms)
             mine = {entry.shard for entry in assignment.shards}
             self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
         return HeartbeatReply(
@@ -173,35 +172,6 @@ class ShardManager(FleetView):
 
     # -- what people ask for ----------------------------------------------------------------------------
 
-    def cordon(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Give a container no new shards; it keeps what it has."""
-        self._mark(container, True, False, now_ms, reason, actor)
-
-    def drain(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Move everything away from a container, a few shards at a time, and give it nothing new."""
-        self._mark(container, True, True, now_ms, reason, actor)
-
-    def uncordon(
-        self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
-    ) -> None:
-        """Take a container back."""
-        self._mark(container, False, False, now_ms, reason, actor)
-
-    def _mark(
-        self, container: str, cordoned: bool, draining: bool, now_ms: Millis, reason: str, actor: str
-    ) -> None:
-        with self._lock:
-            if not self._store.cordon(
-                container,
-                cordoned=cordoned,
-                draining=draining,
-                reason=reason,
-                actor=actor,
-                term=self.term,
-                at_ms=self._wall_of(now_ms),
-            ):
-                raise no_container(container, self._store.containers())
-
     def move(
         self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
     ) -> None:
@@ -219,22 +189,6 @@ class ShardManager(FleetView):
                 return Placement(moves=(move,))
 
             self._rearrange(plan, now_ms, TickReport(), actor)
-
-    def release(self, shard: int, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Let a quarantined shard be placed again."""
-        with self._lock:
-            at_ms = self._wall_of(now_ms)
-            if not self._store.forgive(shard, term=self.term, at_ms=at_ms, reason=reason, actor=actor):
-                raise no_shard(shard)
-
-    def restart(self, task_id: str, now_ms: Millis, *, reason: str, actor: str = ROLE) -> str:
-        """Ask for one task to be ended and started again where it is; returns where that is."""
-        with self._lock:
-            row = container_of(task_id, self._store.containers())
-            self._restarts.ask(task_id, row.name, row.incarnation)
-            at_ms, decision = self._wall_of(now_ms), f"restart on {row.name}"
-            self._store.note("task", task_id, decision, reason, at_ms=at_ms, actor=actor)
-            return row.name
 
     def outlook(self, shard: int, now_ms: Millis) -> tuple[Vector, Move | Refusal | None]:
         """What a shard counts as, and what the next look at placement would do with it; changes nothing."""
@@ -272,6 +226,7 @@ class ShardManager(FleetView):
             if any(row.container is None for row in shards):
                 plan = self._plan(Mode.EMERGENCY, now_ms)
                 self._rearrange(plan, now_ms, report, seen=(shards, containers))
+            self._answer_lost_engines(shards, containers, now_ms, report)
             self._answer_slowness(shards, containers, now_ms, report)
             self._balance(shards, containers, now_ms, report)
             self._beat_to_myself(now_ms)
@@ -423,7 +378,30 @@ class ShardManager(FleetView):
         except StoreUnavailable:
             return self._loads, self._bars  # the job layer is away: balance on what was known
 
-    # -- shards told and not acknowledged ---------------------------------------------------------------
+    # -- shards that their container does not run, or does not let go ------------------------------------
+
+    def _answer_lost_engines(
+        self,
+        shards: tuple[ShardRow, ...],
+        containers: tuple[ContainerRow, ...],
+        now_ms: Millis,
+        report: TickReport,
+    ) -> None:
+        found = self._engines.look(
+            shards,
+            containers,
+            accepting=self._accepting(containers, now_ms),
+            silent=self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms),
+            now_ms=now_ms,
+        )
+        accepting = partial(self._accepting, now_ms=now_ms)
+        plan = give_away(found.leaving, accepting, self._loads, self._bars)
+        placement = plan(shards, containers)
+        if placement.moves:
+            self._engines.on_leaving((move.shard for move in placement.moves), now_ms)
+            self._rearrange(plan, now_ms, report)
+        for container, reason in self._engines.news(found, placement.refusals):
+            self._note("placement", container, "keeps shards without an engine", reason, now_ms)
 
     def _answer_slowness(
         self,

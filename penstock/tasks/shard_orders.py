@@ -148,3 +148,39 @@ def take_back(
         return Placement(moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen))
 
     return plan
+
+
+def give_away(
+    leaving: Mapping[ShardRow, str],
+    accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
+    loads: Mapping[int, Vector],
+    bars: Bars,
+) -> Plan:
+    """Plans other places for shards whose container cannot run them, each with its reason. One that nobody
+    else may have, or has room for, stays.
+    """
+
+    def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
+        unchanged = set(shards)
+        rows = {row.shard: row for row in leaving if row in unchanged}
+        if not rows:
+            return Placement()
+        heading = {row.shard: row.target or row.container for row in shards if row.shard not in rows}
+        found = place_shards(
+            list(rows),
+            accepting(containers),
+            {shard: name for shard, name in heading.items() if name is not None},
+            loads=loads,
+            mode=Mode.EMERGENCY,
+            fleet=fleet_of(containers, bars),
+        )
+        moves = [move for move in found.moves if move.shard in rows]
+        return Placement(
+            moves=tuple(
+                replace(move, source=rows[move.shard].container, reason=leaving[rows[move.shard]])
+                for move in moves
+            ),
+            refusals=tuple(refusal for refusal in found.refusals if refusal.shard in rows),
+        )
+
+    return plan

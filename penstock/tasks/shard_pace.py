@@ -20,6 +20,8 @@ class Pace:
     moves_max: int = 8  # under way at once; in a large fleet one for every ten containers
     add_timeout_ms: Millis = 15_000  # told, heard from, and yet not recorded: the shard is taken back
     drop_timeout_ms: Millis = 60_000  # told, heard from, and yet not reaped: the container's lease runs out
+    engine_wait_ms: Millis = 60_000  # for engines that start together, before others take their shards
+    engine_suspect_ms: Millis = 120_000  # a shard that left a lost engine stays with the next one so long
 
     def moves_of(self, containers: int) -> int:
         """How many shards of a fleet of that size may be on their way at once."""

@@ -16,10 +16,13 @@ class ToldShards:
         self._since: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, first told)
 
     def on_beat(self, beat: Heartbeat, told: Iterable[ShardEntry], now_ms: Millis) -> None:
-        """A beat acknowledges some, and is answered with what is `told`."""
+        """A beat acknowledges some, and is answered with what is `told`.
+
+        Before its engine is ready nobody can record anything, and no shard is to blame for that.
+        """
         acked = set(beat.acked)
         for entry in told:
-            if entry in acked:
+            if entry in acked or not beat.engine_ready:
                 self._since.pop(entry.shard, None)
             elif self._since.get(entry.shard, (0, 0))[0] != entry.epoch:
                 self._since[entry.shard] = (entry.epoch, now_ms)

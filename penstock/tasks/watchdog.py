@@ -57,14 +57,27 @@ class Watchdog:
     _beat_due_ms: Millis = 0
     _early_ms: Millis = 0  # not before that a beat for news
     _told: Heartbeat | None = None  # the last one sent
+    _answered: int = 0  # the newest assignment seen before the engine was ready: it is told of none before
+    _given_back: tuple[ShardEntry, ...] = ()  # what that assignment says to drop
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the engine has a Task Manager. Before that it takes no shard."""
+        return self._said is not None and self._said.engine_ready
 
     def on_sign(self, at_ms: Millis, said: Heartbeat) -> None:
         """The engine said at `at_ms` that it lives, and what is so."""
         is_first = self._said is None
         self._signed_ms, self._said = at_ms, said
-        if self._told is not None and (is_first or _has_let_go(self._told, said)):
-            # A plan or a move waits for just that: it is told soon, not with the next regular beat.
-            self._beat_due_ms, self._told = self._early_ms, None
+        if self._told is None:
+            return
+        is_ready_now = said.engine_ready and not self._told.engine_ready
+        if is_first or is_ready_now or _has_let_go(self._told, said):
+            self._beat_soon()
+
+    def _beat_soon(self) -> None:
+        """A plan or a move waits for just that: it is told soon, not with the next regular beat."""
+        self._beat_due_ms, self._told = self._early_ms, None
 
     def on_sent(self, beat: Heartbeat, now_ms: Millis) -> None:
         """Requires: `now_ms` is not after the sending."""
@@ -73,15 +86,28 @@ class Watchdog:
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
         """An answer arrived. Whether the engine is to be told of it."""
         self.lease.on_ack(reply, now_ms)
-        # An engine that has not said anything may not read yet, and a full pipe would stop its warden.
-        return reply.verdict is Verdict.OK and self._said is not None
+        return reply.verdict is Verdict.OK and self._is_for_engine(reply)
 
     def on_renewed(self, reply: HeartbeatReply, sent_ms: Millis, now_ms: Millis) -> bool:
         """The store answered in place of a Shard Manager, to a renewal begun at `sent_ms`."""
         if reply.verdict is not Verdict.OK:
             return self.on_reply(reply, now_ms)
         self.lease.on_renewed(sent_ms, now_ms)
-        return self._said is not None
+        return self._is_for_engine(reply)
+
+    def _is_for_engine(self, reply: HeartbeatReply) -> bool:
+        """Whether the engine is told. Until it is ready it is not: it may not read yet, and a full pipe would
+        stop its warden. So it runs nothing, and what is to be dropped is given back without it.
+        """
+        if reply.assignment_version < self._answered:
+            return False  # it may still name, as owned, what was given back since
+        if self._is_ready:
+            return True
+        self._answered = reply.assignment_version
+        self._given_back = tuple(entry for entry in reply.shards if entry.state is ShardState.DROPPING)
+        if self._told is not None and not set(self._given_back) <= set(self._told.acked):
+            self._beat_soon()
+        return False
 
     def look(self, now_ms: Millis) -> Step[Beat | End]:
         """Requires: what lay in the pipe and on the wire is in."""
@@ -110,6 +136,8 @@ class Watchdog:
             sequence=self._sequence,
             pid=self.pid,
         )
+        if not self._is_ready:
+            beat = replace(beat, acked=self._given_back)
         self._told = beat
         return Step(actions=(Beat(heartbeat=beat),))
 

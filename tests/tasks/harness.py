@@ -108,6 +108,7 @@ class Container:
     is_connected: bool = True
     is_alive: bool = True
     is_ready: bool = True
+    given_back: tuple[ShardEntry, ...] = ()  # by its warden, while its engine is not ready
     runner: FakeRunner = field(default_factory=FakeRunner)
     manager: TaskManager = field(init=False)
     lease: Lease = field(init=False)
@@ -185,7 +186,7 @@ class World:
             container.manager = TaskManager(
                 container.runner, settings=TaskManagerSettings(stop_timeout_ms=2_000)
             )
-            container.lease = Lease(FAST.deadline_ms)
+            container.lease, container.given_back = Lease(FAST.deadline_ms), ()
             self.manager.register(
                 name, container.incarnation, folder_id=container.folder_id, now_ms=self.now_ms
             )
@@ -198,7 +199,15 @@ class World:
             self.manager.on_container_dead(name, container.incarnation, self.now_ms)
 
     def beat_of(self, container: Container) -> Heartbeat:
-        report, container.sequence = container.manager.report(), container.sequence + 1
+        container.sequence += 1
+        if not container.is_ready:
+            return Heartbeat(
+                container=container.name,
+                incarnation=container.incarnation,
+                sequence=container.sequence,
+                acked=container.given_back,
+            )
+        report = container.manager.report()
         return Heartbeat(
             container=container.name,
             incarnation=container.incarnation,
@@ -210,7 +219,7 @@ class World:
             loads=report.loads,
             order=report.order,
             capacity=self.sizes.get(container.name, ()),
-            engine_ready=container.is_ready,
+            engine_ready=True,
         )
 
     def beat(self, name: str) -> HeartbeatReply | None:
@@ -222,6 +231,9 @@ class World:
             return None
         reply = self.manager.on_heartbeat(beat, self.now_ms)
         container.lease.on_ack(reply, self.now_ms)
+        if not container.is_ready:
+            container.given_back = tuple(e for e in reply.shards if e.state is ShardState.DROPPING)
+            return reply
         container.manager.on_reply(reply, self.now_ms)
         if container.manager.is_list_stale:
             container.manager.on_task_list(self.service.snapshot(container.manager.list_version), self.now_ms)

@@ -11,6 +11,7 @@ from penstock.tasks.messages import (
     FAST,
     Heartbeat,
     HeartbeatReply,
+    ShardEntry,
     TaskReport,
     Verdict,
 )
@@ -24,7 +25,7 @@ def a_watchdog() -> Watchdog:
 
 
 def said() -> Heartbeat:
-    return Heartbeat(container="c1", incarnation="i1", sequence=0, list_version=5)
+    return Heartbeat(container="c1", incarnation="i1", sequence=0, list_version=5, engine_ready=True)
 
 
 def a_reply(sequence: int, verdict: Verdict = Verdict.OK) -> HeartbeatReply:
@@ -66,6 +67,65 @@ def test_an_engine_that_starts_slowly_is_told_of_as_one_that_runs_nothing():
     watchdog.on_sent(first, ENGINE_START_MS)
     assert first.list_version == 5
     assert watchdog.on_reply(a_reply(first.sequence), ENGINE_START_MS)
+
+
+def starting() -> Heartbeat:
+    return replace(said(), list_version=0, engine_ready=False)
+
+
+def told(version: int, *shards: ShardEntry, sequence: int = 1) -> HeartbeatReply:
+    return replace(a_reply(sequence), assignment_version=version, shards=shards)
+
+
+@pytest.mark.parametrize("has_spoken", [False, True])
+def test_for_an_engine_that_is_not_ready_the_warden_gives_back_what_is_to_be_dropped(has_spoken: bool):
+    """Soon, and only that: what is owned is for the engine to record."""
+    watchdog = a_watchdog()
+    if has_spoken:
+        watchdog.on_sign(0, starting())
+    (beat,) = beats(watchdog, 0)
+    watchdog.on_sent(beat, 0)
+    assert not watchdog.on_reply(told(9, owned(1, 7), dropping(2, 8)), 100)
+    (early,) = beats(watchdog, 200)
+    assert early.acked == (dropping(2, 8),) and not early.engine_ready
+    assert not watchdog.on_renewed(told(11, owned(1, 7)), 300, 300)  # it is gone, the store says
+    (later,) = beats(watchdog, 600)
+    assert later.acked == ()
+
+
+def test_an_engine_is_never_told_of_an_assignment_older_than_what_was_given_back_for_it():
+    """A late answer names as owned what others have by now."""
+    watchdog = a_watchdog()
+    (beat,) = beats(watchdog, 0)
+    watchdog.on_sent(beat, 0)
+    assert not watchdog.on_reply(told(9, dropping(2, 8)), 100)
+    assert not watchdog.on_reply(told(7, owned(2, 6)), 150)  # late, while it is not ready either
+    (beat,) = beats(watchdog, 200)
+    assert beat.acked == (dropping(2, 8),)
+    watchdog.on_sign(300, said())
+    assert not watchdog.on_reply(told(7, owned(2, 6)), 350)
+    assert not watchdog.on_renewed(told(8, owned(2, 6)), 350, 350)
+    assert watchdog.on_reply(told(9, dropping(2, 8)), 400)
+    assert watchdog.on_reply(told(12, owned(2, 12)), 400)  # given again
+
+
+def test_a_ready_engine_gives_back_itself():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, replace(said(), acked=(owned(2, 6),)))
+    (beat,) = beats(watchdog, 0)
+    watchdog.on_sent(beat, 0)
+    assert watchdog.on_reply(told(9, dropping(2, 8)), 100)
+    (beat,) = beats(watchdog, 1_000)
+    assert beat.acked == (owned(2, 6),)
+
+
+def test_that_an_engine_is_ready_is_told_early():
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, starting())
+    assert beats(watchdog, 0)
+    watchdog.on_sign(100, said())
+    assert not beats(watchdog, 199)
+    assert [beat.engine_ready for beat in beats(watchdog, 200)] == [True]
 
 
 def runs(*tasks: str, generation: int = 1) -> Heartbeat:
