@@ -151,14 +151,13 @@ class StatefulStep:
         wanted = list(self._logic.wanted(table))
         snapshot = self._snapshot(row, wanted, low, wall_up_to=now_ms)
         # How large each state was that this step has read: what it changes then needs no second look.
-        before: dict[str, int | None] = dict.fromkeys([*wanted, *(timer.key for timer in snapshot.timers)])
-        before |= _sizes(snapshot.states)
+        before: dict[str, int | None] = {}
+        _note(before, [*wanted, *(timer.key for timer in snapshot.timers)], snapshot.states)
 
         def read(names: Iterable[str]) -> Mapping[str, bytes]:
             more = list(names)
             found = self._read_more(row, more)
-            before.update(dict.fromkeys(more))
-            before.update(_sizes(found))
+            _note(before, more, found)
             return found
 
         result = self._logic.run(
@@ -176,7 +175,7 @@ class StatefulStep:
             )
         )
         counters = {**result.counters, "bad": bad}
-        before.update(dict.fromkeys(result.made))
+        _note(before, result.made, {})
         changes = replace(self._changes(result, row, ends, low, counters), before=before)
         if self._sending.weak:
             check_outputs(self._log, changes.outbox)
@@ -276,8 +275,10 @@ class StatefulStep:
         return row, bool(snapshot.timers)
 
 
-def _sizes(states: Mapping[str, bytes]) -> dict[str, int]:
-    return dict(zip(states, map(len, states.values()), strict=True))
+def _note(before: dict[str, int | None], names: Iterable[str], states: Mapping[str, bytes]) -> None:
+    """These were read, and some of them found."""
+    before.update(dict.fromkeys(names))
+    before.update(zip(states, map(len, states.values()), strict=True))
 
 
 def _with_keys(table: pa.Table) -> pa.Table:

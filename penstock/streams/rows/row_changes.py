@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
-from penstock.streams.record_names import is_of_ids
+from penstock.streams.record_names import PREFIX, is_of_ids
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
 
 NOTHING = Kept(rows=0, bytes=0)
@@ -94,7 +94,8 @@ def unseen_names(row: IntervalRow, changes: Changes) -> list[str]:
     """States that change and that the step did not read: their old sizes count, too."""
     if row.kept is None:
         return []
-    return [name for name in changes.states.keys() - changes.before.keys() if not is_of_ids(name)]
+    before = changes.before
+    return [name for name in changes.states if name not in before and not is_of_ids(name)]
 
 
 def after_delivery(row: IntervalRow, *, oldest_work: Millis) -> IntervalRow:
@@ -146,10 +147,9 @@ def name_of(ref: IntervalRef) -> str:
 
 def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
     rows, size, before = kept.rows - unseen.rows, kept.bytes - unseen.bytes, changes.before
-    for name, value in changes.states.items():
-        if is_of_ids(name):
+    for (name, value), old in zip(changes.states.items(), map(before.get, changes.states), strict=True):
+        if name.startswith(PREFIX):  # of ids; not asked by a call, since every key of a batch comes by
             continue
-        old = before.get(name)
         if value is not None and old is not None:
             size += len(value) - old
         elif value is not None:
