@@ -148,7 +148,18 @@ class StatefulStep:
             return None, row, False
         low = cuts[-1].low if cuts else row.input_low
         table = _with_keys(fresh.table)
-        snapshot = self._snapshot(row, self._logic.wanted(table), low, wall_up_to=now_ms)
+        wanted = list(self._logic.wanted(table))
+        snapshot = self._snapshot(row, wanted, low, wall_up_to=now_ms)
+        # How large each state was that this step has read: what it changes then needs no second look.
+        before: dict[str, int | None] = {}
+        _note(before, [*wanted, *(timer.key for timer in snapshot.timers)], snapshot.states)
+
+        def read(names: Iterable[str]) -> Mapping[str, bytes]:
+            more = list(names)
+            found = self._read_more(row, more)
+            _note(before, more, found)
+            return found
+
         result = self._logic.run(
             StepInput(
                 job=self._ref.job,
@@ -158,12 +169,14 @@ class StatefulStep:
                 cuts=cuts,
                 states=snapshot.states,
                 timers=snapshot.timers,
-                read=lambda names: self._read_more(row, names),
+                read=read,
                 now_ms=now_ms,
+                keys=None if row.kept is None else row.kept.keys,
             )
         )
         counters = {**result.counters, "bad": bad}
-        changes = self._changes(result, row, ends, low, counters)
+        _note(before, result.made, {})
+        changes = replace(self._changes(result, row, ends, low, counters), before=before)
         if self._sending.weak:
             check_outputs(self._log, changes.outbox)
             left = publish_weakly(
@@ -242,6 +255,7 @@ class StatefulStep:
             timers_deleted=result.timers_deleted,
             outbox=tuple(outbox),
             counters={name: count for name, count in counters.items() if count},
+            keys=result.keys,
         )
 
     def _send_outbox(self, now_ms: Millis) -> tuple[IntervalRow, bool]:
@@ -259,6 +273,12 @@ class StatefulStep:
         row = self._rows.delivered(self._ref, token=self._token, ids=sent)
         self._known.committed(snapshot.row, row, {})
         return row, bool(snapshot.timers)
+
+
+def _note(before: dict[str, int | None], names: Iterable[str], states: Mapping[str, bytes]) -> None:
+    """These were read, and some of them found."""
+    before.update(dict.fromkeys(names))
+    before.update(zip(states, map(len, states.values()), strict=True))
 
 
 def _with_keys(table: pa.Table) -> pa.Table:

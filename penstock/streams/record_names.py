@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PREFIX = "\x00ids\x00"
+PREFIX_END = "\x00ids\x01"  # the first name behind them
 
 
 def is_of_ids(name: str) -> bool:

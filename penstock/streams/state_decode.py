@@ -17,13 +17,14 @@ from penstock.streams.operators.aggregates import KEY
 from penstock.streams.operators.blocks import INDEX, table_of
 from penstock.streams.record_names import PREFIX, is_of_ids
 
+_IN_BLOCKS = ("aggregate", "partial", "combine")
 _SIDES = ("left", "right")
 
 
 def is_in_blocks(computation: Mapping[str, Any]) -> bool:
     """True if its rows are blocks of many keys, as windows other than sessions have them."""
     window = computation.get("window") or {}
-    return computation.get("operator") == "aggregate" and window.get("kind") != "session"
+    return computation.get("operator") in _IN_BLOCKS and window.get("kind") != "session"
 
 
 def decode_state(computation: Mapping[str, Any], name: str, value: bytes) -> dict[str, Any]:

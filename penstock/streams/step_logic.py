@@ -6,7 +6,7 @@ kind of work (`KeyedLogic`); windows and joins over Arrow tables are another (`s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +27,8 @@ class StepInput:
 
     `table`: the rows not committed before, in order, with `_input`, `_offset`, `_ts`, `_key` (never null) and
     `_late`. `states`: of the rows asked for and of those with due timers. `read`: more rows of the same
-    snapshot. `version`: of the interval before this step; no two commits have the same.
+    snapshot. `version`: of the interval before this step; no two commits have the same. `keys`: how many
+    there are, as the last step said; None: it said nothing.
     """
 
     job: str
@@ -39,6 +40,7 @@ class StepInput:
     timers: Sequence[TimerRow]
     read: Callable[[Iterable[str]], Mapping[str, bytes]]
     now_ms: Millis
+    keys: int | None = None
 
     @property
     def low_after(self) -> Millis:
@@ -56,6 +58,10 @@ class StepResult:
     # Of each stream a list, or a table with `_ts`, `_key`, `_late` and the stream's columns.
     produced: Mapping[str, Sequence[Production] | pa.Table] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    # Where a row is not the state of one key: rows that cannot have been there before, and how many keys
+    # there are now.
+    made: Collection[str] = ()
+    keys: int | None = None
 
 
 class StepLogic(Protocol):

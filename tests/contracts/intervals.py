@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.streams.record_names import is_of_ids
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
+    Kept,
     OutboxRow,
     RowStore,
     TimerRow,
 )
+from penstock.streams.rows.scanning import key_after
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=3, birth="i1")
 
@@ -35,3 +38,21 @@ def a_timer(key: str = "k", tag: str = "t", at_ms: int = 1000, **others: object)
 
 def commit(rows: RowStore, row: IntervalRow, **changes: object) -> IntervalRow:
     return rows.commit(REF, token=row.token, version=row.version, changes=Changes(**changes))
+
+
+def full_count(rows: RowStore, ref: IntervalRef = REF) -> tuple[int, int]:
+    """State rows of keys and their bytes, one by one: what the totals in the row must say."""
+    count = size = 0
+    with rows.look(ref) as moment:
+        start = ""
+        while page := moment.states(start=start, limit=1000):
+            start = key_after(page[-1].key)
+            own = [found for found in page if not is_of_ids(found.key)]
+            count += len(own)
+            size += sum(len(found.key.encode()) + len(found.value or b"") for found in own)
+    return count, size
+
+
+def said(kept: Kept | None) -> tuple[int, int] | None:
+    """What a row says of them."""
+    return None if kept is None else (kept.rows, kept.bytes)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import StoreUnavailable
 from penstock.core.sql_store import Database
-from penstock.resources.frames import Frame
+from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.metric_store import MetricStore
 from penstock.resources.recorder import MetricRecorder
 from penstock.resources.retriever import Retriever, Wanted
@@ -158,3 +158,28 @@ def test_the_control_plane_records_what_containers_report(tmp_path):
         ]
         assert found["ingest_rate"]["values"] == pytest.approx([10 * task_count] * 2, rel=1 / 256)
         assert found["task_count"]["values"] == [task_count] * 2
+
+
+def kept(task: int, at_s: int, **told: float) -> TaskReport:
+    """A task that keeps keys and tells of them, or not."""
+    metrics = {"at_ms": at_s * 1000.0, "started_ms": 1.0, "read_total": 1.0, **told}
+    return TaskReport(task_id=f"a/{task}", job="a", generation=1, shard=0, state="running", metrics=metrics)
+
+
+def test_keys_and_bytes_of_state_are_sums_of_what_all_tasks_tell():
+    """Plan: in the second minute one of two tasks has not counted its keys."""
+    store = MetricStore(Database(None))
+    recorder = MetricRecorder(store)
+    for at_s in range(0, 130, 5):
+        more = {"key_count": 24.0} if at_s < 60 else {}
+        told = [
+            kept(0, at_s, key_count=1000.0, state_bytes=4096.0),
+            kept(1, at_s, state_bytes=1024.0, **more),
+        ]
+        recorder.tick(START + at_s * 1000, {"a": (1, 2)}, {"a": told})
+    found = frame(store, 130, Wanted(metrics=("state_bytes",), minutes=2, optional=("key_count",)))
+    assert found.values["state_bytes"].tolist() == [5120, 5120]
+    keys = found.values["key_count"].tolist()
+    assert keys[0] == 1024 and keys[1] != keys[1], "unknown is not zero"
+    refused = Retriever(store).frame("a", Wanted(metrics=("key_count",), minutes=2), now_ms=START + 130_000)
+    assert isinstance(refused, NoFrame) and refused.metrics == ("key_count",)

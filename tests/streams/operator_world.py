@@ -16,6 +16,7 @@ from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
 from penstock.streams.state_cache import StateCache
 from penstock.streams.step_logic import StepLogic
+from tests.contracts.intervals import full_count, said
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Crash, Faulty, Points, crash, published
 
 REF = IntervalRef(job="w.aggregate", job_birth="j1", partition=0, birth="i1")
@@ -163,6 +164,8 @@ class OperatorWorld:
         )
         batches = [batch for n in range(len(self.inputs)) for batch in self._read(n, starts[n], ends[n])]
         step.run(ranges, batches, now_ms=self.clock_ms)
+        if isinstance(self.rows, MemoryRows):  # whatever a test is about: what is kept is counted
+            assert said(self.rows.peek(REF).kept) == full_count(self.rows, REF)
 
     def _read(self, number: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         every = dict(column for columns in self.inputs for column in columns)

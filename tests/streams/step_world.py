@@ -15,6 +15,7 @@ from penstock.streams.computation import Computation, Context, Record, Timer, Va
 from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
 from penstock.streams.state_cache import StateCache
+from tests.contracts.intervals import full_count, said
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=0, birth="i1")
 IN_COLUMNS = (("query", "string"),)
@@ -163,6 +164,7 @@ class World:
     def result(self) -> dict[str, Any]:
         """All that must be the same however the work was cut off and repeated."""
         row = self.rows.peek(REF)
+        assert said(row.kept) == full_count(self.rows, REF)
         stored = self.rows.snapshot(REF, token=row.token, keys=["a", "b", "c", "d"], timers_up_to=LOW_MAX)
         timers: tuple[TimerRow, ...] = stored.timers
         names = {self.birth(category): category for category in ("in", *self.columns)}

@@ -188,6 +188,10 @@ def test_windows_sessions_joins_and_tables_are_decoded_as_their_steps_wrote_them
     assert sorted((key, state["window_cell"]) for key, state in lines) == [("a", 0), ("b", 20)]
     assert all(state["fired"] is False and len(state) > 3 for _, state in lines)
 
+    for phase in ("partial", "combine"):
+        told = [decode_state({**plan, "operator": phase}, name, row)["state"] for name, row in rows.items()]
+        assert told == summaries, "the phases of an aggregate keep the same blocks"
+
     plan = test_windows.window_plan(session(gap=10))
     rows = stored(test_windows.a_world(events, session(gap=10)), 3)
     assert sorted(rows) == ["a", "b"]

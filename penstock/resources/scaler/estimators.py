@@ -1,7 +1,8 @@
 """Resource estimators: what cpu, memory, disk and network a job needs at an input rate (Turbine V-B). Pure.
 
 Cpu by equations 2 and 3. State that is split over the tasks shrinks per task when there are more of them: by
-key count for aggregations; by window, degree of matching and disorder for joins.
+key count for aggregations, as of the minute with most of them, for windows that close take theirs along; by
+window, degree of matching and disorder for joins.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ def join_state_mb(input_rate: float, join: JoinFacts, record_bytes: float) -> fl
     return input_rate * kept_s * max(1.0, join.match_degree) * record_bytes / MB
 
 
+def fullest_minute(frame: Frame, minutes: int) -> tuple[float, float] | None:
+    """(keys, bytes of state) of the minute with most keys among the last; None: no minute has both."""
+    keys, sizes = (frame.values.get(name) for name in ("key_count", "state_bytes"))
+    if keys is None or sizes is None:
+        return None
+    pairs = zip(keys[-minutes:].tolist(), sizes[-minutes:].tolist(), strict=True)
+    return max(((count, size) for count, size in pairs if 0 < count < inf and 0 <= size < inf), default=None)
+
+
 class Needs(NamedTuple):
     """What a job needs as a whole and per task, at one input rate. Unknown: NaN, and what it has stays."""
 
@@ -102,14 +112,16 @@ def _memory(
     """Memory of each task, memory split over them, and by how much state grows with the rate."""
     measured = optional(frame.values, "memory_task_mb")
     state_mb = optional(frame.values, "state_bytes") / MB
+    fullest = fullest_minute(frame, window.minutes) if job.state == "aggregation" else None
+    if fullest is not None:
+        # Memory that was measured with all these keys, so that what is beyond them is found.
+        keys, size = fullest
+        state_mb = aggregation_state_mb(keys, size / keys)
+        measured = _largest(frame, "memory_task_mb", window.minutes)
     if job.state == "none" or state_mb != state_mb:
         return measured, 0.0, 1.0
     split, state_growth = state_mb, 1.0
-    if job.state == "aggregation":
-        keys = optional(frame.values, "key_count")
-        if keys > 0:
-            split = aggregation_state_mb(keys, state_mb * MB / keys)
-    elif job.state == "join":
+    if job.state == "join":
         # A join keeps records, so its state follows the rate; what is kept already stays for a window.
         state_growth = max(1.0, growth)
         split = state_mb * state_growth
@@ -127,6 +139,12 @@ def _memory(
     # What is measured beyond a task's part of the state is there however many tasks there are.
     fixed = max(known, measured - state_mb * share) if measured == measured else nan
     return fixed, split, state_growth
+
+
+def _largest(frame: Frame, name: str, minutes: int) -> float:
+    points = frame.values.get(name)
+    known = () if points is None else [value for value in points[-minutes:].tolist() if 0 <= value < inf]
+    return max(known, default=nan)
 
 
 # --- per task

@@ -11,7 +11,7 @@ from math import floor
 import numpy as np
 
 from penstock.resources.frames import Frame, Points
-from penstock.resources.scaler.estimators import Needs, estimate_needs, task_resources
+from penstock.resources.scaler.estimators import Needs, estimate_needs, fullest_minute, task_resources
 from penstock.resources.scaler.growth import fits, task_range, tasks_for_memory
 from penstock.resources.scaler.load import (
     FORMULA,
@@ -58,8 +58,7 @@ def plan_down(
         return Hold(
             reason=f"{load.used:.0%} used; {past}", bound="down_after_min", formula=FORMULA, inputs=inputs
         )
-    input_max, needs = max(past[0], input_floor), past[1]
-    keys = optional(frame.values, "key_count")
+    input_max, needs, keys = max(past[0], input_floor), past[1], past[2]
     if keys > 0 and key_floor > keys:
         needs = needs._replace(memory_split_mb=needs.memory_split_mb * key_floor / keys)
     inputs = {**inputs, "X max": input_max, "minutes": settings.down_after_min}
@@ -203,8 +202,10 @@ def _why_not_now(observation: Observation, window: Window) -> tuple[str, str] | 
     return None
 
 
-def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[float, Needs] | str:
-    """The largest input of the time and what was needed then, or why the time does not count."""
+def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[float, Needs, float] | str:
+    """The largest input of the time, what was needed then and for how many keys, or why the time does not
+    count.
+    """
     job, settings = observation.job, observation.settings
     minutes = settings.down_after_min
     settled = window.end_minute - 1 - job.changed_minute - settings.settle_min
@@ -227,15 +228,22 @@ def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[
         window, frame, job, observation.footprint, rate=max(input_max, window.processed_rate)
     )
     newest_memory, largest_memory = optional(frame.values, "memory_task_mb"), _largest(tail, "memory_task_mb")
-    keys, keys_max = optional(frame.values, "key_count"), _largest(tail, "key_count")
+    keys, keys_max = _keys_estimated(job, frame, window), _largest(tail, "key_count")
     state_growth = keys_max / keys if keys > 0 and keys_max > keys else 1.0
-    return input_max, needs._replace(
+    needs = needs._replace(
         cores=max(needs.cores, _largest(tail, "cpu")) if needs.cores == needs.cores else needs.cores,
         memory_fixed_mb=needs.memory_fixed_mb + max(0.0, largest_memory - newest_memory)
         if newest_memory == newest_memory
         else needs.memory_fixed_mb,
         memory_split_mb=needs.memory_split_mb * state_growth,
     )
+    return input_max, needs, max(keys, keys_max) if keys > 0 else 0.0
+
+
+def _keys_estimated(job: JobFacts, frame: Frame, window: Window) -> float:
+    """For how many keys memory was estimated; NaN or 0: without any."""
+    fullest = fullest_minute(frame, window.minutes) if job.state == "aggregation" else None
+    return optional(frame.values, "key_count") if fullest is None else fullest[0]
 
 
 def _largest(tail: dict[str, Points], name: str) -> float:

@@ -15,11 +15,13 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
+from penstock.jobs.state_fit import STATEFUL
 from penstock.streams.bus.admission import sum_lags
 from penstock.streams.bus.log import Lag
 from penstock.streams.engine.busy_time import BusyTime
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
+from penstock.streams.state_decode import is_in_blocks
 from penstock.streams.task import TaskDescriptor
 
 log = structlog.get_logger(__name__)
@@ -75,6 +77,7 @@ class LoadMeter:
             "output_low": float(min(row.output_low for row in rows)),
             **self._totals(query, progress, rows, read, at_s * 1000),
             **self._behind(rows, now_ms),
+            **self._kept(rows),
             **self._partition_lags(positions, lag, now_ms),
         }
 
@@ -109,6 +112,17 @@ class LoadMeter:
         if any(abs(low) >= _LOW_MAX for low in lows):
             return {}
         return {"watermark_lag_s": max(0.0, (now_ms - min(lows)) / 1000)}
+
+    def _kept(self, rows: list[IntervalRow]) -> dict[str, float]:
+        """How many keys it keeps and the bytes of their state, as far as they were counted."""
+        kept = [row.kept for row in rows if row.kept is not None]
+        if self._task.kind != STATEFUL or len(kept) < len(rows):
+            return {}
+        found = {"state_bytes": float(sum(one.bytes for one in kept))}
+        in_blocks = is_in_blocks(self._task.plan.get("computation") or {})
+        counts = [one.keys if in_blocks and one.rows else one.rows for one in kept]
+        known = [count for count in counts if count is not None]
+        return {**found, "key_count": float(sum(known))} if len(known) == len(counts) else found
 
     def _partition_lags(
         self, positions: dict[str, dict[int, int]], lag: Lag, now_ms: Millis

@@ -40,19 +40,16 @@ class Block(NamedTuple):
 class Blocks:
     """The blocks of an interval: those of the snapshot, and what this step makes of them."""
 
-    def __init__(
-        self, aggregates: Aggregates, *, states: Mapping[str, bytes], read: Read, version: int, job: str
-    ) -> None:
-        self._aggregates, self._read, self._version, self._job = aggregates, read, version, job
-        self._before = states.get(INDEX)
+    def __init__(self, aggregates: Aggregates, given: StepInput) -> None:
+        self._aggregates, self._read = aggregates, given.read
+        self._version, self._job = given.version, given.job
+        self._before = given.states.get(INDEX)
         self._stored = set(self._decoded_index(self._before))
         self._gone: list[Block] = []
         self._fresh: dict[int, list[Partials]] = {0: [], 1: []}
-
-    @staticmethod
-    def of(aggregates: Aggregates, given: StepInput) -> Blocks:
-        """Those of a step's interval."""
-        return Blocks(aggregates, states=given.states, read=given.read, version=given.version, job=given.job)
+        # Keys in all blocks; one that is in several counts in each.
+        self.keys = self._counted(self._stored) if given.keys is None else given.keys
+        self.made: list[str] = []
 
     def cells(self, fired: int) -> set[int]:
         """Cells that have something."""
@@ -69,6 +66,7 @@ class Blocks:
         wanted, kinds = set(cells), fired or (0, 1)
         blocks = sorted(block for block in self._stored if block.cell in wanted and block.fired in kinds)
         found = self._load(blocks)
+        self.keys -= sum(part.main.num_rows for part in found)
         self._stored -= set(blocks)
         self._gone += blocks
         for kind in kinds:
@@ -81,9 +79,10 @@ class Blocks:
         return found
 
     def drop(self, cells: Iterable[int]) -> None:
-        """Forget all that some cells have, without reading it."""
+        """Forget all that some cells have."""
         wanted = set(cells)
         blocks = {block for block in self._stored if block.cell in wanted}
+        self.keys -= self._counted(blocks)
         self._stored -= blocks
         self._gone += sorted(blocks)
         for kind, parts in self._fresh.items() if wanted else ():
@@ -118,14 +117,19 @@ class Blocks:
         absorbed = {cell: self._absorbed(cell, fired) for cell in cells}
         older = [block for _, blocks in absorbed.values() for block in blocks]
         if older:
-            merged = self._aggregates.merge([*self._load(older), merged])
+            loaded = self._load(older)
+            self.keys -= sum(part.main.num_rows for part in loaded)
+            merged = self._aggregates.merge([*loaded, merged])
             self._stored -= set(older)
             self._gone += older
         made = {}
         for cell in cells:
             block = Block(cell, fired, absorbed[cell][0], self._version)
             self._stored.add(block)
-            made[block.name] = _encoded(merged if len(cells) == 1 else merged.where([cell]))
+            own = merged if len(cells) == 1 else merged.where([cell])
+            made[block.name] = _encoded(own)
+            self.keys += own.main.num_rows
+        self.made += made
         return made
 
     def _absorbed(self, cell: int, fired: int) -> tuple[int, list[Block]]:
@@ -144,6 +148,10 @@ class Blocks:
         if missing:
             raise self._damaged(f"its index names blocks that are not there: {missing[:3]}")
         return [_decoded(rows[block.name], block.cell) for block in blocks]
+
+    def _counted(self, blocks: Iterable[Block]) -> int:
+        # One by one: together they may be more than fits.
+        return sum(part.main.num_rows for block in sorted(blocks) for part in self._load([block]))
 
     def _decoded_index(self, row: bytes | None) -> list[Block]:
         if row is None:

@@ -21,7 +21,7 @@ from penstock.streams.operators.windowed import (
     Lateness,
     Stretch,
     WindowSpec,
-    step_result,
+    blocks_result,
     times_of,
     window_rows,
 )
@@ -50,7 +50,7 @@ class FiringAggregate:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
-        blocks = Blocks.of(self._aggregates, given)
+        blocks = Blocks(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = 0
@@ -59,7 +59,7 @@ class FiringAggregate:
             results = self._fire(blocks, stretch.low, stretch.low_after)
             made += results
             fired += len(results)
-        return step_result(blocks.changes(), made, flags.counters(fired))
+        return blocks_result(blocks, made, flags.counters(fired))
 
     def _add(self, blocks: Blocks, stretch: Stretch) -> list[pa.Table]:
         """Records into their windows; an update for each that comes after the result."""

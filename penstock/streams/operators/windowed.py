@@ -99,7 +99,7 @@ class WindowedAggregate:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
-        blocks = Blocks.of(self._aggregates, given)
+        blocks = Blocks(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
         fired = 0
@@ -111,7 +111,7 @@ class WindowedAggregate:
             fired += windows
             if result is not None:
                 made.append(result)
-        return step_result(blocks.changes(), made, flags.counters(fired))
+        return blocks_result(blocks, made, flags.counters(fired))
 
     def _add(self, blocks: Blocks, stretch: Stretch) -> None:
         stamps = times_of(stretch.rows)
@@ -231,6 +231,12 @@ def step_result(
     produced = {STREAM: pa.concat_tables(made)} if made else {}
     count = sum(table.num_rows for table in made)
     return StepResult(states=states, produced=produced, counters={**counters, "productions": count})
+
+
+def blocks_result(blocks: Blocks, made: Sequence[pa.Table], counters: Mapping[str, int]) -> StepResult:
+    """The same of an operator whose rows are blocks of many keys."""
+    result = step_result(blocks.changes(), made, counters)
+    return replace(result, made=blocks.made, keys=blocks.keys)
 
 
 def kept_result(

@@ -14,6 +14,7 @@ from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
+    Kept,
     OutboxRow,
     ScannedState,
     ScannedTimer,
@@ -135,7 +136,15 @@ class MemoryRows:
             for out in changes.outbox:
                 new.outbox_id += 1
                 new.outbox[new.outbox_id] = replace(out, id=new.outbox_id)
-            new.row = row_changes.after_commit(found.row, changes, oldest_work=new.oldest_work())
+            sizes = {
+                name: len(name.encode()) + len(found.states[name])
+                for name in row_changes.unseen_names(found.row, changes)
+                if name in found.states
+            }
+            unseen = Kept(rows=len(sizes), bytes=sum(sizes.values()))
+            new.row = row_changes.after_commit(
+                found.row, changes, oldest_work=new.oldest_work(), unseen=unseen
+            )
             self._intervals[ref.job_birth, ref.partition, ref.birth] = new
             return new.row
 

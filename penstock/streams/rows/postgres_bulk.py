@@ -9,15 +9,18 @@ import psycopg
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.record_names import PREFIX, PREFIX_END
 from penstock.streams.rows import postgres_tables as sql
 from penstock.streams.rows import row_codec
-from penstock.streams.rows.row_store import Changes, IntervalRef
+from penstock.streams.rows.row_changes import NOTHING
+from penstock.streams.rows.row_store import Changes, IntervalRef, Kept
 
 # So that each statement stays far below the time that one may take.
 ROWS_PER_STATEMENT = 10_000
 BYTES_PER_STATEMENT = 8 * 2**20
 # What fits into a socket at once: psycopg waits for an answer before it has sent the whole of a larger one.
 PIPELINE_BYTES = 16 * 2**10
+ROWS_PER_COUNT = 100_000
 
 
 def keys_of(keys: Sequence[str]) -> Iterator[list[bytes]]:
@@ -72,6 +75,27 @@ def oldest_work(connection: psycopg.Connection[Any], interval: int) -> Millis:
     return min(LOW_MAX if oldest is None else oldest for oldest in found)
 
 
+def sizes_of(connection: psycopg.Connection[Any], interval: int, keys: Sequence[str]) -> Kept:
+    """How much these keep now."""
+    found = NOTHING
+    for chunk in keys_of(keys):
+        found = _plus(found, connection.execute(sql.SIZE_STATES, (interval, chunk)).fetchone())
+    return found
+
+
+def count_all(connection: psycopg.Connection[Any], interval: int) -> Kept:
+    """How much all of them keep: reads every state, in statements of bounded time."""
+    found, start = NOTHING, b""
+    while True:
+        last = connection.execute(sql.PAGE_END, (interval, start, ROWS_PER_COUNT)).fetchone()
+        end = None if last is None else last[0]
+        values = (interval, start, end, end, PREFIX.encode(), PREFIX_END.encode())
+        found = _plus(found, connection.execute(sql.COUNT_PAGE, values).fetchone())
+        if end is None:
+            return found
+        start = end
+
+
 def text_of(raw: bytes) -> str:
     """A key or tag; bytes that are no text become one that no checksum fits."""
     return raw.decode(errors="replace")
@@ -95,6 +119,11 @@ def _statements(interval: int, changes: Changes) -> Iterator[tuple[str, tuple[An
         yield sql.WRITE_TIMERS, (interval, *columns)
     for out in changes.outbox:  # one for each partition of an output, and their order is their ids'
         yield sql.WRITE_OUTBOX, (interval, *row_codec.record_of_outbox(out))
+
+
+def _plus(kept: Kept, counted: tuple[int, int] | None) -> Kept:
+    assert counted is not None, "an aggregate has one row"
+    return Kept(rows=kept.rows + counted[0], bytes=kept.bytes + counted[1])
 
 
 def _columns(records: Sequence[tuple[Any, ...]]) -> list[list[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,11 +20,13 @@ from penstock.streams.bus.log import LOW_MIN
 from penstock.streams.rows import postgres_tables as sql
 from penstock.streams.rows import row_changes, row_codec
 from penstock.streams.rows.postgres_bulk import (
+    count_all,
     fits_pipeline,
     keys_of,
     lists_of,
     oldest_work,
     read_states,
+    sizes_of,
     text_of,
     write_changes,
 )
@@ -84,13 +86,13 @@ class PostgresRows:
 
     def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
         """Take ownership under a new token."""
+
+        def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
+            new = row_changes.after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
+            return new if new.kept is not None else replace(new, kept=count_all(connection, interval))
+
         # Whether an earlier try was written is not asked: another owner could have made the same row of it.
-        return self._write(
-            ref,
-            lambda _connection, _interval, row: row_changes.after_acquire(
-                ref, row, generation=generation, shard_epoch=shard_epoch
-            ),
-        )
+        return self._write(ref, decide)
 
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
         """Refuse every owner of a smaller generation."""
@@ -138,8 +140,10 @@ class PostgresRows:
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
             row_changes.check_token(ref, row, token)
             row_changes.check_version(ref, row, version)
+            # As a rule there are none, and nothing is asked.
+            unseen = sizes_of(connection, interval, row_changes.unseen_names(row, changes))
             work = write_changes(connection, interval, changes)
-            return row_changes.after_commit(row, changes, oldest_work=work)
+            return row_changes.after_commit(row, changes, oldest_work=work, unseen=unseen)
 
         return self._write(ref, decide, is_known_by_its_row=True)
 

@@ -92,6 +92,15 @@ SCAN_TIMERS = (
     "AND (key, tag) >= (%b, %b) ORDER BY key, tag LIMIT %s"
 )
 
+_SIZE = "count(*), coalesce(sum(octet_length(key) + octet_length(value)), 0)::int8"
+SIZE_STATES = f"SELECT {_SIZE} FROM {STATES} WHERE interval = %s AND key = ANY(%b::bytea[])"
+# All of them, page by page; rows about ids of records left out.
+PAGE_END = f"SELECT key FROM {STATES} WHERE interval = %s AND key >= %b ORDER BY key OFFSET %s LIMIT 1"
+COUNT_PAGE = (
+    f"SELECT {_SIZE} FROM {STATES} WHERE interval = %s AND key >= %b AND (%b::bytea IS NULL OR key < %b) "
+    "AND (key < %b OR key >= %b)"
+)
+
 WRITE_STATES = (
     f"INSERT INTO {STATES} (interval, key, value, crc) "
     "SELECT %s, new.* FROM unnest(%b::bytea[], %b::bytea[], %b::int8[]) AS new "

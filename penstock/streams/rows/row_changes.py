@@ -10,7 +10,10 @@ from dataclasses import replace
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow
+from penstock.streams.record_names import PREFIX, is_of_ids
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
+
+NOTHING = Kept(rows=0, bytes=0)
 
 
 def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> IntervalRow:
@@ -26,6 +29,7 @@ def new_row(ref: IntervalRef, offsets: Mapping[str, int], low: Millis) -> Interv
         output_low=low,
         event_time_max={},
         next_seq={},
+        kept=NOTHING,
     )
 
 
@@ -59,8 +63,12 @@ def after_fence(row: IntervalRow, *, generation: int) -> IntervalRow:
     return replace(row, generation=generation, shard_epoch=0, token=row.token + 1, version=row.version + 1)
 
 
-def after_commit(row: IntervalRow, changes: Changes, *, oldest_work: Millis) -> IntervalRow:
-    """The row after a step. `oldest_work`: the oldest undelivered production or hold after this write."""
+def after_commit(
+    row: IntervalRow, changes: Changes, *, oldest_work: Millis, unseen: Kept = NOTHING
+) -> IntervalRow:
+    """The row after a step. `oldest_work`: the oldest undelivered production or hold after this write.
+    `unseen`: what stood under the names of `unseen_names` before it.
+    """
     offsets = {**row.offsets, **(changes.offsets or {})}
     assert all(offsets[birth] >= offset for birth, offset in row.offsets.items()), "offsets never go back"
     input_low = row.input_low if changes.input_low is None else max(row.input_low, changes.input_low)
@@ -78,7 +86,16 @@ def after_commit(row: IntervalRow, changes: Changes, *, oldest_work: Millis) -> 
         next_seq=_next_seq(row, changes),
         intent=intent if changes.intent is None else changes.intent,
         counters=counters,
+        kept=None if row.kept is None else _kept_after(row.kept, changes, unseen),
     )
+
+
+def unseen_names(row: IntervalRow, changes: Changes) -> list[str]:
+    """States that change and that the step did not read: their old sizes count, too."""
+    if row.kept is None:
+        return []
+    before = changes.before
+    return [name for name in changes.states if name not in before and not is_of_ids(name)]
 
 
 def after_delivery(row: IntervalRow, *, oldest_work: Millis) -> IntervalRow:
@@ -126,6 +143,20 @@ def check_version(ref: IntervalRef, row: IntervalRow, version: int) -> None:
 def name_of(ref: IntervalRef) -> str:
     """How people call an interval."""
     return f"{ref.job}[{ref.partition}]"
+
+
+def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
+    rows, size, before = kept.rows - unseen.rows, kept.bytes - unseen.bytes, changes.before
+    for (name, value), old in zip(changes.states.items(), map(before.get, changes.states), strict=True):
+        if name.startswith(PREFIX):  # of ids; not asked by a call, since every key of a batch comes by
+            continue
+        if value is not None and old is not None:
+            size += len(value) - old
+        elif value is not None:
+            rows, size = rows + 1, size + len(name.encode()) + len(value)
+        elif old is not None:
+            rows, size = rows - 1, size - len(name.encode()) - old
+    return Kept(rows=rows, bytes=size, keys=kept.keys if changes.keys is None else changes.keys)
 
 
 def _next_seq(row: IntervalRow, changes: Changes) -> dict[str, int]:

@@ -12,7 +12,9 @@ from zlib import crc32
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow, OutboxRow, TimerRow
+from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow, Kept, OutboxRow, TimerRow
+
+_KEPT = "kept"  # among the counters
 
 RowRecord = tuple[str, int, int, int, int, str, Millis, Millis, str, str, str, str, int]
 TimerRecord = tuple[str, str, Millis, Millis, int, int, int]
@@ -32,7 +34,7 @@ def record_of_row(row: IntervalRow) -> RowRecord:
         _json(row.event_time_max),
         _json(row.next_seq),
         _json(_json_of_intent(row.intent)),
-        _json(row.counters),
+        _json({**row.counters, **_kept_json(row)}),
     )
     return *fields, _crc(fields)
 
@@ -42,6 +44,7 @@ def row_of(ref: IntervalRef, record: RowRecord) -> IntervalRow:
     _check(ref, "the interval's row", _crc(record[:-1]), record[-1])
     birth, generation, shard_epoch, token, version, offsets, input_low, output_low, *rest, _ = record
     event_time_max, next_seq, intent, counters = (json.loads(str(text)) for text in rest)
+    counted = counters.pop(_KEPT, None)
     return IntervalRow(
         birth=birth,
         generation=generation,
@@ -55,6 +58,7 @@ def row_of(ref: IntervalRef, record: RowRecord) -> IntervalRow:
         next_seq=next_seq,
         intent=_intent_of_json(intent),
         counters=counters,
+        kept=_kept_of_json(counted, version),
     )
 
 
@@ -126,6 +130,19 @@ def _timer_crc(fields: tuple[Any, ...]) -> int:
 
 def _json(value: Mapping[str, Any] | None) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _kept_json(row: IntervalRow) -> dict[str, list[int | None]]:
+    kept = row.kept
+    return {} if kept is None else {_KEPT: [row.version, kept.rows, kept.bytes, kept.keys]}
+
+
+def _kept_of_json(value: list[Any] | None, version: int) -> Kept | None:
+    # A version of Penstock that does not count hands on what it found: that is then of an older version of
+    # the row.
+    if value is None or value[0] != version:
+        return None
+    return Kept(rows=value[1], bytes=value[2], keys=value[3])
 
 
 def _json_of_intent(intent: Intent | None) -> dict[str, Any] | None:

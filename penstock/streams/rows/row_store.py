@@ -66,6 +66,19 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How much an interval keeps for its keys: state rows, and the bytes of their names and values.
+
+    Rows about ids of records are not among them, nor are timers and the outbox. `keys`: as the work of the
+    last step said, if its rows are not one for each key; None: they are, or it has not said yet.
+    """
+
+    rows: int
+    bytes: int
+    keys: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
     """The one row that is locked, checked and bumped by every write."""
 
@@ -83,6 +96,7 @@ class IntervalRow:
     counters: Mapping[str, int] = field(
         default_factory=dict
     )  # records, late, behind_low, timers, productions, bad, repeated
+    kept: Kept | None = None  # None: nobody has counted yet; the next acquire does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +125,10 @@ class Changes:
     intent: Intent | None = None
     clear_intent: bool = False
     counters: Mapping[str, int] = field(default_factory=dict)  # added
+    # How large the values were that the step found at this version, None: there was none. Of other states
+    # that change, the store looks itself.
+    before: Mapping[str, int | None] = field(default_factory=dict)
+    keys: int | None = None  # how many there are afterwards, if rows are not one for each key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +180,8 @@ class RowStore(Protocol):
 
     def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
         """Take ownership: Fenced unless (generation, shard_epoch) >= the stored pair; else pair := mine,
-        token += 1. The returned row carries the new token.
+        token += 1. The returned row carries the new token. What it keeps is counted here, if the last write
+        was of a version that did not count; from then on every commit adds what it changes.
         """
 
     def fence(self, ref: IntervalRef, *, generation: int) -> int:

@@ -9,18 +9,20 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError
 from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.record_names import PREFIX, PREFIX_END
 from penstock.streams.rows import row_changes, row_codec
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
     IntervalRow,
+    Kept,
     ScannedState,
     ScannedTimer,
     Snapshot,
@@ -30,6 +32,8 @@ from penstock.streams.rows.scanning import scanned_states, scanned_timers
 from penstock.streams.rows.sqlite_files import FORMAT, TABLES, SqliteFiles, bring_up, creating, format_of
 
 _KEYS_PER_READ = 500
+_OF_KEYS = f"FROM states WHERE key IN ({','.join('?' * _KEYS_PER_READ)})"
+_SIZE = "count(*), coalesce(sum(length(CAST(key AS BLOB)) + length(value)), 0)"
 
 _WRITE_ROW = (
     "INSERT OR REPLACE INTO interval (only, birth, generation, shard_epoch, token, version, offsets, "
@@ -98,6 +102,8 @@ class SqliteRows:
         """Take ownership under a new token."""
         with self._write(ref) as (connection, row):
             new = row_changes.after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
+            if new.kept is None:
+                new = replace(new, kept=_count(connection))
             _write_row(connection, new)
         return new
 
@@ -134,8 +140,9 @@ class SqliteRows:
         with self._write(ref) as (connection, row):
             row_changes.check_token(ref, row, token)
             row_changes.check_version(ref, row, version)
+            unseen = _sizes(connection, row_changes.unseen_names(row, changes))
             _write_changes(connection, changes)
-            new = row_changes.after_commit(row, changes, oldest_work=_oldest_work(connection))
+            new = row_changes.after_commit(row, changes, oldest_work=_oldest_work(connection), unseen=unseen)
             _write_row(connection, new)
         return new
 
@@ -271,14 +278,32 @@ def _write_row(
 
 
 def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str]) -> dict[str, bytes]:
-    wanted, states = sorted(keys), {}
-    query = f"SELECT key, value, crc FROM states WHERE key IN ({','.join('?' * _KEYS_PER_READ)})"
-    for first in range(0, len(wanted), _KEYS_PER_READ):
-        chunk = wanted[first : first + _KEYS_PER_READ]
-        chunk += chunk[-1:] * (_KEYS_PER_READ - len(chunk))  # one prepared statement for all chunks
-        for key, value, crc in connection.execute(query, chunk):
+    states = {}
+    for chunk in _chunks(keys):
+        for key, value, crc in connection.execute(f"SELECT key, value, crc {_OF_KEYS}", chunk):
             states[key] = row_codec.state_of(ref, key, value, crc)
     return states
+
+
+def _sizes(connection: sqlite3.Connection, keys: Iterable[str]) -> Kept:
+    """How much these keep now."""
+    found = [connection.execute(f"SELECT {_SIZE} {_OF_KEYS}", chunk).fetchone() for chunk in _chunks(keys)]
+    return Kept(rows=sum(rows for rows, _ in found), bytes=sum(size for _, size in found))
+
+
+def _count(connection: sqlite3.Connection) -> Kept:
+    """How much all of them keep: reads the whole table."""
+    rows, size = connection.execute(
+        f"SELECT {_SIZE} FROM states WHERE key < ? OR key >= ?", (PREFIX, PREFIX_END)
+    ).fetchone()
+    return Kept(rows=rows, bytes=size)
+
+
+def _chunks(keys: Iterable[str]) -> Iterator[list[str]]:
+    wanted = sorted(keys)
+    for first in range(0, len(wanted), _KEYS_PER_READ):
+        chunk = wanted[first : first + _KEYS_PER_READ]
+        yield chunk + chunk[-1:] * (_KEYS_PER_READ - len(chunk))  # one prepared statement for all chunks
 
 
 def _read_timers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isnan
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,31 @@ def test_memory_of_an_aggregation_follows_its_keys():
     assert memory(4) == pytest.approx(1300 * 1.2, abs=16)
     assert memory(8) == pytest.approx(800 * 1.2, abs=16)  # more tasks, less memory each
     assert memory(2) == pytest.approx(2300 * 1.2, abs=16)
+
+
+def test_an_aggregation_is_estimated_by_the_minute_with_most_keys():
+    """Plan: windows that close take their keys along, and the newest minute is the one after; memory was largest
+    while the keys were there.
+    """
+    job = a_job(4, state="aggregation", task=TaskResources(memory_mb=1500))
+    saw = np.resize([1000.0, 600.0, 10.0], 90)
+    observation = an_observation(
+        job, key_count=saw, state_bytes=saw * 4 * MB, memory_task_mb=300.0 + saw, cpu=2.0
+    )
+    window, frame = seen(observation)
+    assert frame.last("key_count") == 10
+    needs = estimate_needs(window, frame, job, Footprint(), rate=200)
+    assert (needs.memory_split_mb, needs.memory_fixed_mb) == (4000, 300)
+
+
+@pytest.mark.parametrize("unknown", ["key_count", "state_bytes"])
+def test_keys_or_bytes_that_are_not_known_are_not_zero(unknown: str):
+    job = a_job(4, state="aggregation")
+    told = {"key_count": 1000.0, "state_bytes": 4000.0 * MB, "memory_task_mb": 1300.0, unknown: np.nan}
+    window, frame = seen(an_observation(job, **told))
+    needs = estimate_needs(window, frame, job, Footprint(), rate=200)
+    by_bytes = (4000.0, 300.0) if unknown == "key_count" else (0.0, 1300.0)
+    assert (needs.memory_split_mb, needs.memory_fixed_mb) == by_bytes
 
 
 def test_memory_of_a_join_follows_window_matches_and_disorder():

@@ -115,6 +115,17 @@ def test_fewer_tasks_get_the_memory_their_keys_need():
     assert fewer.task_count == 2 and fewer.task.memory_mb == pytest.approx((100 + 800) * 1.2, abs=16)
 
 
+def test_fewer_tasks_get_the_memory_of_the_time_with_most_keys():
+    """Plan: windows fill for twenty minutes and close; the newest minutes have hardly any keys."""
+    job = a_job(16, state="aggregation", task=TaskResources(memory_mb=512))
+    keys = np.resize([*np.linspace(5e4, 1e6, 15), *[1e3] * 15], 90)
+    state = {"state_bytes": keys * 1600 * MB / 1e6, "key_count": keys, "memory_task_mb": 200.0}
+    fewer = down(idle(job, **state))
+    steady = down(idle(job, **{name: np.max(values) for name, values in state.items()}))
+    assert fewer.task_count == 2
+    assert fewer.task.memory_mb >= steady.task.memory_mb > 900
+
+
 def test_memory_keeps_tasks_that_cpu_would_give_away():
     """Plan: 16 tasks of 2 GB of keys each; a task may have 4096 MB, so they cannot go below ten or so."""
     job = a_job(16, partitions=0, state="aggregation", task=TaskResources(memory_mb=2600))
