@@ -124,11 +124,11 @@ class ControlPlane:
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
             Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
             # Rounds over all jobs rest while they last.
-            Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.2),
+            Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.5),
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
             Loop("capacity", self._keep_capacity, every_ms=settings.capacity_ms, share_max=0.1),
             Loop("alarms", self._tell, every_ms=settings.alarms_ms, share_max=0.2),
-            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms, share_max=0.2),
+            Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms),
         )
 
     def _lead(self, *, seize: bool = False) -> None:

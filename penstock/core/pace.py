@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.core.clock import Millis
 
-SLICE = 25  # jobs: some five to ten milliseconds of work
+SLICE = 10  # jobs: some milliseconds of work
 REST_MS: Millis = 20
 
 Rest = Callable[[], None]
@@ -25,13 +25,14 @@ def no_rest() -> None:
 class Pace:
     """Counts the steps of one thread."""
 
-    def __init__(self, rest: Rest = no_rest) -> None:
-        self.rest, self._steps = rest, 0
+    def __init__(self, rest: Rest = no_rest, *, size: int = SLICE) -> None:
+        """`size`: steps between rests."""
+        self.rest, self._size, self._steps = rest, size, 0
 
     def step(self, steps: int = 1) -> None:
         """So much was done."""
         self._steps += steps
-        if self._steps >= SLICE:
+        if self._steps >= self._size:
             self._steps = 0
             self.rest()
 
@@ -43,6 +44,6 @@ class Pace:
 
     def slices(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """As many as are served in one go, in their order, with a rest after each slice."""
-        for start in range(0, len(items), SLICE):
-            yield items[start : start + SLICE]
+        for start in range(0, len(items), self._size):
+            yield items[start : start + self._size]
             self.rest()

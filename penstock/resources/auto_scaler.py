@@ -207,11 +207,11 @@ class AutoScaler:
         frames = self._frames(jobs, turn.now_ms)
         observations = {
             job.name: observe(job, frames[job.name], self._memory(job), turn.capacity, now_ms=turn.now_ms)
-            for job in self._pace.over(jobs)
+            for job in jobs
         }
         decisions = self._decide(jobs, observations, turn.now_ms)
         # When not all can have more, the first get it: privileged jobs, then by priority.
-        for job in self._pace.over(sorted(jobs, key=_first_served)):
+        for job in sorted(jobs, key=_first_served):
             decision, observation = decisions[job.name], observations[job.name]
             if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
                 # Others were first in this round: the largest step that fits what they left.

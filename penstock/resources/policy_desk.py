@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from penstock.core.clock import Clock, Millis
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import WorkerThreads
-from penstock.core.pace import REST_MS
 from penstock.core.sql_store import Database
 from penstock.core.system_clock import sleep_ms
 from penstock.core.workers import Finished, Now, Stuck, Workers
@@ -41,6 +40,7 @@ BUILT_IN: tuple[Callable[[], Policy], ...] = (
     Untriaged,
 )
 THREADS = 2  # more would only wait for each other, and whoever is served beside them for all
+REST_MS: Millis = 50  # some four times what a few jobs take
 BUDGET_MS: Millis = 10_000  # so long a user's policy may take for an answer
 # Longer than a user's policy may take to start and to answer: those are ended, not given up.
 STUCK_MS: Millis = 45_000

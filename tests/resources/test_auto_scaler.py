@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from penstock.core.sql_store import Database
 from penstock.resources.policies.policy import MoveTasks
 from penstock.resources.policies.records import Change, JobRecord, OpenAction
 from penstock.resources.policies.round import FleetState
+from penstock.resources.policy_store import POLICY_RECORDS
 from penstock.resources.scaler.carry_out import with_part
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observe import Capacity
@@ -335,3 +337,16 @@ def test_a_job_that_is_gone_leaves_nothing(stage: Stage):
     stage.works.clear()
     stage.run(2)
     assert stage.scaler.loads == {} and stage.scaler.decisions == {}
+
+
+def test_a_damaged_record_costs_its_own_job_only(stage: Stage):
+    """Plan: of two jobs that lag one's record is damaged; the other is served, and the first says why not."""
+    other = "demo.other"
+    stage.add(Work(JOB, input_rate=lambda s: 400.0))
+    stage.add(Work(other, input_rate=lambda s: 400.0))
+    assert stage.records.save(JOB, JobRecord(), 0)
+    with stage.database.transaction() as connection:
+        connection.execute(sa.update(POLICY_RECORDS).values(body='{"open'))
+    stage.run(60, until=lambda: stage.works[other].task_count > 1)
+    assert stage.works[other].task_count == 8 and stage.works[JOB].task_count == 1
+    assert "cannot be read" in stage.scaler.decisions[JOB].reason

@@ -16,7 +16,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
 from penstock.core.journal import Entry, Journal
 from penstock.core.near_names import did_you_mean, some_of
-from penstock.core.pace import SLICE, Pace, Rest, no_rest
+from penstock.core.pace import Pace, Rest, no_rest
 from penstock.core.workers import Now, Workers
 from penstock.resources.policies.controls import ControlSettings, read_settings, split_settings
 from penstock.resources.policies.looks import (
@@ -48,6 +48,8 @@ from penstock.resources.policies.triggers import Due, decide_due
 log = structlog.get_logger(__name__)
 
 TURN_MAX = 500  # jobs that begin in one tick
+TOGETHER = 5  # jobs between rests: each is asked about by several policies
+WRITTEN = 25  # jobs of one transaction
 TRIES = 5  # of a look that somebody asked for, while others write to the job's record
 SOON_MS: Millis = 1_000
 ROUND_MS: Millis = 60_000  # a policy that has not had its turn by then costs its own answer
@@ -82,7 +84,7 @@ class PolicyService:
         """`rest` is called now and then in a tick, without any lock."""
         self._jobs, self._records, self._alerts, self._journal = jobs, records, alerts, journal
         self._policies = {policy.name: policy for policy in policies}
-        self._workers, self._load, self._pace = workers, load, Pace(rest)
+        self._workers, self._load, self._pace = workers, load, Pace(rest, size=TOGETHER)
         self._rounds: dict[str, Look] = {}
         self._next_ms: dict[str, Millis] = {}
         self._looked: dict[tuple[str, str], Millis] = {}
@@ -315,7 +317,7 @@ class PolicyService:
     def _end_some(self, now_ms: Millis) -> int:
         """End some rounds of which all answers are there; returns how many they were."""
         with self._lock:
-            done = [name for name, found in self._rounds.items() if not found.waiting][:SLICE]
+            done = [name for name, found in self._rounds.items() if not found.waiting][:WRITTEN]
             quiet: list[Quiet] = []
             for name in done:
                 found = self._rounds.pop(name)

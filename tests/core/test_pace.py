@@ -1,0 +1,28 @@
+"""Long rounds rest in between, and miss nothing."""
+
+from __future__ import annotations
+
+from penstock.core.pace import SLICE, Pace
+
+
+def test_a_rest_comes_after_so_many_steps():
+    rests: list[int] = []
+    pace, done = Pace(lambda: rests.append(len(done))), list[int]()
+    for item in pace.over(range(3 * SLICE - 1)):
+        done.append(item)
+    assert done == [*range(3 * SLICE - 1)] and rests == [SLICE, 2 * SLICE]
+    pace.step()
+    assert rests[2:] == [len(done)], "what was left of one loop counts in the next"
+    pace.step(100 * SLICE)
+    assert len(rests) == 4, "much at once is one rest"
+
+
+def test_slices_are_whole_and_in_order():
+    rests: list[int] = []
+    pace = Pace(lambda: rests.append(1), size=4)
+    assert [*pace.slices([*range(10)])] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and len(rests) == 3
+    assert [*pace.slices([])] == [] and len(rests) == 3
+
+
+def test_nobody_has_to_rest():
+    assert [*Pace().over("abc")] == ["a", "b", "c"]
