@@ -22,6 +22,13 @@ def no_rest() -> None:
     """For whom nobody waits."""
 
 
+def share_of(count: int, *, least: int, rounds: int) -> int:
+    """How many of so many jobs one round serves, so that after so many rounds all of them were: spread over
+    the time, they never keep anybody waiting for long.
+    """
+    return max(least, -(-count // rounds))
+
+
 class Pace:
     """Counts the steps of one thread."""
 

@@ -15,7 +15,7 @@ import structlog
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
-from penstock.core.pace import Pace, Rest, no_rest
+from penstock.core.pace import Pace, Rest, no_rest, share_of
 from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
 from penstock.resources.metrics import Incomplete, JobLoad, add_up
 from penstock.resources.policies.policy import RaiseAlert
@@ -50,7 +50,7 @@ from penstock.tasks.messages import TaskReport
 
 log = structlog.get_logger(__name__)
 
-TURN_MAX = 1_000  # jobs that one round looks at by minutes: it must not take longer than its interval
+LEAST, ROUNDS = 50, 30  # jobs that a round looks at by minutes, and rounds of a second that all of them take
 RESTART_MAX_MS: Millis = 900_000  # what takes longer is not the restart alone
 FAILED_MS: Millis = 60_000  # so long after a failure what seconds show may be what it left behind
 
@@ -179,9 +179,12 @@ class AutoScaler:
             self._looked = dict.fromkeys(self._looked, -MINUTE_MS)
         due = [name for name in counts if not 0 <= now_ms - self._looked.get(name, -MINUTE_MS) < MINUTE_MS]
         due.sort()  # jobs of one pipeline follow each other
-        for name in due[:TURN_MAX]:
+        end = share_of(len(counts), least=LEAST, rounds=ROUNDS)
+        while 0 < end < len(due) and _pipeline(due[end]) == _pipeline(due[end - 1]):
+            end += 1  # pipelines are decided on as a whole
+        for name in due[:end]:
             self._looked[name] = now_ms
-        return due[:TURN_MAX]
+        return due[:end]
 
     # -- decisions --------------------------------------------------------------------------------------
 
@@ -406,6 +409,10 @@ class AutoScaler:
             return False
         self._kept[job] = record, version + 1
         return True
+
+
+def _pipeline(job: str) -> str:
+    return job.partition(".")[0]
 
 
 def _first_served(job: ScalableJob) -> tuple[bool, int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.pace import SLICE, Pace
+from penstock.core.pace import SLICE, Pace, share_of
 
 
 def test_a_rest_comes_after_so_many_steps():
@@ -26,3 +26,13 @@ def test_slices_are_whole_and_in_order():
 
 def test_nobody_has_to_rest():
     assert [*Pace().over("abc")] == ["a", "b", "c"]
+
+
+def test_rounds_share_many_jobs():
+    assert [share_of(count, least=50, rounds=30) for count in (0, 3, 1_500, 1_501, 10_000)] == [
+        50,
+        50,
+        50,
+        51,
+        334,
+    ]

@@ -350,3 +350,15 @@ def test_a_damaged_record_costs_its_own_job_only(stage: Stage):
     stage.run(60, until=lambda: stage.works[other].task_count > 1)
     assert stage.works[other].task_count == 8 and stage.works[JOB].task_count == 1
     assert "cannot be read" in stage.scaler.decisions[JOB].reason
+
+
+def test_many_jobs_are_looked_at_over_several_rounds_and_pipelines_as_a_whole(stage: Stage):
+    """Plan: four pipelines of 30 jobs. A round looks at 50 at least, and at no pipeline in part."""
+    for number in range(120):
+        stage.add(Work(f"line{number % 4}.job{number:03}"))
+    seen = []
+    for _ in range(4):
+        stage.now_ms += 1000
+        stage.scaler.tick(stage.now_ms)
+        seen.append(len(stage.scaler.decisions))
+    assert seen == [60, 120, 120, 120]

@@ -16,7 +16,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
 from penstock.core.journal import Entry, Journal
 from penstock.core.near_names import did_you_mean, some_of
-from penstock.core.pace import Pace, Rest, no_rest
+from penstock.core.pace import Pace, Rest, no_rest, share_of
 from penstock.core.workers import Now, Workers
 from penstock.resources.policies.controls import ControlSettings, read_settings, split_settings
 from penstock.resources.policies.looks import (
@@ -47,7 +47,7 @@ from penstock.resources.policies.triggers import Due, decide_due
 
 log = structlog.get_logger(__name__)
 
-TURN_MAX = 500  # jobs that begin in one tick
+LEAST, ROUNDS = 25, 40  # jobs that begin in one tick, and ticks of a second that all of them take
 TOGETHER = 5  # jobs between rests: each is asked about by several policies
 WRITTEN = 25  # jobs of one transaction
 TRIES = 5  # of a look that somebody asked for, while others write to the job's record
@@ -104,7 +104,8 @@ class PolicyService:
             self._forget({*names})
             taken = self._rounds.keys() | self._managed
             due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
-        for some in self._pace.slices(due[:TURN_MAX]):
+        turn = share_of(len(names), least=LEAST, rounds=ROUNDS)
+        for some in self._pace.slices(due[:turn]):
             with self._lock:
                 self._begin_some([name for name in some if name not in self._managed], now_ms)
         with self._lock:

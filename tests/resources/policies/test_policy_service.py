@@ -258,3 +258,14 @@ def _until(is_so, limit_s: float = 30.0) -> None:
             return
         sleep_ms(10)
     raise AssertionError("it did not come to pass")
+
+
+def test_many_jobs_are_looked_at_over_several_ticks_and_then_at_their_time():
+    setup = Setup(Scaler(), jobs=[f"shops.job{number:02}" for number in range(60)])
+    setup.fleet.frame = NoFrame(job="shops", reason="nothing is known", metrics=("lag_s",))
+    looks = []
+    for second in range(120):
+        setup.service.tick(NOW_MS + second * 1000)
+        looks.append(len(setup.fleet.minutes))
+    assert looks[:4] == [25, 50, 60, 60]
+    assert looks[59:63] == [60, 85, 110, 120], "each a minute after its last one"
