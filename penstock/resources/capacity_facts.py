@@ -30,10 +30,9 @@ class ClusterFacts:
 
 def look_at_cluster(views: Iterable[JobView], containers: Sequence[ContainerRow]) -> ClusterFacts:
     """Add it up. One container without a declared capacity makes the cluster boundless."""
-    live = [row for row in containers if row.state is ContainerState.LIVE and not row.known_dead]
-    # What runs on one that drains has to find room elsewhere.
-    lasting = [row for row in live if not row.draining]
-    boundless = tuple(row.name for row in lasting if len(row.capacity) != len(KINDS))
+    live = _live(containers)
+    lasting = _lasting(containers)
+    boundless = tuple(row.name for row in lasting if not _is_bounded(row))
     reports: dict[str, list[TaskReport]] = {}
     for row in live:
         for task in row.tasks:
@@ -47,6 +46,25 @@ def look_at_cluster(views: Iterable[JobView], containers: Sequence[ContainerRow]
         claims=tuple(claim for claim in claims if claim is not None),
         views=known,
     )
+
+
+def is_limited(containers: Sequence[ContainerRow]) -> bool:
+    """Whether there is anything to add up jobs for."""
+    lasting = _lasting(containers)
+    return bool(lasting) and all(map(_is_bounded, lasting))
+
+
+def _live(containers: Sequence[ContainerRow]) -> list[ContainerRow]:
+    return [row for row in containers if row.state is ContainerState.LIVE and not row.known_dead]
+
+
+def _lasting(containers: Sequence[ContainerRow]) -> list[ContainerRow]:
+    # What runs on one that drains has to find room elsewhere.
+    return [row for row in _live(containers) if not row.draining]
+
+
+def _is_bounded(row: ContainerRow) -> bool:
+    return len(row.capacity) == len(KINDS)
 
 
 def _total(rows: Sequence[ContainerRow]) -> dict[str, float]:

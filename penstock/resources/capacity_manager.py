@@ -29,7 +29,13 @@ from penstock.resources.capacity import (
     decide_stops,
     take_stock,
 )
-from penstock.resources.capacity_facts import LAYER, ClusterFacts, is_stopped_here, look_at_cluster
+from penstock.resources.capacity_facts import (
+    LAYER,
+    ClusterFacts,
+    is_limited,
+    is_stopped_here,
+    look_at_cluster,
+)
 from penstock.resources.levels import Levels
 from penstock.resources.policies.policy import RaiseAlert
 from penstock.tasks.fleet_view import FleetView
@@ -39,6 +45,7 @@ ACTOR = Actor(name="capacity", role="scaler")
 SOURCE = "capacity"
 # A container that restarts is soon back: its capacity must be missing for longer before anybody stops.
 PATIENCE_MS: Millis = 120_000
+IDLE_MS: Millis = 60_000  # so often all jobs are looked at where nothing is limited
 
 log = structlog.get_logger(__name__)
 Decision = StopJob | BringBack | OutOfRoom
@@ -84,6 +91,7 @@ class CapacityManager:
         self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
         self._rest = rest
         self._last: _Look | None = None
+        self._looked_ms: Millis = 0
         self._since: dict[str, Millis] = {}  # since when it is short, and since when each job may come back
         self._out_of_room = ""
 
@@ -109,13 +117,23 @@ class CapacityManager:
 
     def tick(self, now_ms: Millis) -> None:
         """Look, decide, act; a decision is carried out once it has been due for a while."""
-        self._last = self._look(self._rest)
+        if self._is_idle(now_ms):
+            return
+        self._last, self._looked_ms = self._look(self._rest), now_ms
         decisions = self._decide(self._last.facts)
         self._out_of_room = next((item.reason for item in decisions if isinstance(item, OutOfRoom)), "")
         self._since = {key: self._since_ms(key, now_ms) for key in map(_due, decisions)}
         for item in decisions:
             if now_ms - self._since[_due(item)] >= self._patience_ms:
                 self._carry_out(item, self._last.facts)
+
+    def _is_idle(self, now_ms: Millis) -> bool:
+        """Whether nothing is limited and nobody is stopped: then jobs need not be added up every time."""
+        last = self._last
+        if last is None or last.stock is not None or not 0 <= now_ms - self._looked_ms < IDLE_MS:
+            return False
+        is_any_stopped = any(claim.is_stopped for claim in last.facts.claims)
+        return not is_any_stopped and not is_limited(self._fleet.containers())
 
     def levels(self, now_ms: Millis) -> Levels:
         """What is wrong with capacity, as of the last round."""

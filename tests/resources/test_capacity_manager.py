@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,23 @@ def test_somebody_who_writes_meanwhile_is_not_overwritten(world: World):
     assert states(plane) == {"demo.low": "running"}
     rounds(manager)
     assert states(plane) == {"demo.low": "stopped"}, "the next round decides on what is there now"
+
+
+def test_where_nothing_is_limited_jobs_are_added_up_once_a_minute_until_it_is(world: World):
+    """Plan: no limit; then one that is too small for the job, which counts at once; then none again."""
+    plane, manager = world
+    a_container(plane, "c1")
+    a_job(plane, "demo.one", 2.0)
+    looks: list[int] = []
+    manager._rest = lambda: looks.append(1)  # once per look at all jobs
+    for second in (0, 1, 59, 60, 61):
+        manager.tick(NOW + second * 1000)
+    assert len(looks) == 2
+    beat = partial(Heartbeat, container="c1", incarnation="life", engine_ready=True)
+    plane.on_heartbeat(beat(sequence=2, capacity=(1.0, 1000.0, 1000.0, 1000.0)))
+    now_ms = rounds(manager, begin_ms=NOW + 62_000)
+    assert states(plane) == {"demo.one": "stopped"}
+    plane.on_heartbeat(beat(sequence=3))
+    for passed in (1, 2, PATIENCE_MS + 3):
+        manager.tick(now_ms + passed)
+    assert states(plane) == {"demo.one": "running"}, "whom it stopped comes back"
