@@ -50,6 +50,7 @@ from penstock.tasks.messages import TaskReport
 
 log = structlog.get_logger(__name__)
 
+NEVER: tuple[Millis, int] = (-MINUTE_MS, -1)
 LEAST, ROUNDS = 50, 30  # jobs that a round looks at by minutes, and rounds of a second that all of them take
 RESTART_MAX_MS: Millis = 900_000  # what takes longer is not the restart alone
 FAILED_MS: Millis = 60_000  # so long after a failure what seconds show may be what it left behind
@@ -83,8 +84,9 @@ class AutoScaler:
         self._held: dict[str, _Held] = {}  # not written yet
         self._seconds = SecondsBook(heartbeat_ms)
         self._kept: dict[str, tuple[JobRecord, int]] = {}  # as last read or written
-        self._looked: dict[str, Millis] = {}  # by job: when it was last looked at by minutes
-        self._newest = -1
+        self._looked: dict[
+            str, tuple[Millis, int]
+        ] = {}  # by job: when last by minutes, and the newest one then
         self._slo_s: dict[str, float] = {}
         self._whole: dict[str, tuple[int, Millis]] = {}  # by job: generation and time of the last whole load
         self._restarts: dict[str, float] = {}  # measured, not yet written
@@ -174,17 +176,21 @@ class AutoScaler:
     def _due(self, counts: Mapping[str, object], now_ms: Millis) -> list[str]:
         """Who is looked at by minutes: once for each that is recorded, or when none is for a minute."""
         newest = self._minutes.newest()
-        if newest != self._newest:
-            self._newest = newest
-            self._looked = dict.fromkeys(self._looked, -MINUTE_MS)
-        due = [name for name in counts if not 0 <= now_ms - self._looked.get(name, -MINUTE_MS) < MINUTE_MS]
-        due.sort()  # jobs of one pipeline follow each other
-        end = share_of(len(counts), least=LEAST, rounds=ROUNDS)
-        while 0 < end < len(due) and _pipeline(due[end]) == _pipeline(due[end - 1]):
-            end += 1  # pipelines are decided on as a whole
-        for name in due[:end]:
-            self._looked[name] = now_ms
-        return due[:end]
+        pipelines: dict[str, list[str]] = {}
+        for name in sorted(counts):
+            at_ms, minute = self._looked.get(name, NEVER)
+            if minute != newest or not 0 <= now_ms - at_ms < MINUTE_MS:
+                pipelines.setdefault(name.partition(".")[0], []).append(name)
+        # Whoever waits longest is first: more jobs than a minute has time for are served all the same.
+        waiting = sorted(
+            pipelines.values(), key=lambda members: min(self._looked.get(name, NEVER)[0] for name in members)
+        )
+        due: list[str] = []
+        for members in waiting:  # decided on as a whole
+            if len(due) < share_of(len(counts), least=LEAST, rounds=ROUNDS):
+                due += members
+        self._looked |= dict.fromkeys(due, (now_ms, newest))
+        return due
 
     # -- decisions --------------------------------------------------------------------------------------
 
@@ -282,7 +288,7 @@ class AutoScaler:
     def _not_kept(self, job: str, error: PenstockError | None) -> None:
         """It is decided again; without an error, because others served the job meanwhile."""
         self._kept.pop(job, None)
-        self._looked[job] = -MINUTE_MS
+        self._looked[job] = NEVER
         if error is not None:
             log.warning("a decision of the scaler was not kept", job=job, error=error.what)
             self.decisions[job] = Hold(reason=f"the last decision was not written: {error.what}")
@@ -409,10 +415,6 @@ class AutoScaler:
             return False
         self._kept[job] = record, version + 1
         return True
-
-
-def _pipeline(job: str) -> str:
-    return job.partition(".")[0]
 
 
 def _first_served(job: ScalableJob) -> tuple[bool, int, str]:

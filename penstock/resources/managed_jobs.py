@@ -114,9 +114,10 @@ class FleetJobs:
         return {name: job for name, view in views.items() if (job := self._managed(name, view)) is not None}
 
     def _managed(self, name: str, view: JobView) -> ManagedJob | None:
-        if not _runs(view) or view.running is None:
+        running = _running(view)
+        if running is None:
             return None
-        policies = dict(view.running.config.get("policies", {}))
+        policies = dict(running.config.get("policies", {}))
         advice_only = policies.get(ALL) == {"advice_only": True}
         if advice_only or policies.get(ALL) == {"advice_only": False}:
             del policies[ALL]  # anything else of that name is a mistake, which the service tells
@@ -124,9 +125,9 @@ class FleetJobs:
         return ManagedJob(
             round_job=RoundJob(
                 name=name,
-                config=view.running.config,
+                config=running.config,
                 layer=_body(view, LAYER),
-                is_settled=_is_settled(view, view.running),
+                is_settled=_is_settled(view, running),
                 oncall=_above(view),
                 advice_only=advice_only,
             ),
@@ -140,7 +141,8 @@ class FleetJobs:
     ) -> JobFacts | NoFrame:
         now_ms, view = self._clock.now_ms(), self._views.get(name) or self._view(name)
         look = self._last if 0 <= now_ms - self._last.at_ms <= STALE_MS else self._look()
-        if view is None or view.running is None or not _runs(view) or name not in look.counts:
+        running = None if view is None else _running(view)
+        if view is None or running is None or name not in look.counts:
             return NoFrame(job=name, reason="it does not run any more", metrics=metrics)
         reports, task_count = look.of(name), look.counts[name][1]
         heard = len({report.task_id for _, report in reports})
@@ -154,11 +156,11 @@ class FleetJobs:
         return JobFacts(
             job=name,
             at_ms=now_ms,
-            config=view.running.config,
+            config=running.config,
             task_count=task_count,
             frame=frame,
             tasks=task_facts(reports, look.hosts),
-            is_settled=_is_settled(view, view.running),
+            is_settled=_is_settled(view, running),
             oncall=_above(view),
             containers=look.takers - kept_away | {container for container, _ in reports},
             user_update_ms=None if owner is None else owner.at_ms,
@@ -235,7 +237,7 @@ class FleetJobs:
             view = self._jobs.view(name)
         except NotFound:
             return None  # removed while its tasks still end
-        return view if _runs(view) else None
+        return None if _running(view) is None else view
 
     def _frame(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...], now_ms: Millis
@@ -321,8 +323,8 @@ def _takes(row: ContainerRow) -> bool:
     return is_live and not (row.known_dead or row.cordoned or row.draining)
 
 
-def _runs(view: JobView) -> bool:
-    return view.running is not None and view.running.state == "running"
+def _running(view: JobView) -> RunningRow | None:
+    return view.running if view.running is not None and view.running.state == "running" else None
 
 
 def _is_settled(view: JobView, running: RunningRow) -> bool:

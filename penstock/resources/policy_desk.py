@@ -39,7 +39,8 @@ BUILT_IN: tuple[Callable[[], Policy], ...] = (
     JobDoctor,
     Untriaged,
 )
-THREADS = 2  # more would only wait for each other, and whoever is served beside them for all
+THREADS = 2  # of ours: more would only wait for each other, and whoever is served beside them for all
+USER_THREADS = 4  # of users' policies, which run in processes
 REST_MS: Millis = 50  # some four times what a few jobs take
 BUDGET_MS: Millis = 10_000  # so long a user's policy may take for an answer
 # Longer than a user's policy may take to start and to answer: those are ended, not given up.
@@ -147,7 +148,7 @@ class PolicyDesk:
             "policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
         )
         others: WorkerThreads[Answer] = WorkerThreads(
-            "users' policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
+            "users' policies", clock, size=USER_THREADS, stuck_after_ms=STUCK_MS
         )
         self._threads = threads, others
         self.service = PolicyService(

@@ -362,3 +362,15 @@ def test_many_jobs_are_looked_at_over_several_rounds_and_pipelines_as_a_whole(st
         stage.scaler.tick(stage.now_ms)
         seen.append(len(stage.scaler.decisions))
     assert seen == [60, 120, 120, 120]
+
+
+def test_of_more_jobs_than_a_minute_has_time_for_nobody_is_left_out(stage: Stage):
+    """Plan: rounds come so rarely that all are due each time, and each serves half of them."""
+    for number in range(120):
+        stage.add(Work(f"line{number % 4}.job{number:03}"))
+    for _ in range(3):
+        stage.scaler.decisions.clear()
+        for _ in range(2):
+            stage.now_ms += 60_000
+            stage.scaler.tick(stage.now_ms)
+        assert len(stage.scaler.decisions) == 120

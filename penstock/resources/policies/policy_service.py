@@ -36,6 +36,7 @@ from penstock.resources.policies.ports import AlertSink, Kept, ManagedJob, Manag
 from penstock.resources.policies.quiet import Quiet, keep_quiet
 from penstock.resources.policies.records import JobRecord
 from penstock.resources.policies.round import (
+    Apply,
     Rival,
     RoundDecision,
     decide_round,
@@ -104,6 +105,8 @@ class PolicyService:
             self._forget({*names})
             taken = self._rounds.keys() | self._managed
             due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
+            # Whoever was asked for or waits longest is first: nobody is left out when there are too many.
+            due.sort(key=lambda name: (name not in self._asked, self._next_ms.get(name, 0)))
         turn = share_of(len(names), least=LEAST, rounds=ROUNDS)
         for some in self._pace.slices(due[:turn]):
             with self._lock:
@@ -385,17 +388,14 @@ class PolicyService:
         # Before anything is done: of two instances one saves, and only that one acts.
         if not self._records.save(name, record, found.version):
             return None
-        refused = self._apply(name, found, decision, record)
+        refused = self._apply(name, found, decision.apply, record)
         entry = entry_of(name, decision, found.verdicts, refused=refused, asked_by=asked_by, now_ms=now_ms)
         self._journal.append(None, entry)
         self._alerts.report(name, alerts_of(found, decision), now_ms)
         return refused
 
-    def _apply(self, name: str, found: Look, decision: RoundDecision, record: JobRecord) -> str:
+    def _apply(self, name: str, found: Look, apply: Apply, record: JobRecord) -> str:
         """Do what was decided; returns why it could not be done, "" if it was."""
-        if decision.apply is None:
-            return ""
-        apply = decision.apply
         try:
             self._jobs.apply(
                 name,

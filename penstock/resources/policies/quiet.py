@@ -25,7 +25,7 @@ class Quiet:
 def keep_quiet(
     quiet: Sequence[Quiet], records: Records, alerts: AlertSink, now_ms: Millis
 ) -> dict[str, PenstockError | None]:
-    """Remember and tell; returns the jobs of which nothing was kept: why, or None if others served them."""
+    """Remember and tell; returns the jobs to decide on again: why, or None if others served them."""
     try:
         lost = records.keep([item.kept for item in quiet if item.kept is not None])
         told = {item.job: item.alerts for item in quiet if item.alerts is not None and item.job not in lost}

@@ -269,3 +269,16 @@ def test_many_jobs_are_looked_at_over_several_ticks_and_then_at_their_time():
         looks.append(len(setup.fleet.minutes))
     assert looks[:4] == [25, 50, 60, 60]
     assert looks[59:63] == [60, 85, 110, 120], "each a minute after its last one"
+
+
+def test_of_too_many_jobs_nobody_is_left_out_and_who_is_asked_for_is_first():
+    """Plan: ticks come so rarely that all are due each time."""
+    jobs = [f"shops.job{number:02}" for number in range(60)]
+    setup = Setup(Scaler(), jobs=jobs)
+    setup.fleet.frame = NoFrame(job="shops", reason="nothing is known", metrics=("lag_s",))
+    setup.service.ask(jobs[-1])
+    seen = []
+    for minute in range(3):
+        setup.service.tick(NOW_MS + minute * 120_000)
+        seen.append({*setup.service.last})
+    assert jobs[-1] in seen[0] and len(seen[0]) == 25 and seen[2] == {*jobs}
