@@ -211,8 +211,8 @@ class ShardManager(FleetOrders):
         with self._lock:
             self._begin(now_ms)
             self._drain()
-            shards, containers = self._store.read()
-            for row in containers:
+            seen = self._store.read()
+            for row in seen[1]:
                 self._watch(row, now_ms)
             for action in self._liveness.on_time(now_ms).actions:
                 if isinstance(action, FailOver):
@@ -222,13 +222,13 @@ class ShardManager(FleetOrders):
                     self._note("alert", action.kind, "alert", action.reason, now_ms)
             self._loads, self._bars = self._read_wishes(now_ms)
             if report.failed_over:
-                shards, containers = self._store.read()
-            if any(row.container is None for row in shards):
+                seen = self._store.read()
+            if any(row.container is None for row in seen[0]):
                 plan = self._plan(Mode.EMERGENCY, now_ms)
-                self._rearrange(plan, now_ms, report, seen=(shards, containers))
-            self._answer_lost_engines(shards, containers, now_ms, report)
-            self._answer_slowness(shards, containers, now_ms, report)
-            self._balance(shards, containers, now_ms, report)
+                self._rearrange(plan, now_ms, report, seen=seen)
+            self._answer_lost_engines(seen, now_ms, report)
+            self._answer_slowness(seen, now_ms, report)
+            self._balance(seen, now_ms, report)
             self._beat_to_myself(now_ms)
         return report
 
@@ -344,13 +344,8 @@ class ShardManager(FleetOrders):
         self._short = placement.shortages
         return placement
 
-    def _balance(
-        self,
-        shards: tuple[ShardRow, ...],
-        containers: tuple[ContainerRow, ...],
-        now_ms: Millis,
-        report: TickReport,
-    ) -> None:
+    def _balance(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = seen
         draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
         if not is_draining and any(row.state is ShardState.DROPPING for row in shards):
@@ -366,7 +361,7 @@ class ShardManager(FleetOrders):
         if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
             return
         plan = self._plan(Mode.PERIODIC, now_ms)
-        placement = self._rearrange(plan, now_ms, report, seen=(shards, containers))
+        placement = self._rearrange(plan, now_ms, report, seen=seen)
         self._balanced_ms = now_ms
         # Moves begun now may not be all that is needed: the budget is small on purpose.
         self._balanced_on = () if placement.moves else basis
@@ -380,13 +375,8 @@ class ShardManager(FleetOrders):
 
     # -- shards that their container does not run, or does not let go ------------------------------------
 
-    def _answer_lost_engines(
-        self,
-        shards: tuple[ShardRow, ...],
-        containers: tuple[ContainerRow, ...],
-        now_ms: Millis,
-        report: TickReport,
-    ) -> None:
+    def _answer_lost_engines(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = seen
         found = self._engines.look(
             shards,
             containers,
@@ -403,13 +393,8 @@ class ShardManager(FleetOrders):
         for container, reason in self._engines.news(found, placement.refusals):
             self._note("placement", container, "keeps shards without an engine", reason, now_ms)
 
-    def _answer_slowness(
-        self,
-        shards: tuple[ShardRow, ...],
-        containers: tuple[ContainerRow, ...],
-        now_ms: Millis,
-        report: TickReport,
-    ) -> None:
+    def _answer_slowness(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = seen
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
         for row, name, waited_ms in self._told.waited(shards, silent, now_ms):
