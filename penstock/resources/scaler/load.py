@@ -42,6 +42,8 @@ def assess(observation: Observation, window: Window) -> Load:
     if thread_rate is None:
         # A job too idle to tell does at least this much with a busier thread.
         thread_rate = measured if measured is not None else proved / BUSY_MIN
+        if window.busy_mean < SATURATED and window.lag_s <= job.slo_lag_s:
+            thread_rate = max(thread_rate, _shown_before(observation))
     else:
         thread_rate = max(thread_rate, proved)
         if measured is not None and window.busy_mean >= SATURATED:
@@ -62,6 +64,22 @@ def assess(observation: Observation, window: Window) -> Load:
         cpu_units_with_backlog(input_rate, backlog, settings.recovery_s, thread_rate, 1.0, slots),
         window.lag_s > job.slo_lag_s and window.lag_s_before > job.slo_lag_s,
         is_updated,
+    )
+
+
+def _shown_before(observation: Observation) -> float:
+    """What a thread of this code processed before one of the last changes; 0: nobody knows.
+
+    Small batches cost nearly as much time as full ones: by its busy time a job with little to do seems slow.
+    """
+    updated = observation.job.updated_minute
+    return max(
+        (
+            action.rate_before / action.parallel_before
+            for action in observation.past
+            if action.parallel_before > 0 and (updated is None or updated < action.at_minute)
+        ),
+        default=0.0,
     )
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.resources.scaler.decide import decide
 from penstock.resources.scaler.estimators import MB
-from penstock.resources.scaler.observation import Decision, Footprint, Hold, JobFacts, Limits, Resize
+from penstock.resources.scaler.observation import Action, Decision, Footprint, Hold, JobFacts, Limits, Resize
 from penstock.resources.scaler.shapes import TaskResources
-from tests.resources.scaler.jobs import CONTAINER, START, a_job, an_observation
+from tests.resources.scaler.jobs import CONTAINER, START, a_job, a_shape, an_observation
 
 P = 100.0
 
@@ -48,6 +48,26 @@ def with_peak(at: int, rate: float, minutes: int = 5) -> list[float]:
 
 def test_a_job_with_room_to_spare_gets_what_it_needs():
     assert down(idle()).task_count == 2
+
+
+def test_what_a_thread_did_before_counts_where_small_batches_make_it_seem_slow():
+    """Plan: one thread was seen doing 100/s; now 16 are 40 % busy with 8.75/s each, as batches have a price."""
+    seems = {"busy_mean": 0.4, "footprint": Footprint()}
+    assert down(idle(**seems)).task_count == 11
+    did = Action(
+        at_minute=START - 300,
+        before=a_shape(1),
+        after=a_shape(16),
+        input_rate=900.0,
+        rate_before=100.0,
+        rate_expected=900.0,
+        parallel_before=1.0,
+        outcome="worked",
+        judged_minute=START - 290,
+    )
+    assert down(idle(past=(did,), **seems)).task_count == 2
+    updated = a_job(16, updated_minute=START - 200)  # of other code nobody knows
+    assert down(idle(updated, past=(did,), **seems)).task_count == 11
 
 
 def test_down_to_the_largest_need_of_the_time():
