@@ -93,7 +93,7 @@ def build_api(
     is_local = not plane.database.is_shared
     app.add_middleware(FastLane, prefix=PREFIX, guard=guard, pages=overview, local=is_local)
     app.add_middleware(BeatLane, prefix=PREFIX, guard=guard, plane=plane)
-    app.add_middleware(PatchLane, prefix=PREFIX, guard=guard, plane=plane)
+    app.add_middleware(PatchLane, prefix=PREFIX, guard=guard, desk=plane)
     app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.app import ControlPlane
+from penstock.core.clock import Clock
 from penstock.core.errors import NotFound
 from penstock.core.token_store import Caller
-from penstock.jobs.job_service import Actor
+from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import merge_layers
 from penstock.jobs.text_rules import shown
+from penstock.streams.package_shelf import PackageShelf
+
+
+class Desk(Protocol):
+    """Where changes of jobs are taken: the control plane, or a front that writes to the same database."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def jobs(self) -> JobService: ...
+
+    @property
+    def packages(self) -> PackageShelf: ...
+
+    def wake_syncer(self) -> None:
+        """Something else is expected of a job."""
 
 
 class Ask:
     """Makes what every change is asked with, at this moment."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self._clock = plane.clock
+    def __init__(self, desk: Desk) -> None:
+        self._clock = desk.clock
 
     def __call__(self, caller: Caller, why: str, key: str | None) -> Asked:
         return Asked(actor=actor_of(caller), reason=why, idempotency_key=key, now_ms=self._clock.now_ms())
@@ -29,14 +46,14 @@ def actor_of(caller: Caller) -> Actor:
     return Actor(name=caller.name, role=caller.role)
 
 
-def check_package(plane: ControlPlane, job: str, config: Mapping[str, Any]) -> None:
+def check_package(desk: Desk, job: str, config: Mapping[str, Any]) -> None:
     """NotFound if this names a package that nobody put here, and that the job does not name already."""
     package = config.get("package")
     hash_ = package.get("hash") if isinstance(package, Mapping) else config.get("package.hash")
-    if not isinstance(hash_, str) or plane.packages.may_have(hash_):
+    if not isinstance(hash_, str) or desk.packages.may_have(hash_):
         return
     try:
-        merged = merge_layers(plane.jobs.view(job).layers)
+        merged = merge_layers(desk.jobs.view(job).layers)
     except NotFound:
         merged = {}
     if (merged.get("package") or {}).get("hash") != hash_:

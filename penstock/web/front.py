@@ -1,12 +1,14 @@
-"""The front: a process that takes all requests, answers the reads that are asked most, and hands the rest on.
+"""The front: a process that takes all requests, answers those that are asked most, and hands the rest on.
 
 Python runs one thread at a time. In the process of the loops every answer waited for its turn between them;
 here reads have a processor of their own, and a flood of them leaves heartbeats and the State Syncer alone.
+On a database server, which is made for many writers, that holds for changes of layers too.
 It holds nothing: it ends with the control plane, and another takes its place when it dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,6 +20,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
@@ -26,14 +29,17 @@ from penstock.core.token_store import TokenStore
 from penstock.core.tuning import tune_process
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
+from penstock.streams.package_shelf import PackageShelf
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.shard_store import ShardStore
+from penstock.web.answers import AnswerBugs
 from penstock.web.fast_lane import FastLane
 from penstock.web.forward import Forward
 from penstock.web.guard import Guard
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import JobPages
+from penstock.web.patch_lane import PatchLane
 from penstock.web.server import HOST, PREFIX, STREAMED, Tls, server_config
 
 
@@ -42,10 +48,11 @@ class FrontSettings:
     """What a front is told when it starts."""
 
     listener: int  # the inherited socket's number
+    bell: int  # the inherited pipe in which it says that it changed something
     port: int  # where the control plane itself answers, on loopback
     secret: str  # what it knows the front by
     database: str  # a URL, or ""
-    file: str  # the SQLite file, if there is no URL
+    folder: str  # of the control plane
     names: tuple[str, ...] = ()
     any_address: bool = False
     cert: str = ""
@@ -54,6 +61,20 @@ class FrontSettings:
     @property
     def tls(self) -> Tls | None:
         return Tls(cert=Path(self.cert), key=Path(self.key)) if self.cert else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontDesk:
+    """Takes changes of layers, and rings for the State Syncer."""
+
+    clock: SystemClock
+    jobs: JobService
+    packages: PackageShelf
+    bell: int
+
+    def wake_syncer(self) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it was rung for often enough, or ends
+            os.write(self.bell, b"\n")
 
 
 class ScalingTold:
@@ -78,19 +99,22 @@ def serve(settings: FrontSettings) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     scaling = ScalingTold()
     threading.Thread(target=_listen, args=(scaling,), name="control plane", daemon=True).start()
-    database = Database(settings.database or Path(settings.file))
+    os.set_blocking(settings.bell, False)
+    folder = Path(settings.folder)
+    database = Database(settings.database or folder / "store.db")
     tokens, clock = TokenStore(database), SystemClock()
     fleet = FleetView(ShardStore(database, JournalStore(database)))
-    pages = JobPages(JobService(JobStore(database)), fleet, clock, scaling)
+    jobs = JobService(JobStore(database))
+    pages = JobPages(jobs, fleet, clock, scaling)
     guard = Guard(tokens, clock, RateLimit())
-    inner = FastLane(
-        Forward(HOST, settings.port, settings.secret),
-        prefix=PREFIX,
-        guard=guard,
-        pages=pages,
-        local=not database.is_shared,
-    )
-    limited = LimitBodies(inner, streamed=STREAMED)
+    inner: ASGIApp = Forward(HOST, settings.port, settings.secret)
+    if database.is_shared:
+        desk = FrontDesk(
+            clock=clock, jobs=jobs, packages=PackageShelf(folder / "packages"), bell=settings.bell
+        )
+        inner = PatchLane(inner, prefix=PREFIX, guard=guard, desk=desk)
+    inner = FastLane(inner, prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared)
+    limited = LimitBodies(AnswerBugs(inner), streamed=STREAMED)
     app = CheckOrigin(limited, names=settings.names, any_address=settings.any_address)
     tune_process()
     uvicorn.Server(server_config(app, settings.tls)).run(sockets=[socket.socket(fileno=settings.listener)])

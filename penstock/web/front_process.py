@@ -9,7 +9,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+import threading
+from dataclasses import asdict, replace
 
 from penstock.app import ControlPlane
 from penstock.core.clock import Millis
@@ -21,6 +22,7 @@ from penstock.web.overview import ScalingHere
 from penstock.web.server import ApiServer, Listening
 
 LOOK_MS: Millis = 500
+NO_PIPE = -1
 
 
 class FrontProcess:
@@ -39,13 +41,15 @@ class FrontProcess:
     ) -> None:
         self._api, self._listener, self._listening = api, listener, listening
         self._scaling, self._told = ScalingHere(plane), ""
+        self._wake_syncer = plane.wake_syncer
         tls = listening.tls
         self._settings = FrontSettings(
             listener=listener.fileno(),
+            bell=NO_PIPE,  # each has its own
             port=api.port,
             secret=secret,
             database=plane.settings.database,
-            file=str(plane.settings.folder / "store.db"),
+            folder=str(plane.settings.folder),
             names=names,
             any_address=any_address,
             cert="" if tls is None else str(tls.cert),
@@ -95,17 +99,35 @@ class FrontProcess:
             process.stdin.close()
 
     def _spawn(self) -> None:
-        self._process = subprocess.Popen(
+        heard, bell = os.pipe()
+        settings = replace(self._settings, bell=bell)
+        try:
+            self._process = self._launch(settings)
+        except OSError:
+            os.close(heard)
+            raise
+        finally:
+            os.close(bell)
+        threading.Thread(target=self._hear, args=(heard,), name="front's bell", daemon=True).start()
+        self._told = ""
+
+    def _hear(self, pipe: int) -> None:
+        """Wake the State Syncer for what the front changed, until there is no front any more."""
+        with open(pipe, "rb", buffering=0) as rung:
+            while rung.read(4096):
+                self._wake_syncer()
+
+    def _launch(self, settings: FrontSettings) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", "penstock.web.front"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[self._listener.fileno()],
+            pass_fds=[settings.listener, settings.bell],
             start_new_session=True,  # Ctrl-C is for the control plane, which ends it
             text=True,
             # Not among its arguments, which everybody can read: a database's URL may have a password.
-            env={**os.environ, "PENSTOCK_FRONT": json.dumps(asdict(self._settings))},
+            env={**os.environ, "PENSTOCK_FRONT": json.dumps(asdict(settings))},
         )
-        self._told = ""
 
     def _look(self) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -13,7 +13,7 @@ from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import LayerRow
 from penstock.web import bodies, replies
 from penstock.web.answers import answer
-from penstock.web.asking import Ask, check_package, version_of
+from penstock.web.asking import Ask, Desk, check_package, version_of
 from penstock.web.bodies import (
     IfMatch,
     IfVersion,
@@ -117,12 +117,12 @@ def add_layer_writes(router: APIRouter, plane: ControlPlane, guard: Guard) -> No
 
 
 def write_patch(
-    plane: ControlPlane, name: str, layer: str, changes: Mapping[str, Any], asked: Asked, if_match: str | None
+    desk: Desk, name: str, layer: str, changes: Mapping[str, Any], asked: Asked, if_match: str | None
 ) -> Response:
     """Set paths of a layer, and say its new version."""
-    check_package(plane, name, changes)
-    version = plane.jobs.patch_layer(name, layer, changes, expected_version=version_of(if_match), **asked)
-    plane.wake_syncer()
+    check_package(desk, name, changes)
+    version = desk.jobs.patch_layer(name, layer, changes, expected_version=version_of(if_match), **asked)
+    desk.wake_syncer()
     return answer({"version": version}, version=version)
 
 

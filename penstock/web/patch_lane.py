@@ -1,5 +1,7 @@
 """Changes of a layer's paths, the write that is asked most, without the machinery that other routes need.
 
+On a database server the front takes them, whose threads have less to wait for; on a file, the control plane.
+
 It reads the same models and calls the same function as the route. Whatever is unusual about a request goes
 the ordinary way and is refused there: this only knows how to say yes, or what the Job Service says.
 """
@@ -12,11 +14,10 @@ import re
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.app import ControlPlane
 from penstock.core.errors import PenstockError
 from penstock.jobs.config import NAME_PATTERN
 from penstock.web.answers import problem_response
-from penstock.web.asking import Ask
+from penstock.web.asking import Ask, Desk
 from penstock.web.bodies import ETAG_PATTERN, KEY_LENGTH_MAX, KEY_PATTERN, PatchLayer
 from penstock.web.guard import Guard
 from penstock.web.layer_routes import write_patch
@@ -32,8 +33,8 @@ _KEY, _ETAG = re.compile(KEY_PATTERN), re.compile(ETAG_PATTERN)
 class PatchLane:
     """ASGI middleware, inside those that check origins and sizes."""
 
-    def __init__(self, app: ASGIApp, *, prefix: str, guard: Guard, plane: ControlPlane) -> None:
-        self._app, self._guard, self._plane, self._ask = app, guard, plane, Ask(plane)
+    def __init__(self, app: ASGIApp, *, prefix: str, guard: Guard, desk: Desk) -> None:
+        self._app, self._guard, self._desk, self._ask = app, guard, desk, Ask(desk)
         self._path = re.compile(f"{re.escape(prefix)}/jobs/({_NAME})/layers/({_NAME})")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +57,7 @@ class PatchLane:
         asked = self._ask(caller, read.why, headers[0])
         try:
             answer = await WRITES.run(
-                write_patch, self._plane, found[1], found[2], read.changes, asked, headers[1]
+                write_patch, self._desk, found[1], found[2], read.changes, asked, headers[1]
             )
         except PenstockError as error:
             if status_of(error) == 500:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.client
 import io
@@ -14,6 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,19 @@ class Fronted:
         status, _, said = self.ask("PUT", f"/jobs/{name}", body=body)
         assert status == 201, said
 
+    @contextlib.contextmanager
+    def another_front(self, listener: socket.socket, port: int) -> Iterator[int]:
+        """A front for a control plane that should answer at `port`."""
+        heard, bell = os.pipe()
+        settings = replace(self.server._settings, listener=listener.fileno(), bell=bell, port=port)
+        process = self.server._launch(settings)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            self.server._end(process, 20)
+            os.close(heard)
+            os.close(bell)
+
     def wait(self, what: str, is_so: Callable[[], object], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
@@ -77,10 +92,12 @@ class Fronted:
             time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def fronted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+    is_server = request.param == "postgres"
+    database = request.getfixturevalue("postgres").new_database() if is_server else ""
     with bind(Listening()) as listener, bind(Listening()) as behind:
-        plane = ControlPlane(Settings(folder=tmp_path_factory.mktemp("front")))
+        plane = ControlPlane(Settings(folder=tmp_path_factory.mktemp("front"), database=database))
         server = serve_behind_front(plane, listener, behind, Listening()).start()
         try:
             world = Fronted(plane, server, behind.getsockname()[1])
@@ -149,6 +166,87 @@ def test_a_bad_body_is_refused_whatever_the_caller_says_about_it(fronted: Fronte
             "PATCH", "/jobs/demo.j2/layers/oncall", body=body, headers=headers, port=port
         )
         assert status in (400, 422), said
+
+
+PATCH, OTHER_PATCH = "/jobs/demo.j2/layers/oncall", "/jobs/demo.j3/layers/oncall"
+UNKNOWN_PACKAGE = {"name": "p", "version": "1", "hash": "0" * 64, "entry": "p"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "role", "headers"),
+    [
+        (PATCH, {"changes": {"priority": "x"}, "why": "a test"}, "oncall", {}),
+        (PATCH, {"changes": {"priorty": 1}, "why": "a test"}, "oncall", {}),
+        (PATCH, {"changes": {"package": UNKNOWN_PACKAGE}, "why": "a test"}, "oncall", {}),
+        (PATCH, {"changes": {"priority": 1}, "why": "a test"}, "reader", {}),
+        (PATCH, {"changes": {"priority": 1}, "why": "a test"}, "nobody", {}),
+        (PATCH, {"changes": {"priority": 1}, "why": "a test"}, "oncall", {"If-Match": '"0"'}),
+        ("/jobs/demo.j9/layers/oncall", {"changes": {"priority": 1}, "why": "a test"}, "oncall", {}),
+        ("/jobs/demo.j2/layers/scaler", {"changes": {"priority": 1}, "why": "a test"}, "oncall", {}),
+    ],
+)
+def test_a_change_that_is_wrong_is_refused_as_by_the_control_plane(
+    fronted: Fronted, path: str, body: Any, role: str, headers: dict[str, str]
+):
+    before = fronted.ask("GET", "/jobs/demo.j2")
+    here, there = (
+        fronted.ask("PATCH", path, body=body, role=role, headers=headers, port=port)
+        for port in (fronted.port, fronted.behind)
+    )
+    assert here == there and here[0] >= 400
+    assert fronted.ask("GET", "/jobs/demo.j2") == before
+
+
+def test_a_change_wakes_the_state_syncer_whoever_took_it(fronted: Fronted, monkeypatch: pytest.MonkeyPatch):
+    woken = threading.Event()
+    monkeypatch.setattr(fronted.plane, "wake_syncer", woken.set)
+    monkeypatch.setattr(fronted.server, "_wake_syncer", woken.set)
+    assert fronted.ask("PATCH", PATCH, body={"changes": {"priority": 3}, "why": "a test"})[0] == 200
+    assert woken.wait(20)
+
+
+def test_changes_in_both_processes_at_once_are_all_there(fronted: Fronted):
+    """Plan: four who write by turns to the front and to the control plane, each 15 times, into two jobs."""
+    answers: list[tuple[str, int, bytes]] = []
+
+    def write(number: int) -> None:
+        for turn in range(15):
+            path = (PATCH, OTHER_PATCH)[turn % 2]
+            port = (fronted.port, fronted.behind)[(turn + number) // 2 % 2]
+            body = {"changes": {"priority": number * 100 + turn}, "why": f"writer {number}"}
+            status, headers, said = fronted.ask("PATCH", path, body=body, port=port)
+            answers.append((path, int(headers.get("etag", '"0"').strip('"')), said))
+            assert status == 200, said
+
+    before = {
+        path: fronted.plane.jobs.view(path.split("/")[2]).expected_version for path in (PATCH, OTHER_PATCH)
+    }
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(answers) == 60
+    for path in (PATCH, OTHER_PATCH):
+        versions = sorted(version for asked, version, _ in answers if asked == path)
+        assert versions == list(range(before[path] + 1, before[path] + len(versions) + 1))
+
+
+def test_on_a_server_the_front_itself_takes_changes(fronted: Fronted):
+    """Plan: a front whose control plane hears nobody, on the same database."""
+    with bind(Listening()) as listener, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        with fronted.another_front(listener, nobody.getsockname()[1]) as port:
+            change = {"changes": {"priority": 9}, "why": "a test"}
+            fronted.wait("it answers", lambda: fronted.ask("GET", "/jobs/demo.j2", port=port)[0] == 200, 60)
+            status, _, said = fronted.ask("PATCH", PATCH, body=change, port=port)
+            whole = fronted.ask("DELETE", f"{PATCH}?why=a+test", port=port)
+    assert whole[0] == 503
+    if not fronted.plane.database.is_shared:
+        assert (status, json.loads(said)["title"]) == (503, "the control plane does not answer")
+    else:
+        assert status == 200
+        assert fronted.plane.jobs.view("demo.j2").config["priority"] == 9
 
 
 def a_package(size: int) -> tuple[str, bytes]:
