@@ -14,7 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, UserError, VersionConflict
 from penstock.web.problems import status_of, to_problem
@@ -30,30 +29,7 @@ def answer_problems(app: FastAPI) -> None:
     app.exception_handler(PenstockError)(_on_error)
     app.exception_handler(RequestValidationError)(_on_invalid)
     app.exception_handler(HTTPException)(_on_http)
-    app.exception_handler(Exception)(_on_bug)
-
-
-class AnswerBugs:
-    """ASGI middleware for where FastAPI is not: what was not foreseen is answered, not cut off."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal is_begun
-            is_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception as error:
-            if is_begun or scope["type"] != "http":
-                raise
-            log.exception("bug in a request", path=scope["path"])
-            await _bug(error, scope["method"], scope["path"])(scope, receive, send)
+    app.exception_handler(Exception)(on_bug)
 
 
 def answer(value: Any, *, status: int = 200, version: int | None = None, location: str = "") -> Response:
@@ -142,17 +118,13 @@ def _methods_of(request: Request) -> list[str]:
     return sorted({method for route in fitting for method in route.methods or ()})
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
-    # The traceback is in the server's log; the caller gets nothing of it.
+async def on_bug(request: Request, error: Exception) -> Response:
+    """What was not foreseen. The traceback is in the server's log; the caller gets nothing of it."""
     log.error("bug in a request", path=request.url.path, error=type(error).__name__)
-    return _bug(error, request.method, request.url.path)
-
-
-def _bug(error: Exception, method: str, path: str) -> Response:
     return problem_response(
         PenstockError(
             "the control plane has a bug here",
-            why=f"{type(error).__name__} while answering {method} {path[:200]}",
+            why=f"{type(error).__name__} while answering {request.method} {request.url.path[:200]}",
             fix="report it with the server's log",
         ),
         500,

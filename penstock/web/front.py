@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from penstock.core.journal_store import JournalStore
@@ -32,7 +33,7 @@ from penstock.jobs.job_store import JobStore
 from penstock.streams.package_shelf import PackageShelf
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.shard_store import ShardStore
-from penstock.web.answers import AnswerBugs
+from penstock.web.answers import on_bug
 from penstock.web.fast_lane import FastLane
 from penstock.web.forward import Forward
 from penstock.web.guard import Guard
@@ -114,7 +115,7 @@ def serve(settings: FrontSettings) -> None:
         )
         inner = PatchLane(inner, prefix=PREFIX, guard=guard, desk=desk)
     inner = FastLane(inner, prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared)
-    limited = LimitBodies(AnswerBugs(inner), streamed=STREAMED)
+    limited = LimitBodies(ServerErrorMiddleware(inner, handler=on_bug), streamed=STREAMED)
     app = CheckOrigin(limited, names=settings.names, any_address=settings.any_address)
     tune_process()
     uvicorn.Server(server_config(app, settings.tls)).run(sockets=[socket.socket(fileno=settings.listener)])

@@ -9,13 +9,13 @@ import secrets
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import asdict, replace
+from functools import partial
 
 from penstock.app import ControlPlane
 from penstock.core.clock import Millis
 from penstock.core.errors import EnvironmentProblem
-from penstock.core.loop import Loop
+from penstock.core.loop import AsideThreads, Loop
 from penstock.web.api import build_api
 from penstock.web.front import FrontSettings
 from penstock.web.overview import ScalingHere
@@ -41,7 +41,7 @@ class FrontProcess:
     ) -> None:
         self._api, self._listener, self._listening = api, listener, listening
         self._scaling, self._told = ScalingHere(plane), ""
-        self._wake_syncer = plane.wake_syncer
+        self._wake_syncer, self._ears = plane.wake_syncer, AsideThreads("front's bell", threads=2)
         tls = listening.tls
         self._settings = FrontSettings(
             listener=listener.fileno(),
@@ -85,6 +85,7 @@ class FrontProcess:
         self._loop.stop()
         if self._process is not None:
             self._end(self._process, timeout_s)
+        self._ears.stop()
         self._api.stop(timeout_s)
 
     def _end(self, process: subprocess.Popen[str], timeout_s: float) -> None:
@@ -108,7 +109,7 @@ class FrontProcess:
             raise
         finally:
             os.close(bell)
-        threading.Thread(target=self._hear, args=(heard,), name="front's bell", daemon=True).start()
+        self._ears.start(partial(self._hear, heard))
         self._told = ""
 
     def _hear(self, pipe: int) -> None:
