@@ -77,6 +77,26 @@ class GroupedWrites:
             return self._lead(asked)
         return self._outcome(asked)
 
+    def run_each(
+        self, works: Sequence[tuple[Callable[[sa.Connection], Answer], Any]]
+    ) -> list[Answer | Exception]:
+        """As `run` for several at once, in one thread: of each what it returns, or what it raised."""
+        each = [_Asked(work, wanted) for work, wanted in works]
+        if not each:
+            return []
+        with self._mutex:
+            self._waiting.extend(each)
+            is_next, self._is_writing = not self._is_writing, True
+        return [self._settle(asked, is_next=is_next and asked is each[0]) for asked in each]
+
+    def _settle(self, asked: _Asked[Any], *, is_next: bool) -> Any:
+        if not is_next:
+            asked.wait()
+        try:
+            return self._outcome(asked) if asked.is_taken else self._lead(asked)
+        except Exception as error:  # the others' writes go on
+            return error
+
     def _lead(self, first: _Asked[Answer]) -> Answer:
         """Write for all that wait, of whom `first` is the first."""
         taken = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]

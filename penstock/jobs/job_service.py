@@ -7,7 +7,7 @@ the layer, its history, the audit, the journal and the answer are written, or no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Unpack
 
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
@@ -32,6 +32,7 @@ from penstock.jobs.layer_writer import (
     Actor,
     Asked,
     LayerWriter,
+    Wish,
     WriteDesk,
     check_is_gone,
     check_is_map,
@@ -41,7 +42,7 @@ from penstock.jobs.layers import Layer, merge_layers, patch_body
 from penstock.jobs.provision import cannot_run, check_state_fits, read_compiled
 from penstock.jobs.text_rules import check_line, shown
 
-__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "StateSet"]
+__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "Patch", "StateSet"]
 
 BIRTH_MAX = 100
 PRECEDENCE_MAX = 1_000_000
@@ -49,6 +50,36 @@ DESIRED = ("running", "paused", "stopped")
 # Whose word a state is, when nobody names a layer.
 STATE_LAYERS = {"oncall": "oncall", "admin": "oncall", "developer": "provisioner"}
 Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Dotted paths of one layer to set, None removes."""
+
+    job: str
+    layer: str
+    changes: Body
+    expected_version: int | None
+    asked: Asked
+
+    def to_wish(self) -> Wish[int]:
+        request = {
+            "patch": self.job,
+            "layer": self.layer,
+            "changes": self.changes,
+            "version": self.expected_version,
+        }
+        return Wish(
+            asked=self.asked, request=request, write=self._write, layer=self.layer, job=_known(self.job)
+        )
+
+    def _write(self, writer: LayerWriter) -> int:
+        record = find_record(writer.connection, self.job)
+        # Before the patch is applied: a stale decision is told so, whatever else is wrong.
+        check_version(record.job, self.expected_version)
+        check_is_map(self.job, self.layer, self.changes)
+        body = patch_body(layer_body(record, self.layer), self.changes)
+        return writer.write(record, self.layer, body, self.expected_version)[0]
 
 
 class JobService(JobReads):
@@ -120,17 +151,12 @@ class JobService(JobReads):
         **asked: Unpack[Asked],
     ) -> int:
         """Set dotted paths of one layer, None removes; returns the new version of the job."""
+        patch = Patch(job=job, layer=layer, changes=changes, expected_version=expected_version, asked=asked)
+        return self._desk.once_for(patch.to_wish())
 
-        def write(writer: LayerWriter) -> int:
-            record = find_record(writer.connection, job)
-            # Before the patch is applied: a stale decision is told so, whatever else is wrong.
-            check_version(record.job, expected_version)
-            check_is_map(job, layer, changes)
-            body = patch_body(layer_body(record, layer), changes)
-            return writer.write(record, layer, body, expected_version)[0]
-
-        request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
+    def patch_layers(self, patches: Sequence[Patch]) -> list[int | Exception]:
+        """`patch_layer` for several callers, each for itself: of each the new version, or what it raised."""
+        return self._desk.once_each([patch.to_wish() for patch in patches])
 
     def clear(
         self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]

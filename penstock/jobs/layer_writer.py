@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
+from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, VersionConflict
 from penstock.core.group_store import GroupedWrites
 from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
@@ -197,6 +197,17 @@ class LayerWriter:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish(Generic[Answer]):
+    """One caller's write, to be run with those of others."""
+
+    asked: Asked
+    request: Mapping[str, Any]
+    write: Callable[[LayerWriter], Answer]
+    layer: str | None = None  # which its caller must be allowed to write; None: `write` itself finds out
+    job: str | None = None  # the one that it looks at first, if its name can be one
+
+
 class WriteDesk:
     """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
 
@@ -218,16 +229,39 @@ class WriteDesk:
 
         `job`: the one that it looks at first, if its name can be one.
         """
-        call = Call(**asked)
+        return self.once_for(Wish(asked=asked, request=request, write=write, layer=layer, job=job))
+
+    def once_for(self, wish: Wish[Answer]) -> Answer:
+        """`once`, for what is wished."""
+        run, wanted = self._prepared(wish)
+        return self._writes.run(run, wanted=wanted)
+
+    def once_each(self, wishes: Sequence[Wish[Answer]]) -> list[Answer | Exception]:
+        """As `once` for several callers, each for itself: of each the answer, or what it raised."""
+        answers: dict[int, Answer | Exception] = {}
+        ready = []
+        for number, wish in enumerate(wishes):
+            try:
+                run = self._prepared(wish)
+            except PenstockError as error:
+                answers[number] = error
+            else:
+                ready.append((number, run))
+        found = self._writes.run_each([run for _, run in ready])
+        answers.update(zip((number for number, _ in ready), found, strict=True))
+        return [answers[number] for number in range(len(wishes))]
+
+    def _prepared(self, wish: Wish[Answer]) -> tuple[Callable[[sa.Connection], Answer], job_store.Wanted]:
+        call = Call(**wish.asked)
         call.check()
-        check_json("the request", request)
-        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        check_json("the request", wish.request)
+        digest = hashlib.sha256(json.dumps(wish.request, sort_keys=True).encode()).hexdigest()
         actor, key = call.actor.name, call.idempotency_key
 
         def run(connection: sa.Connection) -> Answer:
             writer = LayerWriter(connection, self._journal, call)
-            if layer is not None:
-                writer.authorise(layer)
+            if wish.layer is not None:
+                writer.authorise(wish.layer)
             if key is not None:
                 kept = key_store.recall_answer(
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
@@ -235,7 +269,7 @@ class WriteDesk:
                 if kept is not None:
                     recalled: Answer = kept
                     return recalled
-            answer = write(writer)
+            answer = wish.write(writer)
             if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
                 key_store.forget_answers(connection, now_ms=call.now_ms)
                 self._tidied_ms = call.now_ms
@@ -245,7 +279,7 @@ class WriteDesk:
                 )
             return answer
 
-        return self._writes.run(run, wanted=job_store.Wanted(job, actor, key))
+        return run, job_store.Wanted(wish.job, actor, key)
 
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:

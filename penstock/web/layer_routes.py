@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from penstock.app import ControlPlane
+from penstock.core.errors import PenstockError
 from penstock.core.token_store import Caller
+from penstock.jobs.job_service import Patch
 from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import LayerRow
 from penstock.web import bodies, replies
@@ -120,10 +122,30 @@ def write_patch(
     desk: Desk, name: str, layer: str, changes: Mapping[str, Any], asked: Asked, if_match: str | None
 ) -> Response:
     """Set paths of a layer, and say its new version."""
-    check_package(desk, name, changes)
-    version = desk.jobs.patch_layer(name, layer, changes, expected_version=version_of(if_match), **asked)
-    desk.wake_syncer()
-    return answer({"version": version}, version=version)
+    patch = Patch(job=name, layer=layer, changes=changes, expected_version=version_of(if_match), asked=asked)
+    (written,) = write_patches(desk, [patch])
+    if isinstance(written, Exception):
+        raise written
+    return written
+
+
+def write_patches(desk: Desk, patches: Sequence[Patch]) -> list[Response | Exception]:
+    """Set paths of layers for several callers: for each an answer with its version, or an error."""
+    found: dict[int, int | Exception] = {}
+    for number, patch in enumerate(patches):
+        try:
+            check_package(desk, patch.job, patch.changes)
+        except PenstockError as error:
+            found[number] = error
+    ready = [number for number in range(len(patches)) if number not in found]
+    found.update(zip(ready, desk.jobs.patch_layers([patches[number] for number in ready]), strict=True))
+    if any(isinstance(version, int) for version in found.values()):
+        desk.wake_syncer()
+    versions = (found[number] for number in range(len(patches)))
+    return [
+        answer({"version": version}, version=version) if isinstance(version, int) else version
+        for version in versions
+    ]
 
 
 def add_layer_returns(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:

@@ -12,17 +12,20 @@ import json
 import re
 
 from pydantic import ValidationError
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
+from penstock.core.group_store import AT_ONCE
 from penstock.jobs.config import NAME_PATTERN
+from penstock.jobs.job_service import Patch
 from penstock.web.answers import problem_response
-from penstock.web.asking import Ask, Desk
+from penstock.web.asking import Ask, Desk, version_of
 from penstock.web.bodies import ETAG_PATTERN, KEY_LENGTH_MAX, KEY_PATTERN, PatchLayer
 from penstock.web.guard import Guard
-from penstock.web.layer_routes import write_patch
+from penstock.web.layer_routes import write_patches
 from penstock.web.limits import replay
-from penstock.web.pools import WRITES
+from penstock.web.pools import PATCHES, Together
 from penstock.web.problems import status_of
 
 JSON_TYPE = (b"content-type", b"application/json")
@@ -34,7 +37,11 @@ class PatchLane:
     """ASGI middleware, inside those that check origins and sizes."""
 
     def __init__(self, app: ASGIApp, *, prefix: str, guard: Guard, desk: Desk) -> None:
-        self._app, self._guard, self._desk, self._ask = app, guard, desk, Ask(desk)
+        self._app, self._guard, self._ask = app, guard, Ask(desk)
+        # One thread writes what came meanwhile: threads that wait for each other only take turns.
+        self._patches: Together[Patch, Response] = Together(
+            PATCHES, lambda asked: write_patches(desk, asked), at_once=AT_ONCE
+        )
         self._path = re.compile(f"{re.escape(prefix)}/jobs/({_NAME})/layers/({_NAME})")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,11 +61,15 @@ class PatchLane:
         if read is None or caller is None:
             await self._app(scope, replay(body, receive), send)
             return
-        asked = self._ask(caller, read.why, headers[0])
+        patch = Patch(
+            job=found[1],
+            layer=found[2],
+            changes=read.changes,
+            expected_version=version_of(headers[1]),
+            asked=self._ask(caller, read.why, headers[0]),
+        )
         try:
-            answer = await WRITES.run(
-                write_patch, self._desk, found[1], found[2], read.changes, asked, headers[1]
-            )
+            answer = await self._patches.ask(patch)
         except PenstockError as error:
             if status_of(error) == 500:
                 raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -68,9 +68,14 @@ class Reads:
 
 
 class Together(Generic[Asked, Answer]):
-    """Answers what is asked meanwhile together: `call` gets all of it, in one of a pool's threads."""
+    """Answers what is asked meanwhile together: `call` gets all of it, in one of a pool's threads.
 
-    def __init__(self, pool: Pool, call: Callable[[list[Asked]], list[Answer]], *, at_once: int) -> None:
+    For each it returns an answer, or an error for who asked that.
+    """
+
+    def __init__(
+        self, pool: Pool, call: Callable[[list[Asked]], Sequence[Answer | BaseException]], *, at_once: int
+    ) -> None:
         self._pool, self._call, self._at_once = pool, call, at_once
         self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
         self._answering: asyncio.Task[None] | None = None
@@ -88,7 +93,7 @@ class Together(Generic[Asked, Answer]):
             taken = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
             asked = self._pool.run(self._call, [item for item, _ in taken])
             (found,) = await asyncio.gather(asked, return_exceptions=True)
-            answers: list[Any] = [found] * len(taken) if isinstance(found, BaseException) else found
+            answers = [found] * len(taken) if isinstance(found, BaseException) else list(found)
             for (_, future), answer in zip(taken, answers, strict=True):
                 if future.done():  # who asked has left
                     continue
@@ -103,6 +108,7 @@ SLOW_S = 0.05
 SLOW_FOR_S = 5.0
 READS = Pool("reads", 4)
 WRITES = Pool("writes", 16)
+PATCHES = Pool("patches", 1)
 BEATS = Pool("beats", 2)
 # Whatever may take long: whole lists, files, checks of large bodies.
 LONG = Pool("long", 4)

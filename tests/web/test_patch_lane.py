@@ -95,6 +95,6 @@ def test_a_bug_is_answered_as_one(world: World, monkeypatch: pytest.MonkeyPatch)
     def fail(*given: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(patch_lane, "write_patch", fail)
+    monkeypatch.setattr(patch_lane, "write_patches", fail)
     answer = ask(world, SHORT, GOOD)
     assert (answer.status_code, answer.headers["Content-Type"]) == (500, "application/problem+json")
