@@ -1,14 +1,13 @@
-"""The front: a process that takes all requests, answers those that are asked most, and hands the rest on.
+"""The front: a process that takes all requests, answers the reads that are asked most, and hands the rest on.
 
 Python runs one thread at a time. In the process of the loops every answer waited for its turn between them;
 here reads have a processor of their own, and a flood of them leaves heartbeats and the State Syncer alone.
-On a database server, which is made for many writers, that holds for changes of layers too.
+On a database server a second such process takes changes of layers (`web/scribe.py`).
 It holds nothing: it ends with the control plane, and another takes its place when it dies.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -20,7 +19,6 @@ from typing import Any
 
 import structlog
 import uvicorn
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from penstock.core.journal_store import JournalStore
@@ -33,14 +31,13 @@ from penstock.jobs.job_store import JobStore
 from penstock.streams.package_shelf import PackageShelf
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.shard_store import ShardStore
-from penstock.web.answers import on_bug
 from penstock.web.fast_lane import FastLane
 from penstock.web.forward import Forward
 from penstock.web.guard import Guard
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import JobPages
-from penstock.web.patch_lane import PatchLane
+from penstock.web.scribe import ScribeDesk, ToScribe, scribe_app
 from penstock.web.server import HOST, PREFIX, STREAMED, Tls, server_config
 
 
@@ -49,8 +46,10 @@ class FrontSettings:
     """What a front is told when it starts."""
 
     listener: int  # the inherited socket's number
-    bell: int  # the inherited pipe in which it says that it changed something
+    bell: int  # the inherited pipe in which a scribe says that it changed something
     port: int  # where the control plane itself answers, on loopback
+    scribe_port: int = 0  # where changes of layers are taken; 0: by the control plane
+    is_scribe: bool = False  # whether it is the scribe itself
     secret: str  # what it knows the front by
     database: str  # a URL, or ""
     folder: str  # of the control plane
@@ -62,20 +61,6 @@ class FrontSettings:
     @property
     def tls(self) -> Tls | None:
         return Tls(cert=Path(self.cert), key=Path(self.key)) if self.cert else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontDesk:
-    """Takes changes of layers, and rings for the State Syncer."""
-
-    clock: SystemClock
-    jobs: JobService
-    packages: PackageShelf
-    bell: int
-
-    def wake_syncer(self) -> None:
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it was rung for often enough, or ends
-            os.write(self.bell, b"\n")
 
 
 class ScalingTold:
@@ -100,25 +85,38 @@ def serve(settings: FrontSettings) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     scaling = ScalingTold()
     threading.Thread(target=_listen, args=(scaling,), name="control plane", daemon=True).start()
-    os.set_blocking(settings.bell, False)
-    folder = Path(settings.folder)
-    database = Database(settings.database or folder / "store.db")
-    tokens, clock = TokenStore(database), SystemClock()
-    fleet = FleetView(ShardStore(database, JournalStore(database)))
-    jobs = JobService(JobStore(database))
-    pages = JobPages(jobs, fleet, clock, scaling)
-    guard = Guard(tokens, clock, RateLimit())
-    inner: ASGIApp = Forward(HOST, settings.port, settings.secret)
-    if database.is_shared:
-        desk = FrontDesk(
-            clock=clock, jobs=jobs, packages=PackageShelf(folder / "packages"), bell=settings.bell
-        )
-        inner = PatchLane(inner, prefix=PREFIX, guard=guard, desk=desk)
-    inner = FastLane(inner, prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared)
-    limited = LimitBodies(ServerErrorMiddleware(inner, handler=on_bug), streamed=STREAMED)
-    app = CheckOrigin(limited, names=settings.names, any_address=settings.any_address)
-    tune_process()
+    database = Database(settings.database or Path(settings.folder) / "store.db")
+    guard = Guard(TokenStore(database), SystemClock(), RateLimit())
+    app = (
+        _scribe(settings, database, guard)
+        if settings.is_scribe
+        else _front(settings, database, guard, scaling)
+    )
+    app = CheckOrigin(app, names=settings.names, any_address=settings.any_address)
+    tune_process(serving=True)
     uvicorn.Server(server_config(app, settings.tls)).run(sockets=[socket.socket(fileno=settings.listener)])
+
+
+def _front(settings: FrontSettings, database: Database, guard: Guard, scaling: ScalingTold) -> ASGIApp:
+    fleet = FleetView(ShardStore(database, JournalStore(database)))
+    pages = JobPages(JobService(JobStore(database)), fleet, SystemClock(), scaling)
+    rest: ASGIApp = Forward(HOST, settings.port, settings.secret)
+    if settings.scribe_port:
+        rest = ToScribe(rest, Forward(HOST, settings.scribe_port, settings.secret), prefix=PREFIX)
+    lane = FastLane(rest, prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared)
+    return LimitBodies(lane, streamed=STREAMED)
+
+
+def _scribe(settings: FrontSettings, database: Database, guard: Guard) -> ASGIApp:
+    os.set_blocking(settings.bell, False)
+    desk = ScribeDesk(
+        clock=SystemClock(),
+        jobs=JobService(JobStore(database)),
+        packages=PackageShelf(Path(settings.folder) / "packages"),
+        bell=settings.bell,
+    )
+    rest, secret = Forward(HOST, settings.port, settings.secret), settings.secret
+    return scribe_app(rest, desk, guard, prefix=PREFIX, streamed=STREAMED, secret=secret)
 
 
 def _listen(scaling: ScalingTold) -> None:

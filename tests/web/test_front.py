@@ -76,7 +76,7 @@ class Fronted:
     def another_front(self, listener: socket.socket, port: int) -> Iterator[int]:
         """A front for a control plane that should answer at `port`."""
         heard, bell = os.pipe()
-        settings = replace(self.server._settings, listener=listener.fileno(), bell=bell, port=port)
+        settings = replace(self.server._fronts[0].settings, listener=listener.fileno(), bell=bell, port=port)
         process = self.server._launch(settings)
         try:
             yield listener.getsockname()[1]
@@ -232,7 +232,7 @@ def test_changes_in_both_processes_at_once_are_all_there(fronted: Fronted):
         assert versions == list(range(before[path] + 1, before[path] + len(versions) + 1))
 
 
-def test_on_a_server_the_front_itself_takes_changes(fronted: Fronted):
+def test_on_a_server_the_scribe_takes_changes(fronted: Fronted):
     """Plan: a front whose control plane hears nobody, on the same database."""
     with bind(Listening()) as listener, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -309,17 +309,20 @@ def test_what_the_scaler_saw_is_told(fronted: Fronted):
     assert seen()["input_rate"] == 5.0
 
 
-def test_a_front_that_dies_is_replaced(fronted: Fronted):
-    pid = fronted.server.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    fronted.wait("there is another", lambda: fronted.server.pid != pid)
+def test_a_front_or_scribe_that_dies_is_replaced(fronted: Fronted):
+    pids = fronted.server.pids
+    assert len(pids) == (2 if fronted.plane.database.is_shared else 1)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    fronted.wait("there are others", lambda: not set(pids) & set(fronted.server.pids))
+    assert len(fronted.server.pids) == len(pids)
     assert fronted.ask("GET", "/jobs/demo.j1")[0] == 200
+    assert fronted.ask("PATCH", PATCH, body={"changes": {"priority": 5}, "why": "a test"})[0] == 200
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_database_url_is_not_among_its_arguments(fronted: Fronted):
-    command = " ".join(psutil.Process(fronted.server.pid).cmdline())
+    command = " ".join(psutil.Process(fronted.server.pids[0]).cmdline())
     assert "store.db" not in command and "penstock.web.front" in command
 
 
@@ -329,13 +332,12 @@ def test_it_ends_with_the_control_plane(tmp_path: Path):
         server = serve_behind_front(plane, listener, behind, Listening()).start()
         world = Fronted(plane, server, behind.getsockname()[1])
         assert world.ask("GET", "/health")[0] == 200
-        process = psutil.Process(server.pid)
+        (running,) = [front.process for front in server._fronts]
         server._loop.stop()
-        assert server._process is not None and server._process.stdin is not None
-        server._process.stdin.write('{"half of a li')
-        server._process.stdin.close()  # as the kernel does for one that was killed
-        assert server._process.wait(10) == 0
-        assert not process.is_running()
+        assert running is not None and running.stdin is not None
+        running.stdin.write('{"half of a li')
+        running.stdin.close()  # as the kernel does for one that was killed
+        assert running.wait(10) == 0
         server._api.stop()
         plane.stop()
 
