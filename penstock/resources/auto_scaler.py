@@ -38,7 +38,7 @@ from penstock.resources.scaler.carry_out import (
 from penstock.resources.scaler.decide import LookBack, decide
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observation import Decision, Hold, Observation, Resize
-from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_needed, observe
+from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_of, observe
 from penstock.resources.scaler.observe import settings_of as scaler_settings_of
 from penstock.resources.scaler.pipeline import decide_pipeline
 from penstock.resources.scaler.ports import JobLayer, Minutes, Reports
@@ -254,7 +254,7 @@ class AutoScaler:
     def _frames(self, jobs: Sequence[ScalableJob], now_ms: Millis) -> dict[str, Frame | NoFrame]:
         by_range: dict[int, list[str]] = {}
         for job in jobs:
-            by_range.setdefault(minutes_needed(scaler_settings_of(job.config)), []).append(job.name)
+            by_range.setdefault(minutes_of(job), []).append(job.name)
         found: dict[str, Frame | NoFrame] = {}
         for minutes, names in by_range.items():
             for some in self._pace.slices(names):
