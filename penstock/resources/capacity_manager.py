@@ -170,6 +170,7 @@ class CapacityManager:
                 }
                 for kind in KINDS
             ],
+            "short_of": [] if stock is None else list(stock.short_of),
             "jobs": len(facts.claims),
             "stopped": [
                 {

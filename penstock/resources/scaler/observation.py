@@ -217,3 +217,13 @@ def to_data(decision: Decision) -> dict[str, Any]:
     if decision.learnt.alert:
         data["alert"] = decision.learnt.alert
     return data
+
+
+def is_short_of_room(decision: Decision) -> bool:
+    """Whether it would have been more if more were left in the cluster."""
+    match decision:
+        case Hold(bound=bound):
+            return bound.startswith("capacity")
+        case Resize(bounds=bounds):
+            return any(bound.startswith("capacity") for bound in bounds)
+    return False
