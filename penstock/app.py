@@ -72,13 +72,8 @@ class ControlPlane:
         self.token_service = TokenService(self._store, self.tokens)
         self.task_service = TaskService(RunningStore(self.database))
         self.fleet = FleetView(ShardStore(self.database, self.journal))
-        self.lending = LendingService(
-            LoanStore(self.database, self.journal),
-            self.fleet,
-            lambda: self.shard_manager,
-            self.tokens,
-            lambda: self.clock,
-        )
+        loans = LoanStore(self.database, self.journal)
+        self.lending = LendingService(loans, self.fleet, self.tokens, self)
         self._data_plane = StreamDataPlane(self.log, rows)
         self.watermarks, self.states = WatermarkView(self.log, rows), StateView(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +37,13 @@ class Host(Protocol):
         """End it, and make sure that nothing of it is left."""
 
 
+class Stop(Protocol):
+    """What a signal sets."""
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it is set by then."""
+
+
 @dataclass(slots=True)
 class _Place:
     """Where the container works now."""
@@ -58,7 +64,7 @@ class LendableHost:
     clock: Clock
     _place: _Place | None = field(default=None, repr=False)
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: Stop) -> None:
         """Work until told to stop; leaves nothing running."""
         self._enter(self.home)
         try:
@@ -163,7 +169,7 @@ class LendableHost:
 
 
 def _client(settings: ContainerSettings) -> Client:
-    return Client(settings.url, settings.token_file.read_text().strip(), retries=0)
+    return Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5, retries=0)
 
 
 def tell_dead(client: Client, settings: ContainerSettings) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.lendable import Stop
 from penstock.cli.output import out
 from penstock.client import Client
 from penstock.core.clock import Millis
@@ -255,7 +255,7 @@ def lend(
         _run(lender, every, stop_on_signals())
 
 
-def _run(lender: Lender, every_s: float, stop: threading.Event) -> None:
+def _run(lender: Lender, every_s: float, stop: Stop) -> None:
     while True:
         lender.round()
         if stop.wait(every_s):

@@ -6,7 +6,6 @@ repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -32,18 +31,29 @@ class Marks(Protocol):
         """Take it back."""
 
 
+class Plane(Protocol):
+    """The control plane, as far as this needs it."""
+
+    @property
+    def clock(self) -> Clock:
+        """Its time."""
+
+    @property
+    def shard_manager(self) -> Marks:
+        """Its Shard Manager, if it is the active one."""
+
+
 class LendingService:
     """One cluster's side of lending, on any instance."""
 
-    def __init__(
-        self,
-        store: LoanStore,
-        fleet: FleetView,
-        marks: Callable[[], Marks],
-        tokens: TokenStore,
-        clock: Callable[[], Clock],
-    ) -> None:
-        self._store, self._fleet, self._marks, self._tokens, self._clock = store, fleet, marks, tokens, clock
+    def __init__(self, store: LoanStore, fleet: FleetView, tokens: TokenStore, plane: Plane) -> None:
+        self._store, self._fleet, self._tokens, self._plane = store, fleet, tokens, plane
+
+    def _clock(self) -> Clock:
+        return self._plane.clock
+
+    def _marks(self) -> Marks:
+        return self._plane.shard_manager
 
     def loans(self) -> tuple[Loan, ...]:
         """Every record."""
