@@ -319,9 +319,9 @@ def test_containers_of_one_name_stay_where_they_are(clusters: Clusters):
     clusters.lender().round()
     assert clusters.loans()["a"] == {"same": "here", "other": "asked"}
     with pytest.raises(Refused, match="there is a container same already"):
-        clusters.planes["b"].plane.lending.expect(
-            "same", lender="a", owner="a", version=0, reason="x", actor="me"
-        )
+        service = clusters.planes["b"].plane.lending
+        version = service.loans()[0].version
+        service.expect("same", lender="a", owner="a", version=version, reason="x", actor="me")
 
 
 def test_a_cluster_without_limits_neither_lends_nor_borrows(clusters: Clusters):

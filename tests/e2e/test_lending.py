@@ -21,7 +21,7 @@ from tests.e2e.test_fleet import WORKER, is_alive
 from tests.kin import kill_all, kin_of
 from tests.tidy_rules import ROOT
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Cluster(Platform):
