@@ -320,7 +320,7 @@ def test_containers_of_one_name_stay_where_they_are(clusters: Clusters):
     assert clusters.loans()["a"] == {"same": "here", "other": "asked"}
     with pytest.raises(Refused, match="there is a container same already"):
         service = clusters.planes["b"].plane.lending
-        version = service.loans()[0].version
+        version = next(loan.version for loan in service.loans() if loan.container == "same")
         service.expect("same", lender="a", owner="a", version=version, reason="x", actor="me")
 
 
