@@ -42,6 +42,8 @@ from penstock.streams.places import identify, identify_rows, open_log, open_rows
 from penstock.streams.state_view import StateView
 from penstock.streams.watermark_view import WatermarkView
 from penstock.tasks.fleet_view import FleetView
+from penstock.tasks.lending_service import LendingService
+from penstock.tasks.loan_store import LoanStore
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
 from penstock.tasks.shard_manager import Pace, ShardManager
 from penstock.tasks.shard_store import ShardStore
@@ -70,6 +72,8 @@ class ControlPlane:
         self.token_service = TokenService(self._store, self.tokens)
         self.task_service = TaskService(RunningStore(self.database))
         self.fleet = FleetView(ShardStore(self.database, self.journal))
+        loans = LoanStore(self.database, self.journal)
+        self.lending = LendingService(loans, self.fleet, self.tokens, self)
         self._data_plane = StreamDataPlane(self.log, rows)
         self.watermarks, self.states = WatermarkView(self.log, rows), StateView(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)

@@ -14,6 +14,7 @@ from penstock.core.errors import OutcomeUnknown, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply
 from penstock.web.alarm_client import AlarmQuestions
+from penstock.web.lending_client import LendingQuestions
 from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded
 from penstock.web.link import given as _given
 from penstock.web.link import path_part as _part
@@ -23,7 +24,7 @@ RETRIES = 3
 WATCH_S = 3600
 
 
-class Client(StreamQuestions, AlarmQuestions):
+class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
     """A control plane at a URL, as the holder of one token.
 
     What may be repeated is, when the control plane is away for a moment: questions, and changes by their key.

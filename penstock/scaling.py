@@ -154,6 +154,7 @@ def _scalable(view: JobView) -> ScalableJob | None:
         config=running.config,
         layer=layers["scaler"].body if "scaler" in layers else {},
         oncall=frozenset(flat(oncall)),
+        created_ms=view.created_ms,
         changed_ms=running.updated_ms,
         updated_ms=updated_ms,
     )

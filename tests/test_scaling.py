@@ -74,7 +74,8 @@ def test_the_scaler_is_told_what_the_capacity_manager_has_left(tmp_path: Path):
     plane.on_heartbeat(a_beat("c1", capacity=(10.0, 8192.0, 0.0, 0.0)))
     a_job(plane, "demo.a", task_count=2)
     found = plane._scaled.capacity()
-    assert found.remaining.cpu == plane.capacity.remaining()["cpu"] == pytest.approx(7.0)
+    stock = plane.capacity.stock()
+    assert stock is not None and found.remaining.cpu == stock.remaining["cpu"] == pytest.approx(7.0)
     assert not found.privileged_only
     version = plane.jobs.view("demo.a").expected_version
     plane._scaled.patch("demo.a", {"task_count": 8}, expected_version=version, reason="more")

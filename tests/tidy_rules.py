@@ -39,10 +39,10 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {
     # The bus's contract and its memory twin, nothing else of the data plane.
     "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory_log"),
-    # How requests and errors look on the wire, and what is asked about streams and alarms.
+    # How requests and errors look on the wire, and what is asked about streams, alarms and loans.
     "client": (
         *("penstock.web.link", "penstock.web.problems"),
-        *("penstock.web.alarm_client", "penstock.web.stream_client"),
+        *("penstock.web.alarm_client", "penstock.web.lending_client", "penstock.web.stream_client"),
     ),
 }
 

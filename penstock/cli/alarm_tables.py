@@ -116,6 +116,9 @@ def capacity_tables(found: Mapping[str, Any]) -> RenderableType:
         cells = (_amount(row[name], row["kind"]) for name in ("total", "reserved", "used", "remaining"))
         table.add_row(text(row["kind"]), *cells)
     parts: list[RenderableType] = [table, text(_summary(found), "dim")]
+    for what, names in (("lent to others", found["lent"]), ("borrowed", found["borrowed"])):
+        if names:
+            parts.append(text(f"{what}: {', '.join(names)}", "dim"))
     if found["stopped"]:
         parts.append(_stopped_table(found["stopped"]))
     return Group(*parts)

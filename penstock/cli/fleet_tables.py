@@ -48,9 +48,12 @@ def container_state(row: Mapping[str, Any]) -> str:
 
 def takes(row: Mapping[str, Any]) -> str:
     """Whether it takes shards."""
+    if row.get("lending", "").startswith("lent to"):
+        return f"nothing, {row['lending']}"
     if row["draining"]:
         return "nothing, is drained" if not row["shards"] else "nothing, drains"
-    return "nothing, cordoned" if row["cordoned"] else "shards"
+    said = "nothing, cordoned" if row["cordoned"] else "shards"
+    return f"{said}; {row['lending']}" if row.get("lending") else said
 
 
 def size_text(capacity: Mapping[str, float]) -> str:

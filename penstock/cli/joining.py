@@ -4,7 +4,6 @@ command that wardens and engines are started with.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.lendable import keep_token
 from penstock.cli.output import out
-from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.core.errors import ConfigError
 from penstock.jobs.config import NAME_PATTERN
 from penstock.settings import BUS_VARIABLE, ROWS_VARIABLE
 
@@ -79,7 +79,7 @@ def join(
     settings = join_settings(
         name,
         url=url,
-        token_file=_keep_token(folder, token),
+        token_file=keep_token(folder, token),
         folder=folder,
         engine=engine,
         capacity=capacity,
@@ -90,21 +90,6 @@ def join(
     out.print(f"[green]joining[/] {url} as {name} ({engine}); logs in {folder}; stop it with Ctrl-C")
     run_joined(settings)
     out.print("stopped")
-
-
-def _keep_token(folder: Path, token: str) -> Path:
-    """The token in a file that only this user can read, for the engine: arguments are seen by everybody."""
-    path = folder / "token"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(token)
-        path.chmod(0o600)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot use the folder {folder}", why=str(error), fix="name another one with --dir"
-        ) from error
-    return path
 
 
 def run(

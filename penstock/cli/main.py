@@ -21,6 +21,7 @@ from penstock.cli import (
     inject,
     jobs,
     joining,
+    lending,
     overrides,
     packaging,
     policies,
@@ -56,6 +57,7 @@ for group in (*groups, state.app, alarms.alarm, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog=EXIT_CODES)(fleet.top)
 app.command(epilog=EXIT_CODES)(alarms.capacity)
+app.command(epilog=EXIT_CODES)(lending.lend)
 app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)

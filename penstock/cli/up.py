@@ -18,17 +18,17 @@ from rich.console import Console
 
 from penstock.app import ControlPlane
 from penstock.cli.connection import endpoint_file, token_file
+from penstock.cli.lendable import LendableHost, tell_dead
 from penstock.client import Client
 from penstock.container import (
     ENGINES,
     RUN_COMMAND,
     SECRET_VARIABLES,
     ContainerSettings,
-    folder_id,
     folder_lock,
 )
 from penstock.core.clock import Clock, Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
+from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
@@ -168,22 +168,12 @@ def run_joined(settings: ContainerSettings) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     hidden = SECRET_VARIABLES - {DATABASE_VARIABLE}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    with Client(settings.url, settings.token_file.read_text().strip(), retries=0) as client:
+    clock = SystemClock()
 
-        def tell(name: str) -> None:
-            try:
-                client.container_dead(name, folder_id(settings.folder))
-            except PenstockError as error:  # its lease runs out by itself
-                log.warning("the control plane was not told", container=name, error=error.what)
+    def make_host(chosen: ContainerSettings, client: Client) -> ContainerHost:
+        return ContainerHost((chosen,), environment, clock, lambda name: tell_dead(client, chosen))
 
-        stop = stop_on_signals()
-        host = ContainerHost((settings,), environment, SystemClock(), tell)
-        host.start()
-        try:
-            stop.wait()
-        finally:
-            host.stop()
-            tell(settings.name)
+    LendableHost(settings, make_host, clock).run(stop_on_signals())
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from penstock.resources.scaler.carry_out import (
 from penstock.resources.scaler.decide import LookBack, decide
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observation import Decision, Hold, Observation, Resize
-from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_needed, observe
+from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_of, observe
 from penstock.resources.scaler.observe import settings_of as scaler_settings_of
 from penstock.resources.scaler.pipeline import decide_pipeline
 from penstock.resources.scaler.ports import JobLayer, Minutes, Reports
@@ -54,6 +54,8 @@ NEVER: tuple[Millis, int] = (-MINUTE_MS, -1)
 LEAST, ROUNDS = 50, 30  # jobs that a round looks at by minutes, and rounds of a second that all of them take
 RESTART_MAX_MS: Millis = 900_000  # what takes longer is not the restart alone
 FAILED_MS: Millis = 60_000  # so long after a failure what seconds show may be what it left behind
+
+_ByMinutes = tuple[Observation, Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +124,7 @@ class AutoScaler:
         if not jobs:
             return
         turn = Turn(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
-        acted = self._hurry(jobs, hurried, turn)
-        self._by_minutes([jobs[name] for name in due if name in jobs and name not in acted], turn)
+        self._look_at([jobs[name] for name in due if name in jobs], jobs, hurried, turn)
 
     def _forget(self, counts: Mapping[str, object]) -> None:
         for gone in self._looked.keys() - counts.keys():
@@ -194,10 +195,28 @@ class AutoScaler:
 
     # -- decisions --------------------------------------------------------------------------------------
 
-    def _hurry(self, jobs: Mapping[str, ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
+    def _look_at(
+        self,
+        due: Sequence[ScalableJob],
+        jobs: Mapping[str, ScalableJob],
+        hurried: Mapping[str, Frame],
+        turn: Turn,
+    ) -> None:
+        """Decide, and serve privileged jobs first, in seconds as by minutes; then by priority."""
+        looks = self._by_minutes(due, turn)
+        for is_first in (True, False):
+            some = sorted(
+                (job for job in jobs.values() if job.config["privileged"] is is_first), key=_first_served
+            )
+            acted = self._hurry(some, hurried, turn)
+            self._serve_looks(
+                [job for job in some if job.name in looks and job.name not in acted], looks, turn
+            )
+
+    def _hurry(self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
         """Jobs over their SLO get more at once; everything else waits for minutes."""
         acted = set()
-        for job in sorted(jobs.values(), key=_first_served):
+        for job in jobs:
             name, frame = job.name, frames.get(job.name)
             if frame is None or not job.config["scaler"]["enabled"]:
                 continue
@@ -212,16 +231,18 @@ class AutoScaler:
         self._keep_held(turn.now_ms)
         return acted
 
-    def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> None:
+    def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> dict[str, _ByMinutes]:
         frames = self._frames(jobs, turn.now_ms)
         observations = {
             job.name: observe(job, frames[job.name], self._memory(job), turn.capacity, now_ms=turn.now_ms)
             for job in jobs
         }
         decisions = self._decide(jobs, observations, turn.now_ms)
-        # When not all can have more, the first get it: privileged jobs, then by priority.
-        for job in sorted(jobs, key=_first_served):
-            decision, observation = decisions[job.name], observations[job.name]
+        return {name: (observation, decisions[name]) for name, observation in observations.items()}
+
+    def _serve_looks(self, jobs: Sequence[ScalableJob], looks: Mapping[str, _ByMinutes], turn: Turn) -> None:
+        for job in jobs:
+            observation, decision = looks[job.name]
             if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
                 # Others were first in this round: the largest step that fits what they left.
                 observation = replace(observation, remaining=turn.remaining)
@@ -233,7 +254,7 @@ class AutoScaler:
     def _frames(self, jobs: Sequence[ScalableJob], now_ms: Millis) -> dict[str, Frame | NoFrame]:
         by_range: dict[int, list[str]] = {}
         for job in jobs:
-            by_range.setdefault(minutes_needed(scaler_settings_of(job.config)), []).append(job.name)
+            by_range.setdefault(minutes_of(job), []).append(job.name)
         found: dict[str, Frame | NoFrame] = {}
         for minutes, names in by_range.items():
             for some in self._pace.slices(names):

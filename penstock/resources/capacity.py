@@ -1,4 +1,4 @@
-"""What a cluster has, who gets more when it is short, who stops as a last resort (Turbine V-F). Pure.
+"""What a cluster has and what may still be given, who stops as a last resort (Turbine V-F). Pure.
 
 The capacity manager decides between jobs, never about one: how much a job needs is the scaler's to say.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, inf
 
 # cpu, memory_mb, disk_mb, network_mbps: as much of each.
 Amount = Mapping[str, float]
@@ -45,26 +44,6 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """The scaler wants so many units more for a job: tasks, or steps of their size."""
-
-    job: str
-    unit: Amount
-    count: int
-    priority: int = 0
-    privileged: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """How many it gets, and what bound it."""
-
-    job: str
-    count: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
     """It stops so that others can run."""
 
@@ -97,25 +76,6 @@ def take_stock(total: Amount, claims: Iterable[Claim], *, headroom: float = HEAD
     }
     remaining = {kind: max(0.0, most * (1 - headroom) - reserved[kind]) for kind, most in total.items()}
     return Stock(total=dict(total), reserved=reserved, used=used, remaining=remaining)
-
-
-def decide_grants(stock: Stock, asks: Sequence[Ask]) -> tuple[Grant, ...]:
-    """Privileged jobs first, then by priority; whoever does not get all gets as much as there is."""
-    left = dict(stock.remaining)
-    grants: dict[int, Grant] = {}
-    for number, ask in sorted(enumerate(asks), key=lambda found: _first_served(found[1])):
-        fits, bound = _how_many(ask.unit, left)
-        count = max(0, min(ask.count, fits))
-        for kind, each in ask.unit.items():
-            if kind in left:
-                left[kind] -= each * count
-        reason = (
-            f"all {ask.count}"
-            if count == ask.count
-            else f"{count} of {ask.count}: {left[bound]:.1f} {bound} are left, one needs {ask.unit[bound]:g}"
-        )
-        grants[number] = Grant(job=ask.job, count=count, reason=reason)
-    return tuple(grants[number] for number in range(len(asks)))
 
 
 def decide_stops(
@@ -227,16 +187,3 @@ def _over(reserved: Amount, total: Amount) -> dict[str, float]:
         for kind, most in total.items()
         if reserved[kind] > most * RUNNING_OUT * (1 + 1e-9)
     }
-
-
-def _how_many(unit: Amount, left: Amount) -> tuple[int, str]:
-    """How many units fit, and the kind that binds."""
-    fits, bound = inf, next(iter(left), "")
-    for kind, each in unit.items():
-        if kind in left and each > 0 and left[kind] / each < fits:
-            fits, bound = left[kind] / each, kind
-    return (floor(fits + 1e-9) if fits < inf else 2**31), bound
-
-
-def _first_served(ask: Ask) -> tuple[bool, int, str]:
-    return (not ask.privileged, -ask.priority, ask.job)

@@ -22,6 +22,7 @@ class Room:
     name: str
     size: Amount
     owner: str  # the cluster it belongs to, wherever it is now
+    can_move: bool = True  # its host listens, and it is not on its way already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def least_free(rooms: Sequence[Room], reserved: Amount) -> float:
 def _give_back(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> None:
     borrower = state[name]
     for room in sorted(borrower.rooms, key=lambda room: room.name):
-        if room.owner == name or room.owner not in state:
+        if room.owner == name or room.owner not in state or not room.can_move:
             continue
         rest = [other for other in state[name].rooms if other is not room]
         # An owner in need comes first, but not at the price of what is reserved here.
@@ -142,7 +143,13 @@ def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> 
             rest = [other for other in state[donor].rooms if other is not room]
             free = least_free(rest, state[donor].reserved)
             # Only its own: what is borrowed is not lent on.
-            if room.owner == donor and rest and free >= SPARE and (best is None or free > best[0]):
+            if (
+                room.owner == donor
+                and room.can_move
+                and rest
+                and free >= SPARE
+                and (best is None or free > best[0])
+            ):
                 best = free, donor, room
     if best is not None:
         free, donor, room = best

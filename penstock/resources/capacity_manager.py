@@ -5,9 +5,7 @@ It is off where a container declares no capacity: what is not limited is never s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Protocol
 
 import structlog
@@ -19,13 +17,10 @@ from penstock.jobs.job_reads import JobReads
 from penstock.jobs.layer_writer import Actor
 from penstock.resources.alarms import FLEET
 from penstock.resources.capacity import (
-    Ask,
     BringBack,
-    Grant,
     OutOfRoom,
     Stock,
     StopJob,
-    decide_grants,
     decide_stops,
     take_stock,
 )
@@ -101,18 +96,6 @@ class CapacityManager:
         """The cluster now, read afresh: what was written a moment ago is claimed. None: not limited."""
         return self._look(self._rest).stock
 
-    def remaining(self) -> dict[str, float]:
-        """How much of each kind may still be given; inf: that is not limited."""
-        stock = self.stock()
-        return {kind: inf if stock is None else stock.remaining.get(kind, inf) for kind in KINDS}
-
-    def grant(self, asks: Sequence[Ask]) -> tuple[Grant, ...]:
-        """How many of the units that it asks for each job gets: privileged first, then by priority."""
-        stock = self.stock()
-        if stock is None:
-            return tuple(Grant(job=ask.job, count=ask.count, reason="not limited") for ask in asks)
-        return decide_grants(stock, asks)
-
     # -- the round --------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Millis) -> None:
@@ -187,6 +170,7 @@ class CapacityManager:
                 }
                 for kind in KINDS
             ],
+            "short_of": [] if stock is None else list(stock.short_of),
             "jobs": len(facts.claims),
             "stopped": [
                 {

@@ -101,5 +101,9 @@ class Capacity(_Reply):
     containers: int
     boundless: list[str]
     kinds: list[CapacityKind]
+    short_of: list[str]
+    refused: list[str]
+    lent: list[str]
+    borrowed: list[str]
     jobs: int
     stopped: list[StoppedJob]

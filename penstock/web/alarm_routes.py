@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from penstock.app import ControlPlane
 from penstock.core.token_store import Caller
 from penstock.resources.alarms import ID_LENGTH, Alarm, Silence
+from penstock.resources.scaler.observation import is_short_of_room
 from penstock.web import alarm_replies, bodies
 from penstock.web.answers import answer
 from penstock.web.asking import Ask
@@ -53,7 +54,8 @@ def add_alarm_reads(router: APIRouter, plane: ControlPlane, guard: Guard) -> Non
     @LONG
     def get_capacity(caller: Caller = guard.allow("status.read")) -> Response:
         """What the cluster has, and how much of it is reserved and used."""
-        return answer(plane.capacity.to_json())
+        refused = [job for job, said in sorted(plane.scaler.decisions.items()) if is_short_of_room(said)]
+        return answer({**plane.capacity.to_json(), "refused": refused, **plane.lending.summary()})
 
 
 def add_alarm_writes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:

@@ -25,6 +25,7 @@ from penstock.web.guard import Guard
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
 from penstock.web.kept_routes import add_kept_routes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
+from penstock.web.lending_routes import add_lending_routes
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.metric_routes import add_metric_routes
 from penstock.web.origin import CheckOrigin
@@ -82,6 +83,7 @@ def build_api(
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)
     add_fleet_orders(router, plane, fleet, guard)
+    add_lending_routes(router, plane, guard)
     add_alarm_reads(router, plane, guard)
     add_alarm_writes(router, plane, guard)
     add_layer_kind_routes(router, plane, guard)

@@ -36,6 +36,7 @@ VERBS: dict[str, frozenset[str]] = {
     "container.beat": frozenset({"container", "admin"}),
     "container.read": EVERYBODY,
     "container.write": frozenset({"oncall", "admin"}),
+    "container.lend": frozenset({"admin"}),
     "shard.read": EVERYBODY,
     "shard.write": frozenset({"oncall", "admin"}),
     "alarm.read": EVERYBODY,

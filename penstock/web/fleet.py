@@ -12,6 +12,7 @@ from penstock.app import ControlPlane
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.near_names import did_you_mean, some_of
 from penstock.tasks.container_store import ContainerRow
+from penstock.tasks.lending_service import whose
 from penstock.tasks.messages import TaskReport
 from penstock.tasks.shard_history import KINDS, history_of, say_outlook
 from penstock.tasks.shard_load import KINDS as LOAD_KINDS
@@ -37,7 +38,11 @@ class Fleet:
         for shard in self._plane.fleet.shards():
             if shard.container:
                 owned[shard.container] = owned.get(shard.container, 0) + 1
-        return [_container_line(row, owned.get(row.name, 0)) for row in self._plane.fleet.containers()]
+        loans = {loan.container: whose(loan) for loan in self._plane.lending.loans()}
+        return [
+            {**_container_line(row, owned.get(row.name, 0)), "lending": loans.get(row.name, "")}
+            for row in self._plane.fleet.containers()
+        ]
 
     def container(self, name: str) -> dict[str, Any]:
         """One of these lines."""

@@ -31,6 +31,7 @@ class ContainerLine(_Reply):
     registered_ms: int
     seen_ms: int
     list_version: int
+    lending: str
 
 
 class Containers(_Reply):

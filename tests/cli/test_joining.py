@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.joining import _keep_token
+from penstock.cli.lendable import keep_token
 from penstock.cli.up import UpSettings, environment_of
 from penstock.container import (
     SECRET_VARIABLES,
@@ -37,7 +37,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def joined(plane: Served, folder: Path, **changes: str) -> ContainerSettings:
     given = {"engine": "process", "capacity": "", "region": "", "url": plane.server.url, **changes}
     token = plane.tokens[given.pop("role", "container")]
-    return join_settings("far", token_file=_keep_token(folder, token), folder=folder, **given)
+    return join_settings("far", token_file=keep_token(folder, token), folder=folder, **given)
 
 
 def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
@@ -50,7 +50,7 @@ def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
 def test_the_token_is_in_a_file_of_this_user_alone(tmp_path: Path):
     (tmp_path / "token").write_text("old")
     (tmp_path / "token").chmod(0o644)
-    path = _keep_token(tmp_path, "pk_secret")
+    path = keep_token(tmp_path, "pk_secret")
     assert path.read_text() == "pk_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -219,6 +219,7 @@ class StageJobs:
             config=view.config,
             layer=layers["scaler"].body if "scaler" in layers else {},
             oncall=frozenset(flat(layers["oncall"].body)) if "oncall" in layers else frozenset(),
+            created_ms=view.created_ms,
             changed_ms=work.changed_ms,
             updated_ms=made if made > view.created_ms else None,
         )

@@ -277,6 +277,32 @@ def test_in_seconds_too_privileged_jobs_are_first_and_others_get_a_part(stage: S
     assert "capacity: cpu" in entry.data["bounds"]
 
 
+def test_a_privileged_job_comes_before_others_that_are_in_a_hurry(stage: Stage):
+    """Plan: nothing is left. Then there are cores for nine more tasks, in the very second in which a privileged
+    job is looked at by minutes and another one, of a higher priority, is over its SLO.
+    """
+    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=0))
+    plain, first = "demo.a_plain", "demo.z_privileged"
+    stage.add(Work(plain, input_rate=lambda s: 400.0), priority=9)
+    stage.add(Work(first, input_rate=lambda s: 400.0), slo={"lag_s": 3600})
+    stage.service.patch_layer(
+        first, "oncall", {"privileged": True}, actor=ADMIN, reason="x", idempotency_key=None, now_ms=stage.now_ms
+    )  # fmt: skip
+    stage.run(420)
+    for name in (plain, first):
+        assert stage.done(name) == [] and stage.entries(name)[-1].data["bound"] == "capacity: cpu"
+    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    stage.scaler._looked.clear()  # all are due
+    stage.run(1)
+    assert [stage.done(name) for name in (plain, first)] == [["up"], ["up"]]
+    counts = {name: stage.service.view(name).config["task_count"] for name in (plain, first)}
+    assert counts == {plain: 3, first: 8}
+    given = sum(count - 1 for count in counts.values())
+    assert given == 9, "all that there was, and no more"
+    (entry,) = (entry for entry in stage.entries(plain) if entry.decision == "up")
+    assert "capacity: cpu" in entry.data["bounds"] and "capacity: cpu" in entry.reason
+
+
 def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):
     stage.add(Work(JOB, input_rate=lambda s: 400.0))
     moved = OpenAction(

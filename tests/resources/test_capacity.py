@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from penstock.resources.capacity import (
     HEADROOM,
-    Ask,
     BringBack,
     Claim,
     OutOfRoom,
     StopJob,
-    decide_grants,
     decide_stops,
     take_stock,
 )
@@ -45,21 +43,6 @@ def test_stock_adds_up_and_keeps_headroom():
     assert stock.reserved["cpu"] == 60 and stock.used["cpu"] == 45 and stock.remaining["cpu"] == 30
     assert stock.short_of == ()
     assert take_stock(TOTAL, [a_claim("a", 95)]).short_of == ("cpu",)
-
-
-def test_privileged_jobs_come_first_and_the_rest_gets_a_part():
-    stock = take_stock(TOTAL, [a_claim("old", 60)])
-    unit = {"cpu": 2.0, "memory_mb": 100.0}
-    grants = decide_grants(
-        stock,
-        [
-            Ask(job="low", unit=unit, count=10, priority=1),
-            Ask(job="high", unit=unit, count=6, priority=9),
-            Ask(job="first", unit=unit, count=5, privileged=True),
-        ],
-    )
-    assert {grant.job: grant.count for grant in grants} == {"first": 5, "high": 6, "low": 4}
-    assert "cpu" in grants[0].reason and grants[1].reason == "all 6"
 
 
 def test_the_lowest_priority_stops_only_when_more_is_reserved_than_there_is():
@@ -112,22 +95,6 @@ claims_drawn = st.lists(
         for n, (cpu, priority, privileged, stopped) in enumerate(rows)
     ]
 )
-asks_drawn = st.lists(
-    st.tuples(st.floats(0, 20), st.integers(0, 40), st.integers(-3, 3), st.booleans()), max_size=10
-).map(
-    lambda rows: [
-        Ask(
-            job=f"a{n}",
-            unit={"cpu": cpu, "memory_mb": 10.0},
-            count=count,
-            priority=priority,
-            privileged=first,
-        )
-        for n, (cpu, count, priority, first) in enumerate(rows)
-    ]
-)
-
-
 kinds_drawn = st.lists(
     st.tuples(st.floats(0, 60), st.floats(0, 60_000), st.integers(-2, 2), st.booleans()), max_size=8
 ).map(
@@ -175,29 +142,6 @@ def test_of_one_priority_and_kind_as_few_stop_as_can_be(amounts):
     stops = decide_stops({"cpu": 100.0}, claims)
     fewest = next(n for n in range(9) if sum(sorted(amounts)[: len(amounts) - n]) <= 100.0 * (1 + 1e-9))
     assert len(stops) == fewest
-
-
-@given(claims_drawn, asks_drawn)
-def test_never_more_is_given_than_there_is(claims, asks):
-    stock = take_stock(TOTAL, claims)
-    grants = {grant.job: grant for grant in decide_grants(stock, asks)}
-    for kind, left in stock.remaining.items():
-        given_out = sum(grants[ask.job].count * ask.unit[kind] for ask in asks)
-        assert given_out <= left * (1 + 1e-6) + 1e-6
-    assert all(0 <= grants[ask.job].count <= ask.count and grants[ask.job].reason for ask in asks)
-
-
-@given(claims_drawn, asks_drawn)
-def test_whoever_gets_less_could_not_have_had_more(claims, asks):
-    stock = take_stock(TOTAL, claims)
-    grants = {grant.job: grant.count for grant in decide_grants(stock, asks)}
-    left = {
-        kind: amount - sum(grants[ask.job] * ask.unit[kind] for ask in asks)
-        for kind, amount in stock.remaining.items()
-    }
-    for ask in asks:
-        if grants[ask.job] < ask.count:
-            assert any(each > left[kind] - 1e-6 for kind, each in ask.unit.items())
 
 
 def applied(claims, moves):

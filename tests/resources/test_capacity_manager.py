@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.app import ControlPlane
-from penstock.resources.capacity import Ask
 from penstock.resources.capacity_manager import CapacityManager
 from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
@@ -102,9 +100,7 @@ def test_a_container_without_capacity_makes_everything_boundless(world: World):
     a_job(plane, "demo.low", 30)
     rounds(manager)
     assert states(plane) == {"demo.low": "running"} and not manager.to_json()["is_limited"]
-    assert set(manager.remaining().values()) == {inf}
-    (grant,) = manager.grant([Ask(job="demo.low", unit={"cpu": 1}, count=99)])
-    assert grant.count == 99
+    assert manager.stock() is None
 
 
 def test_without_containers_nothing_is_decided(world: World):
@@ -154,12 +150,11 @@ def test_what_is_left_is_for_the_scaler(world: World):
     a_container(plane, "c1", 10, 1000, 0, 0)
     a_job(plane, "demo.a", 2, task_count=2)
     manager.tick(NOW)
-    left = manager.remaining()
-    assert left["cpu"] == pytest.approx(5.0) and left["memory_mb"] == pytest.approx(700.0)
-    assert left["disk_mb"] == inf, "nobody declared any"
-    asks = [Ask(job="x", unit={"cpu": 2}, count=9), Ask(job="y", unit={"cpu": 2}, count=2, privileged=True)]
-    assert [grant.count for grant in manager.grant(asks)] == [0, 2]
-    assert plane.capacity.remaining() == left, "any instance may be asked before its first round"
+    stock = manager.stock()
+    assert stock is not None
+    assert stock.remaining["cpu"] == pytest.approx(5.0) and stock.remaining["memory_mb"] == pytest.approx(700)
+    assert "disk_mb" not in stock.remaining, "nobody declared any"
+    assert plane.capacity.stock() == stock, "any instance may be asked before its first round"
 
 
 def test_somebody_who_writes_meanwhile_is_not_overwritten(world: World):

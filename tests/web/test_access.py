@@ -21,6 +21,7 @@ from tests.web.world import JOB, World
 HASH = "0" * 64
 BEAT = {"container": "c1", "incarnation": "i1", "sequence": 1}
 CATEGORY = {"name": "queries", "partitions": 1, "columns": [["query", "string"]]}
+LEND = {"home": "a", "to": "b", "url": "http://b:1", "token": "pk_x", "why": " "}
 
 # Every route but /health: (method, path, verb, body).
 ROUTES: list[tuple[str, str, str, Any]] = [
@@ -75,6 +76,13 @@ ROUTES: list[tuple[str, str, str, Any]] = [
     ("POST", "/containers/{name}/drain", "container.write", {"why": "x"}),
     ("POST", "/containers/{name}/cordon", "container.write", {"why": "x"}),
     ("POST", "/containers/{name}/uncordon", "container.write", {"why": "x"}),
+    ("GET", "/loans", "container.read", None),
+    ("POST", "/containers/{name}/order", "container.beat", {}),
+    ("POST", "/containers/{name}/order/answer", "container.beat", {"number": 0, "accepted": False}),
+    ("POST", "/containers/{name}/lend", "container.lend", LEND),
+    ("POST", "/containers/{name}/keep", "container.lend", {"version": 0, "why": " "}),
+    ("POST", "/containers/{name}/expect", "container.lend", {"lender": "a", "why": " "}),
+    ("POST", "/containers/{name}/forget", "container.lend", {"version": 0, "why": " "}),
     ("GET", "/shards", "shard.read", None),
     ("GET", "/shards/{shard}", "shard.read", None),
     ("POST", "/shards/{shard}/move", "shard.write", {"container": "c9", "why": "x"}),

@@ -2,7 +2,7 @@
 
 Cpu by equations 2 and 3. State that is split over the tasks shrinks per task when there are more of them: by
 key count for aggregations, as of the minute with most of them, for windows that close take theirs along; by
-window, degree of matching and disorder for joins.
+window, degree of matching and disorder for joins (`join_memory.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from math import ceil, inf, nan
 from typing import NamedTuple
 
 from penstock.resources.frames import Frame
-from penstock.resources.scaler.observation import Footprint, JobFacts, JoinFacts
+from penstock.resources.scaler.join_memory import MB, estimate_join
+from penstock.resources.scaler.observation import Footprint, JobFacts
 from penstock.resources.scaler.settings import Settings
 from penstock.resources.scaler.shapes import (
     Room,
@@ -23,7 +24,6 @@ from penstock.resources.scaler.shapes import (
 )
 from penstock.resources.scaler.window import Window, optional
 
-MB = 2**20
 BITS_PER_BYTE = 8
 # Below this a thread was too idle to tell what it can do.
 BUSY_MIN = 0.05
@@ -62,12 +62,6 @@ def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
 def aggregation_state_mb(key_count: float, key_bytes: float) -> float:
     """Proportional to the keys kept."""
     return key_count * key_bytes / MB
-
-
-def join_state_mb(input_rate: float, join: JoinFacts, record_bytes: float) -> float:
-    """Proportional to window, degree of matching and degree of disorder."""
-    kept_s = join.window_s + join.disorder_s
-    return input_rate * kept_s * max(1.0, join.match_degree) * record_bytes / MB
 
 
 def fullest_minute(frame: Frame, minutes: int) -> tuple[float, float] | None:
@@ -120,24 +114,20 @@ def _memory(
         measured = _largest(frame, "memory_task_mb", window.minutes)
     if job.state == "none" or state_mb != state_mb:
         return measured, 0.0, 1.0
-    split, state_growth = state_mb, 1.0
+    split, state_growth, pairs_mb = state_mb, 1.0, 0.0
     if job.state == "join":
         # A join keeps records, so its state follows the rate; what is kept already stays for a window.
         state_growth = max(1.0, growth)
         split = state_mb * state_growth
-        if job.join is not None and footprint.record_bytes is not None:
-            disorder = optional(frame.values, "watermark_lag_s")
-            join = JoinFacts(
-                window_s=job.join.window_s,
-                match_degree=job.join.match_degree,
-                disorder_s=max(job.join.disorder_s, disorder if disorder == disorder else 0.0),
-            )
-            rate = growth * window.processed_rate
-            split = max(state_mb, join_state_mb(rate, join, footprint.record_bytes))
+        rate, tasks = growth * window.processed_rate, job.shape.task_count
+        found = None if job.join is None else estimate_join(window, frame, job.join, tasks=tasks, rate=rate)
+        if found is not None and state_mb > 0:
+            split, pairs_mb = found
+            state_growth = split / state_mb
     share = share_of_busiest(job.shape.task_count, job.partitions)
     known = footprint.memory_fixed_mb if footprint.memory_fixed_mb is not None else 0.0
     # What is measured beyond a task's part of the state is there however many tasks there are.
-    fixed = max(known, measured - state_mb * share) if measured == measured else nan
+    fixed = max(known, measured - state_mb * share) + pairs_mb if measured == measured else nan
     return fixed, split, state_growth
 
 

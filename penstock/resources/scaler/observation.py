@@ -23,11 +23,12 @@ Outcome = Literal["pending", "worked", "ineffective", "broke_slo", "overruled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFacts:
-    """What a join keeps: both inputs for the window and for as long as records come out of order."""
+    """A join as its plan and its config have it."""
 
-    window_s: float
-    match_degree: float = 1.0  # pairs that one record takes part in, on average
-    disorder_s: float = 0.0
+    window_s: float  # for how long a record waits for others, at most
+    created_ms: Millis = 0  # before this nothing was kept
+    batch_rows_max: int = 50_000
+    trigger_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,6 @@ class Footprint:
 
     thread_rate: float | None = None  # P, records per second one thread can sustain
     thread_rate_minute: int | None = None  # when that was learnt: an update since then makes it void
-    record_bytes: float | None = None  # as kept by a join
     memory_fixed_mb: float | None = None  # what a task uses however little it does
 
 
@@ -217,3 +217,13 @@ def to_data(decision: Decision) -> dict[str, Any]:
     if decision.learnt.alert:
         data["alert"] = decision.learnt.alert
     return data
+
+
+def is_short_of_room(decision: Decision) -> bool:
+    """Whether it would have been more if more were left in the cluster."""
+    match decision:
+        case Hold(bound=bound):
+            return bound.startswith("capacity")
+        case Resize(bounds=bounds):
+            return any(bound.startswith("capacity") for bound in bounds)
+    return False

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.clock import Millis
 from penstock.resources.frames import MINUTE_MS, Frame, NoFrame
+from penstock.resources.scaler.join_memory import join_facts
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observation import JobFacts, Limits, Observation, Remaining, State
 from penstock.resources.scaler.pattern_rate import STAGING_MIN
@@ -21,6 +22,7 @@ from penstock.resources.scaler.shapes import KINDS, Room, Shape, TaskResources
 # Where a container says how much it has, a task may grow to a fifth of it (V-E); else it keeps one thread.
 THREADS_MAX = 64
 STALE_STEPS = 4
+JOIN_MORE_MIN = 30  # beyond its window: for disorder and lag
 _OWN = ("generation", "recovery_s", "target", "up_at", "history_hours")
 _STATES: Mapping[str, State] = {"join": "join"}
 
@@ -39,6 +41,7 @@ class ScalableJob:
     config: Mapping[str, Any]  # what runs
     layer: Mapping[str, Any] = field(default_factory=dict)  # what the scaler layer says
     oncall: frozenset[str] = frozenset()  # paths that a person has set: then they are theirs
+    created_ms: Millis = 0
     changed_ms: Millis = 0  # its running config was last changed then
     updated_ms: Millis | None = None  # its owner changed it then, after it was made
 
@@ -91,6 +94,12 @@ def minutes_needed(settings: Settings) -> int:
     return min(14 * DAY_MIN, max(2 * STAGING_MIN, quiet + settings.window_min))
 
 
+def minutes_of(job: ScalableJob) -> int:
+    """The same for one job: a join is looked at for as long as it keeps records, up to a day."""
+    needed, join = minutes_needed(settings_of(job.config)), join_facts(job.config, job.created_ms)
+    return needed if join is None else max(needed, min(DAY_MIN, ceil(join.window_s / 60) + JOIN_MORE_MIN))
+
+
 def observe(
     job: ScalableJob,
     frame: Frame | NoFrame,
@@ -111,6 +120,7 @@ def observe(
         is_privileged=config["privileged"],
         slo_lag_s=config["slo"]["lag_s"],
         state=_state(config),
+        join=join_facts(config, job.created_ms),
         restart_s=memory.restart_s,
         changed_minute=job.changed_ms // MINUTE_MS,
         updated_minute=None if updated is None else updated // MINUTE_MS,
