@@ -195,7 +195,7 @@ class AutoScaler:
     # -- decisions --------------------------------------------------------------------------------------
 
     def _hurry(self, jobs: Mapping[str, ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
-        """Jobs over their SLO get more at once; everything else waits for minutes."""
+        """Jobs over their SLO get more, or another deal of partitions, at once; the rest waits for minutes."""
         acted = set()
         for job in sorted(jobs.values(), key=_first_served):
             name, frame = job.name, frames.get(job.name)
@@ -206,8 +206,8 @@ class AutoScaler:
             observation = hasten(by_minutes, frame, job)
             decision = decide(observation)
             self.decisions[name] = decision
-            is_up = isinstance(decision, Resize) and decision.direction == "up"
-            if is_up and self._guarded(job, observation, decision, turn, is_hurried=True):
+            is_urgent = isinstance(decision, Resize | Rebalance) and decision.direction in ("up", "rebalance")
+            if is_urgent and self._guarded(job, observation, decision, turn, is_hurried=True):
                 acted.add(name)
         self._keep_held(turn.now_ms)
         return acted

@@ -114,20 +114,19 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
             formula=FORMULA,
             inputs=inputs,
         )
-    is_uneven = is_imbalanced(window, settings.imbalance_at)
-    # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
-    is_enough = min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0
-    if is_uneven and is_enough:
+    if is_imbalanced(window, settings.imbalance_at):
         dealt = plan_rebalance(observation, window, _uneven(window, lag), inputs)
         if isinstance(dealt, Rebalance):
             return dealt
-        enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
-        return Untriaged(
-            reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
-            ruled_out=(enough, dealt),
-            formula=FORMULA,
-            inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
-        )
+        # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
+        if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
+            enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
+            return Untriaged(
+                reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
+                ruled_out=(enough, dealt),
+                formula=FORMULA,
+                inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
+            )
     if load.used > settings.up_at:
         drained_s = _drained_s(window, load)
         if drained_s <= job.restart_s:
@@ -137,13 +136,7 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
                 formula="B / (P*k*n - X)",
                 inputs=inputs,
             )
-        more = _up(observation, frame, window, load, why=lag)
-        if is_uneven and isinstance(more, Hold):  # all are short, and there is no more: at least evenly
-            dealt = plan_rebalance(
-                observation, window, f"{_uneven(window, lag)}; {more.bound} holds it", inputs
-            )
-            return dealt if isinstance(dealt, Rebalance) else more
-        return more
+        return _up(observation, frame, window, load, why=lag)
     if window.oom > 0:
         return _more_memory(observation, frame, window, load)
     return _enough_but_lagging(observation, frame, window, load, lag)

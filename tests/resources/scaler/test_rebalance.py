@@ -17,7 +17,6 @@ from penstock.resources.scaler.observation import (
     Footprint,
     Hold,
     JobFacts,
-    Limits,
     Observation,
     Rebalance,
     Resize,
@@ -107,12 +106,12 @@ def test_the_reactive_scaler_gives_more_tasks_where_a_new_deal_does_not_help():
     assert isinstance(decided(lag_spread=0.2, busy=0.5, settings=reactive), Resize)
 
 
-def test_where_all_tasks_are_short_more_come_first():
+def test_where_all_tasks_are_short_they_get_more_once_no_deal_helps():
+    """Algorithm 2: first the partitions, then the tasks."""
     short = {"busy_mean": 0.96, "ingest_rate": 4000.0, "processed_rate": 400.0}
-    assert isinstance(decided(**short), Resize)
-    limited = two_tasks(limits=Limits(task_count_max=2))
-    decision = decided(limited, **short)
-    assert isinstance(decision, Rebalance) and "limit of 2 tasks holds it" in decision.reason
+    assert isinstance(decided(**short), Rebalance)
+    dealt = replace(two_tasks(), shape=with_mapping(two_tasks().shape, SPREAD))
+    assert isinstance(decided(dealt, **short), Resize)
 
 
 def test_what_waits_counts_as_in_equation_3():
