@@ -195,7 +195,7 @@ class AutoScaler:
     # -- decisions --------------------------------------------------------------------------------------
 
     def _hurry(self, jobs: Mapping[str, ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
-        """Jobs over their SLO get more, or another deal of partitions, at once; the rest waits for minutes."""
+        """Jobs over their SLO get more, or another deal of partitions, at once; all else waits."""
         acted = set()
         for job in sorted(jobs.values(), key=_first_served):
             name, frame = job.name, frames.get(job.name)
