@@ -17,7 +17,8 @@ from penstock.jobs.text_rules import shown
 FIELD = "partition_tasks"
 # A layer above that says one of these decides whether the deal fits.
 _FITS_BY = frozenset({FIELD, "partitions", "task_count", "task_count_max", "privileged", "kind"})
-_MOVES_SHOWN_MAX = 8
+# What a plan or a decision says of them fits a line.
+_TASKS_SHOWN_MAX, _PARTITIONS_SHOWN_MAX = 6, 8
 
 Mapped = tuple[int, ...]
 
@@ -64,11 +65,17 @@ def tell_moves(before: Sequence[int], after: Sequence[int]) -> str:
     if len(before) != len(after) or not moves:
         return ""
     said = [
-        f"partition{'s' * (len(some) > 1)} {', '.join(map(str, some))} from task {old} to {new}"
-        for (old, new), some in sorted(moves.items())[:_MOVES_SHOWN_MAX]
+        f"partition{'s' * (len(some) > 1)} {_some(some)} from task {old} to {new}"
+        for (old, new), some in sorted(moves.items())[:_TASKS_SHOWN_MAX]
     ]
-    rest = sum(len(some) for _, some in sorted(moves.items())[_MOVES_SHOWN_MAX:])
+    rest = sum(len(some) for _, some in sorted(moves.items())[_TASKS_SHOWN_MAX:])
     return ", ".join(said) + (f" and {rest} more" if rest else "")
+
+
+def _some(partitions: Sequence[int]) -> str:
+    rest = len(partitions) - _PARTITIONS_SHOWN_MAX
+    shown = ", ".join(map(str, partitions[:_PARTITIONS_SHOWN_MAX]))
+    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def check_asked(

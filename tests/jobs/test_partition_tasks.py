@@ -79,7 +79,9 @@ def test_moves_are_told_shortly():
     )
     assert tell_moves((0, 0, 1), (0, 1)) == ""
     many = tell_moves(tuple(range(64)), (*range(1, 64), 0))
-    assert len(many) < 500 and many.endswith("and 56 more")
+    assert len(many) < 500 and many.endswith("and 58 more")
+    half = tell_moves((0,) * 1000 + (1,), (0,) + (1,) * 1000)
+    assert half == "partitions 1, 2, 3, 4, 5, 6, 7, 8 and 991 more from task 0 to 1"
 
 
 # --- what a plan makes of it

@@ -52,6 +52,7 @@ def test_hot_partitions_are_dealt_anew_once(stage: Stage):
     assert work.mapping == EVEN  # the next round of the syncer sees it
     (entry,) = (entry for entry in stage.entries() if entry.decision == "rebalance")
     assert "the busiest task has 96% of the load" in entry.reason and "from task 0 to 1" in entry.reason
+    assert "after it; partition" in entry.reason and len(entry.reason) < 400
     assert entry.data["partition_tasks"] == layer(stage)["partition_tasks"]
     assert layer(stage).keys() == {"partition_tasks"}
     stage.run(1800)

@@ -68,7 +68,7 @@ def plan_rebalance(observation: Observation, window: Window, why: str, inputs: I
     return Rebalance(
         mapping=found.mapping,
         reason=f"{why}; the busiest task has {found.share_before:.0%} of the load, {found.share_after:.0%} "
-        f"with {tell_moves(before, found.mapping)}",
+        f"after it: {tell_moves(before, found.mapping)}",
         formula=FORMULA,
         inputs={
             **inputs,

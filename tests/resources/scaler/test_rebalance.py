@@ -64,7 +64,9 @@ def decided(job: JobFacts | None = None, **changes: Any) -> Decision:
 def test_every_generation_deals_hot_partitions_anew(settings: Settings):
     decision = decided(settings=settings)
     assert isinstance(decision, Rebalance) and decision.mapping == SPREAD
-    assert "the busiest task has 98% of the load, 65% with partition 0 from task 0 to 1" in decision.reason
+    assert (
+        "the busiest task has 98% of the load, 65% after it: partition 0 from task 0 to 1" in decision.reason
+    )
     assert decision.inputs["share_before"] > 0.97 and decision.inputs["share_after"] < 0.67
     assert decision.rate_expected == pytest.approx(276 + 40_000 / 1800)
     data = to_data(decision)
