@@ -83,6 +83,6 @@ def test_partitions_that_are_hot_on_one_task_are_dealt_anew(platform: Platform, 
     recovered_s = platform.wait("no lag", lambda: calling.lag_s() < SLO_S, seconds=420)
     print(f"    recovered {recovered_s:.0f} s after both tasks ran", flush=True)
     assert calling.task_count() == 2 and "task_count" not in calling.layer("scaler")
-    assert "partition_tasks" in calling.told("config", "show", calling.job)
+    assert "partition_tasks" in calling.told("config", "show", calling.job, "--output", "json")
     assert "from task 0 to 1" in calling.explained()
     calling.finish()
