@@ -116,6 +116,17 @@ def unless_watched(decision: Step, observation: Observation, pending: Action | N
         or isinstance(window, Hold)
     ):
         return decision
+    minutes = observation.now_ms // MINUTE_MS - pending.at_minute
+    quiet_min = observation.settings.judge_after_min + observation.settings.settle_min
+    if pending.is_rebalance and 0 <= minutes < quiet_min and not window.lag_grows:
+        return Hold(
+            reason=f"{decision.reason}; but partitions were dealt anew {minutes} min ago, "
+            "and the lag does not grow",
+            bound="outcome",
+            formula=decision.formula,
+            inputs=decision.inputs,
+            learnt=decision.learnt,
+        )
     stepped = _slots(pending.after, job) > pending.parallel_before
     if not stepped or _slots(decision.shape, job) <= _slots(job.shape, job):
         return decision

@@ -255,3 +255,16 @@ def test_a_change_that_is_too_young_to_tell_holds_the_next_deal():
     assert unless_watched(decision, observation, None) is decision
     undo = replace(decision, direction="undo")
     assert unless_watched(undo, observation, done(minutes_ago=3)) is undo
+
+
+def test_more_waits_while_a_new_deal_drains_the_lag():
+    action = done(minutes_ago=3)
+    draining = [*range(140_000, 140_000 - 90 * 600, -600)]
+    job = replace(two_tasks(), shape=action.after)
+    more = Resize(shape=replace(action.after, task_count=6), reason="more", direction="up")
+    held = unless_watched(more, uneven(job, lag_records=draining), action)
+    assert isinstance(held, Hold) and "dealt anew 3 min ago" in held.reason
+    growing = [*range(140_000, 140_000 + 90 * 600, 600)]
+    assert unless_watched(more, uneven(job, lag_records=growing), action) is more
+    late = replace(action, at_minute=START - 8)
+    assert unless_watched(more, uneven(job, lag_records=draining), late) is more
