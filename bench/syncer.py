@@ -38,9 +38,9 @@ from penstock.core.tuning import tune_process
 from penstock.jobs.config import validate_config
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS, JobStore
 from penstock.jobs.layer_store import LAYERS
+from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.running_store import PLANS, RETIREMENTS, RUNNING, TASKS_COUNTER
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
-from penstock.jobs.sync_plan import map_partitions
 
 LIMITS_S = {"release": 10.0, "idle": 2.0, "sweep": 2.0, "plans": 30.0, "plans_poison": 30.0}
 CALL_S = 0.05

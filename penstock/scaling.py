@@ -150,6 +150,7 @@ def _scalable(view: JobView) -> ScalableJob | None:
         expected_version=view.expected_version,
         generation=running.generation,
         task_count=len(set(running.mapping)),
+        mapping=running.mapping,
         is_settled=view.is_in_sync and not running.is_held,
         config=running.config,
         layer=layers["scaler"].body if "scaler" in layers else {},

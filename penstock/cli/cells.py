@@ -13,6 +13,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from penstock.jobs.partition_tasks import FIELD, why_ignored
+
 _COLOURS = {
     "running": "green",
     "live": "green",
@@ -154,3 +156,9 @@ def layer_text(decided: Mapping[str, Any] | None) -> Text:
     """The layer that decided something, in its colour; nobody: the default."""
     name = "default" if decided is None else str(decided["layer"])
     return text(name, _LAYERS.get(name, ""), 30)
+
+
+def ignored_text(job: Mapping[str, Any]) -> list[Text]:
+    """What a job's layers ask for and cannot have as they stand together, a line each."""
+    why = "" if job.get("problem") else why_ignored(job["config"])
+    return [text(f"{FIELD} is ignored: {why}; partitions are dealt evenly", "yellow")] if why else []

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.cells import flat, layer_text, new_table, text, value_text, when
+from penstock.cli.cells import flat, ignored_text, layer_text, new_table, text, value_text, when
 
 Row = Mapping[str, Any]
 # What a change costs: a plan, a restart in place, nothing.
@@ -140,7 +140,7 @@ def config_tables(job: Row, *, with_layers: bool) -> RenderableType:
             else ()
         )
         table.add_row(text(path), text(value_text(value)), layer_text(decided), *who)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [*ignored_text(job), table]
     for row in job["layers"] if with_layers else ():
         said = new_table("")
         said.title = Text.assemble("layer ", layer_text(row), f" at version {row['version']}")

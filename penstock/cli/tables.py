@@ -12,6 +12,7 @@ from rich.text import Text
 from penstock.cli.cells import (
     first_line,
     flat,
+    ignored_text,
     lag,
     layer_text,
     low,
@@ -116,6 +117,7 @@ def job_tables(job: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
     if job["problem"]:
         parts.append(text(job["problem"], "red", 1000))
+    parts += ignored_text(job)
     parts.append(_settings_table(job))
     parts.append(_layers_table(job["layers"]))
     parts.append(_tasks_table(job["tasks"]))

@@ -69,6 +69,7 @@ Code = Annotated[str, StringConstraints(max_length=100_000)]
 # What a process finds in its environment; PENSTOCK_ is for what it is told of its place.
 ENVIRONMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,199}$"
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_PATTERN)]
+TaskIndex = Annotated[int, Field(ge=0, lt=TASKS_MAX)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]
 # Strict about values: "3" is not 3 and true is not 1. Lists come as lists, whatever they become here.
 Column = Annotated[tuple[Line, Argument], Strict(False)]
@@ -208,6 +209,7 @@ PROCESS_FIELDS = frozenset({"command", "environment"})
 OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
 # Fields that came later: at their defaults they are left out of the stored form.
 LATER_FIELDS = (
+    "partition_tasks",
     "isolation",
     "poison",
     "batch_bytes_max",
@@ -245,6 +247,12 @@ class JobConfig(_Part):
     )
     partitions: Annotated[int, Sync.COMPLEX] = Field(
         default=1, ge=1, le=PARTITIONS_MAX, description="A process that names none has one per task."
+    )
+    partition_tasks: Annotated[tuple[TaskIndex, ...], Sync.COMPLEX] = Field(
+        default=(),
+        max_length=PARTITIONS_MAX,
+        strict=False,
+        description="By partition the task that reads it; none: dealt evenly. Ignored where it does not fit.",
     )
     inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(
         default=(), max_length=INPUTS_MAX, strict=False

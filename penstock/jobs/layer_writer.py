@@ -24,6 +24,7 @@ from penstock.jobs.job_list_store import put_labels
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
 from penstock.jobs.layer_store import kept_kinds, put_layer
 from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, merge_layers
+from penstock.jobs.partition_tasks import check_asked
 from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:
@@ -285,7 +286,10 @@ class WriteDesk:
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     """The config that results when `row` takes its layer's place."""
     others = [other for other in layers if other.layer != row.layer]
-    return validate_config(job, merge_layers([*others, row]))
+    config = validate_config(job, merge_layers([*others, row]))
+    before = next((other for other in layers if other.layer == row.layer), None)
+    check_asked(job, before, row, others, config)
+    return config
 
 
 def check_is_map(job: str, layer: str, body: object) -> None:

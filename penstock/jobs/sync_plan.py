@@ -13,6 +13,7 @@ from typing import Any
 from penstock.core.clock import Millis
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow, is_same
+from penstock.jobs.partition_tasks import FIELD, asked_mapping, map_partitions, tell_moves, why_ignored
 
 Json = Mapping[str, Any]
 
@@ -82,16 +83,17 @@ def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync
     if running is None:
         if not is_active(target):
             return InSync(reason=f"{expected.state}, and never started")
-        mapping = map_partitions(expected.partitions, expected.task_count)
-        return ComplexSync(target=target, mapping=mapping, changed=(), reason="first start")
+        mapping = plan_mapping(target, None)
+        reason = "first start" + _explain_mapping(target, mapping, None)
+        return ComplexSync(target=target, mapping=mapping, changed=(), reason=reason)
     changed = diff_configs(running.config, target)
     reason = explain(changed)
     if not changed:
         return InSync(reason=reason)
     if any(change.sync is Sync.COMPLEX for change in changed):
-        return ComplexSync(
-            target=target, mapping=plan_mapping(target, running), changed=changed, reason=reason
-        )
+        mapping = plan_mapping(target, running)
+        reason += _explain_mapping(target, mapping, running)
+        return ComplexSync(target=target, mapping=mapping, changed=changed, reason=reason)
     return SimpleSync(target=target, changed=changed, restarts=needs_restart(changed), reason=reason)
 
 
@@ -120,19 +122,28 @@ def explain(changed: Sequence[Change]) -> str:
     return " ".join([", ".join(parts), "changed", *(f"({note})" for note in notes)])
 
 
-def map_partitions(partitions: int, task_count: int) -> tuple[int, ...]:
-    """Partition -> task index: contiguous runs whose sizes differ by at most one."""
-    assert 1 <= task_count <= partitions, "a task without a partition would have nothing to do"
-    return tuple(partition * task_count // partitions for partition in range(partitions))
-
-
 def plan_mapping(target: Json, running: RunningView | None) -> tuple[int, ...]:
-    """The mapping of the target: the present one while neither partitions nor task count change."""
+    """The mapping of the target: what it asks for; else the present one while nothing of it changes."""
+    asked = asked_mapping(target)
+    if asked is not None:
+        return asked
     if running is not None and all(
-        target[key] == running.config.get(key) for key in ("partitions", "task_count")
+        is_same(target.get(key), running.config.get(key)) for key in ("partitions", "task_count", FIELD)
     ):
         return running.mapping
     return map_partitions(target["partitions"], target["task_count"])
+
+
+def _explain_mapping(target: Json, mapping: tuple[int, ...], running: RunningView | None) -> str:
+    """What a plan does to the mapping, where nothing else says it."""
+    even = map_partitions(target["partitions"], target["task_count"])
+    is_same_size = running is not None and target["task_count"] == running.config.get("task_count")
+    moves = tell_moves(running.mapping, mapping) if running is not None and is_same_size else ""
+    if why := why_ignored(target):
+        return f" ({moves + '; ' if moves else ''}{FIELD} is ignored: {why})"
+    if moves:
+        return f" ({moves})"
+    return f" (partitions are dealt as {FIELD} says)" if mapping != even and not is_same_size else ""
 
 
 def is_active(config: Json | None) -> bool:

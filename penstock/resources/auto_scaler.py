@@ -37,7 +37,7 @@ from penstock.resources.scaler.carry_out import (
 )
 from penstock.resources.scaler.decide import LookBack, decide
 from penstock.resources.scaler.memory import ScalerMemory
-from penstock.resources.scaler.observation import Decision, Hold, Observation, Resize
+from penstock.resources.scaler.observation import Decision, Hold, Observation, Rebalance, Resize
 from penstock.resources.scaler.observe import ScalableJob, hasten, minutes_of, observe
 from penstock.resources.scaler.observe import settings_of as scaler_settings_of
 from penstock.resources.scaler.pipeline import decide_pipeline
@@ -214,29 +214,26 @@ class AutoScaler:
             )
 
     def _hurry(self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
-        """Jobs over their SLO get more at once; everything else waits for minutes."""
+        """Jobs over their SLO get more, or another deal of partitions, at once; all else waits."""
         acted = set()
         for job in jobs:
             name, frame = job.name, frames.get(job.name)
             if frame is None or not job.config["scaler"]["enabled"]:
                 continue
             nothing = NoFrame(job=name, reason="")
-            by_minutes = observe(job, nothing, self._memory(job), turn.capacity, now_ms=turn.now_ms)
+            by_minutes = self._observe(job, nothing, turn)
             observation = hasten(by_minutes, frame, job)
             decision = decide(observation)
             self.decisions[name] = decision
-            is_up = isinstance(decision, Resize) and decision.direction == "up"
-            if is_up and self._guarded(job, observation, decision, turn, is_hurried=True):
+            is_urgent = isinstance(decision, Resize | Rebalance) and decision.direction in ("up", "rebalance")
+            if is_urgent and self._guarded(job, observation, decision, turn, is_hurried=True):
                 acted.add(name)
         self._keep_held(turn.now_ms)
         return acted
 
     def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> dict[str, _ByMinutes]:
         frames = self._frames(jobs, turn.now_ms)
-        observations = {
-            job.name: observe(job, frames[job.name], self._memory(job), turn.capacity, now_ms=turn.now_ms)
-            for job in jobs
-        }
+        observations = {job.name: self._observe(job, frames[job.name], turn) for job in jobs}
         decisions = self._decide(jobs, observations, turn.now_ms)
         return {name: (observation, decisions[name]) for name, observation in observations.items()}
 
@@ -250,6 +247,10 @@ class AutoScaler:
             self.decisions[job.name] = decision
             self._guarded(job, observation, decision, turn, is_hurried=False)
         self._keep_held(turn.now_ms)
+
+    def _observe(self, job: ScalableJob, frame: Frame | NoFrame, turn: Turn) -> Observation:
+        reports = turn.reports.get(job.name, ())
+        return observe(job, frame, self._memory(job), turn.capacity, reports, now_ms=turn.now_ms)
 
     def _frames(self, jobs: Sequence[ScalableJob], now_ms: Millis) -> dict[str, Frame | NoFrame]:
         by_range: dict[int, list[str]] = {}
@@ -333,15 +334,15 @@ class AutoScaler:
             record = without_own(record)  # it was judged: others need not wait for it any more
         applied: Shape | None = None
         changed = record
-        if isinstance(decision, Resize):
+        if isinstance(decision, Resize | Rebalance):
             decision = unless_watched(decision, observation, memory.pending)
         is_held = False
-        if isinstance(decision, Resize):
+        if isinstance(decision, Resize | Rebalance):
             decision, applied, changed = resolve(job, decision, record, turn)
             self.decisions[job.name] = decision
             is_held = applied is None
         if applied is not None:
-            assert isinstance(decision, Resize)
+            assert isinstance(decision, Resize | Rebalance)
             memory = memory.acting(action_of(decision, applied, observation))
         said = key_of(decision)
         is_news = applied is not None or (
@@ -387,7 +388,7 @@ class AutoScaler:
     def _write(
         self, job: ScalableJob, decision: Decision, applied: Shape, record: JobRecord, turn: Turn
     ) -> None:
-        changes = changes_of(job.shape, applied)
+        changes = changes_of(job, applied)
         try:
             self._jobs.patch(job.name, changes, expected_version=job.expected_version, reason=decision.reason)
         except PenstockError:

@@ -177,6 +177,25 @@ def test_config_show_says_who_decided_each_field(command: Command, tmp_path: Pat
     assert "layers" not in command.json("config", "show", JOB)
 
 
+def test_a_deal_of_partitions_is_shown_and_said_to_be_ignored_where_it_does_not_fit(
+    command: Command, tmp_path: Path
+):
+    deal = [0, 1, 1, 0, 1, 1, 1, 0]
+    file = a_file(tmp_path, task_count=2)
+    assert command("job", "apply", "-f", file, "--why", "first").code == 0
+    file = a_file(tmp_path, task_count=2, partition_tasks=deal)
+    assert "partition_tasks" in command("job", "plan", "-f", file).text
+    assert command("job", "apply", "-f", file, "--why", "hot keys").code == 0
+    for verb in (("job", "get", JOB), ("config", "show", JOB)):
+        shown = command(*verb).text
+        assert "partition_tasks" in shown and "0, 1, 1, 0, 1, 1, 1, 0" in shown and "ignored" not in shown
+    assert command("oncall", "set", JOB, "task_count=4", "--why", "more").code == 0
+    for verb in (("job", "get", JOB), ("config", "show", JOB)):
+        assert "partition_tasks is ignored: task 2 of 4 would have no partition" in command(*verb).text
+    refused = command("oncall", "set", JOB, "partition_tasks=[0,1]", "--why", "a slip")
+    assert refused.code != 0 and "2 entries, the job has 8 partitions" in " ".join(refused.err.split())
+
+
 def test_layers_are_listed_and_added(command: Command):
     names = [kind["name"] for kind in command.json("layer", "ls")]
     assert names == ["base", "provisioner", "scaler", "oncall"]

@@ -156,6 +156,7 @@ def test_every_field_says_what_a_change_of_it_costs() -> None:
     assert fields[Sync.COMPLEX] == {
         "task_count",
         "partitions",
+        "partition_tasks",
         "inputs",
         "outputs",
         "kind",

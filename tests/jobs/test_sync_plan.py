@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow
+from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.sync_plan import (
     ComplexSync,
     InSync,
@@ -16,7 +17,6 @@ from penstock.jobs.sync_plan import (
     RunningView,
     SimpleSync,
     diff_configs,
-    map_partitions,
     plan_batch,
     plan_sync,
     steps_of,

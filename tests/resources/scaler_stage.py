@@ -11,6 +11,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
+from penstock.jobs.sync_plan import plan_mapping
 from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.auto_scaler import AutoScaler
 from penstock.resources.metric_store import MetricStore
@@ -25,6 +26,7 @@ from penstock.tasks.messages import TaskReport
 from tests.builders import SCALER, a_job
 
 START_MS = 28_000_000 * 60_000
+DONE = ("up", "down", "undo", "rebalance")
 
 
 @dataclass
@@ -36,6 +38,9 @@ class Work:
     thread_rate: float = 100.0
     sink_rate_max: float = float("inf")
     hot_share: float = 0.0  # of the input: what the first task gets, however many there are
+    parts: tuple[float, ...] = ()  # of the input: what each partition gets; then they are known by partition
+    mapping: tuple[int, ...] = ()
+    waits: list[float] = field(default_factory=list)  # by partition
     restart_s: int = 3
     memory_mb: float | None = None
     failing: str = ""  # every task fails with this, every ten seconds
@@ -56,14 +61,27 @@ class Work:
         waiting = sum(self.lags)
         self.task_count = task_count
         self.lags = [waiting * share for share in self.shares()]
+        if self.parts:
+            self.waits = self.waits or [0.0] * len(self.parts)
+            self.lags = [
+                sum(wait for wait, task in zip(self.waits, self.mapping, strict=True) if task == place)
+                for place in range(task_count)
+            ]
         self.busy_ms, self.read = [0.0] * task_count, [0.0] * task_count
 
     def shares(self) -> list[float]:
+        if self.parts:
+            return [
+                sum(part for part, task in zip(self.parts, self.mapping, strict=True) if task == place)
+                for place in range(self.task_count)
+            ]
         rest = (1 - self.hot_share) / self.task_count
         return [self.hot_share + rest if not place else rest for place in range(self.task_count)]
 
     def second(self, now_ms: int, at_s: float) -> None:
         arrived = self.input_rate(at_s)
+        for partition, part in enumerate(self.parts):
+            self.waits[partition] += arrived * part
         for place, share in enumerate(self.shares()):
             self.lags[place] += arrived * share
             if now_ms < self.starts_ms or self.failing:
@@ -72,6 +90,9 @@ class Work:
             done = min(self.lags[place], most)
             self.lags[place] -= done
             self.read[place] += done
+            for partition, task in enumerate(self.mapping if self.parts else ()):
+                if task == place and done:
+                    self.waits[partition] *= self.lags[place] / (self.lags[place] + done)
             self.busy_ms[place] += 1000 * done / self.thread_rate
             if done == most < self.thread_rate:
                 self.busy_ms[place] += 1000 * (1 - done / self.thread_rate)  # it waits for the sink
@@ -96,6 +117,10 @@ class Work:
                 "processed_rate": min(self.thread_rate, self.input_rate(0)),
                 "busy": 0.5,
             }
+            for partition, part in enumerate(self.parts):
+                if self.mapping[partition] == place:
+                    metrics[f"input_rate.{partition}"] = self.input_rate((now_ms - START_MS) / 1000) * part
+                    metrics[f"lag_records.{partition}"] = self.waits[partition]
             if self.memory_mb is not None:
                 metrics["memory_mb"] = self.memory_mb
         return TaskReport(
@@ -169,12 +194,14 @@ class Stage:
             return
         work.is_patched = False
         config = self.service.view(work.job).config
-        wanted = (config["task_count"], config["threads"], tuple(config["resources"].values()))
+        mapping = plan_mapping(config, None)
+        wanted = (config["task_count"], config["threads"], tuple(config["resources"].values()), mapping)
         if wanted == work.seen:
             return
         work.generation += bool(work.seen)
         work.seen, work.changed_ms = wanted, self.now_ms
         work.starts_ms = self.now_ms + 1000 * work.restart_s
+        work.mapping = mapping
         work.deal(config["task_count"])
 
     # -- what tests ask
@@ -183,7 +210,7 @@ class Stage:
         return [entry for entry in self.journal.entries(job, limit=1000) if entry.kind == "scale"]
 
     def done(self, job: str = "demo.count") -> list[str]:
-        return [entry.decision for entry in self.entries(job) if entry.decision in ("up", "down", "undo")]
+        return [entry.decision for entry in self.entries(job) if entry.decision in DONE]
 
     def alarm_keys(self, job: str = "demo.count") -> set[str]:
         return {alarm.key for alarm in self.alarms.alarms(job) if alarm.is_firing}
@@ -215,6 +242,7 @@ class StageJobs:
             expected_version=view.expected_version,
             generation=work.generation,
             task_count=work.task_count,
+            mapping=work.mapping,
             is_settled=not work.is_patched,
             config=view.config,
             layer=layers["scaler"].body if "scaler" in layers else {},

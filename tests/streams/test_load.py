@@ -46,6 +46,21 @@ def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
     assert not {"read_total", "busy_ms_total", "at_ms", "watermark_lag_s"} & found.keys()
 
 
+def test_what_arrives_is_known_by_partition(tmp_path: Path):
+    """Plan: ten looks of a second; meanwhile one partition gets ten more, and nothing is read."""
+    from penstock.streams.engine.load import LoadMeter
+
+    task = a_task(tmp_path, offsets=(10, 4))
+    meter, now_ms = LoadMeter(task, trigger_ms=1000), SystemClock().now_ms()
+    found = meter.look(None, at_s=0.0, now_ms=now_ms)
+    assert not any(name.startswith("input_rate.") for name in found)
+    Injector(open_log(task.bus), "in", "b", epoch=1).publish(["0"] * 10, [30] * 10, [b'{"n": 1}'] * 10)
+    grown = next(n for n, end in enumerate(open_log(task.bus).end_offsets("in")) if end == 20)
+    for second in range(1, 11):
+        found = meter.look(None, at_s=float(second), now_ms=now_ms)
+    assert (found[f"input_rate.{grown}"], found[f"input_rate.{1 - grown}"]) == (1.0, 0.0)
+
+
 def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):
     """Not what was seen before: the scaler would take it for news."""
     from penstock.streams.engine.load import LoadMeter, LoadWatch

@@ -54,7 +54,7 @@ class ChangeLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def is_rescale(self) -> bool:
         """Whether the job's tasks are dealt anew."""
-        return "task_count" in self.changes
+        return "task_count" in self.changes or "partition_tasks" in self.changes
 
 
 class ExcludeContainers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="exclude"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.clock import Millis
 from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
+from penstock.jobs.partition_tasks import FIELD
 from penstock.resources.frames import MINUTE_MS, Frame
 from penstock.resources.policies.controls import ControlSettings
 from penstock.resources.policies.policy import ChangeLayer, RaiseAlert, Symptom, Verdict
@@ -22,13 +23,15 @@ from penstock.resources.scaler.observation import (
     Hold,
     JobFacts,
     Observation,
+    Rebalance,
     Resize,
+    Step,
     Untriaged,
 )
 from penstock.resources.scaler.observe import ScalableJob
 from penstock.resources.scaler.outcome import GAIN, SAME_INPUT
 from penstock.resources.scaler.plan_generator import change
-from penstock.resources.scaler.shapes import KINDS, Shape, TaskResources, parallel
+from penstock.resources.scaler.shapes import KINDS, Shape, TaskResources, mapping_of, parallel, with_mapping
 from penstock.resources.scaler.window import read_window, total
 
 NAME = "scaler"
@@ -100,9 +103,11 @@ def _before_lag(decision: Resize, observation: Observation) -> Decision:
     return decision
 
 
-def unless_watched(decision: Resize, observation: Observation, pending: Action | None) -> Decision:
+def unless_watched(decision: Step, observation: Observation, pending: Action | None) -> Decision:
     """More, unless the last step up is still watched and shows no gain: first it must be seen to help."""
     job = observation.job
+    if isinstance(decision, Rebalance):
+        return _unless_dealt(decision, observation, pending)
     window = read_window(observation)
     if (
         decision.direction != "up"
@@ -111,6 +116,17 @@ def unless_watched(decision: Resize, observation: Observation, pending: Action |
         or isinstance(window, Hold)
     ):
         return decision
+    minutes = observation.now_ms // MINUTE_MS - pending.at_minute
+    quiet_min = observation.settings.judge_after_min + observation.settings.settle_min
+    if pending.is_rebalance and 0 <= minutes < quiet_min and not window.lag_grows:
+        return Hold(
+            reason=f"{decision.reason}; but partitions were dealt anew {minutes} min ago, "
+            "and the lag does not grow",
+            bound="outcome",
+            formula=decision.formula,
+            inputs=decision.inputs,
+            learnt=decision.learnt,
+        )
     stepped = _slots(pending.after, job) > pending.parallel_before
     if not stepped or _slots(decision.shape, job) <= _slots(job.shape, job):
         return decision
@@ -124,6 +140,22 @@ def unless_watched(decision: Resize, observation: Observation, pending: Action |
         bound="outcome",
         formula=GAIN,
         inputs={**decision.inputs, "gain": gain, "expected gain": expected},
+        learnt=decision.learnt,
+    )
+
+
+def _unless_dealt(decision: Rebalance, observation: Observation, pending: Action | None) -> Decision:
+    """Partitions dealt anew, unless the last change is too young to tell what came of it."""
+    settings = observation.settings
+    minutes = None if pending is None else observation.now_ms // MINUTE_MS - pending.at_minute
+    quiet_min = settings.judge_after_min + settings.settle_min
+    if decision.direction == "undo" or minutes is None or not 0 <= minutes < quiet_min:
+        return decision
+    return Hold(
+        reason=f"{decision.reason}; but it was changed {minutes} min ago, what came of it shows later",
+        bound="outcome",
+        formula=decision.formula,
+        inputs=decision.inputs,
         learnt=decision.learnt,
     )
 
@@ -150,9 +182,12 @@ def _resources_alone(decision: Resize, observation: Observation) -> Decision:
 # --- what is written
 
 
-def fit(shape: Shape, job: ScalableJob) -> Shape:
+def fit(decision: Step, job: ScalableJob) -> Shape:
     """A shape as it can be written: whole megabytes, at least what isolation needs, a person keeps theirs."""
     now = job.shape
+    if isinstance(decision, Rebalance):
+        return now if FIELD in job.oncall else with_mapping(now, decision.mapping)
+    shape = decision.shape
     memory_min = ISOLATED_MEMORY_MB_MIN if job.config.get("isolation") == "process" else 1
     resources = {
         "cpu": round(shape.task.cpu, 4),
@@ -164,17 +199,24 @@ def fit(shape: Shape, job: ScalableJob) -> Shape:
         if _is_set(f"resources.{kind}", job.oncall):
             resources[kind] = getattr(now.task, kind)
     threads = now.task.threads if "threads" in job.oncall else shape.task.threads
-    task_count = now.task_count if "task_count" in job.oncall else shape.task_count
-    return Shape(task_count=task_count, task=TaskResources(threads=threads, **resources))
+    # Who said which task reads what said how many tasks there are.
+    is_theirs = "task_count" in job.oncall or FIELD in job.oncall
+    task_count = now.task_count if is_theirs else shape.task_count
+    return Shape(
+        task_count=task_count,
+        task=TaskResources(threads=threads, **resources),
+        # Another number of tasks is dealt evenly, unless it is one that was there before.
+        mapping=now.mapping if task_count == now.task_count else shape.mapping,
+    )
 
 
 def _is_set(path: str, oncall: frozenset[str]) -> bool:
     return any(path == own or path.startswith(f"{own}.") for own in oncall)
 
 
-def changes_of(now: Shape, after: Shape) -> dict[str, Any]:
-    """What the scaler layer must say for it: only what differs."""
-    changes: dict[str, Any] = {}
+def changes_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
+    """What the scaler layer must say for it: only what differs. None takes a field back."""
+    now, changes = job.shape, dict[str, Any]()
     if now.task_count != after.task_count:
         changes["task_count"] = after.task_count
     if now.task.threads != after.task.threads:
@@ -184,11 +226,24 @@ def changes_of(now: Shape, after: Shape) -> dict[str, Any]:
         for kind in KINDS
         if (value := getattr(after.task, kind)) != getattr(now.task, kind)
     }
-    return changes | ({"resources": resources} if resources else {})
+    return changes | ({"resources": resources} if resources else {}) | _deal_of(job, after)
+
+
+def _deal_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
+    """A deal is for one number of tasks: with another, the layer says nothing of it."""
+    if (after.task_count, after.mapping) == (job.shape.task_count, job.shape.mapping):
+        return {}
+    if after.mapping is not None:
+        return {FIELD: [*after.mapping]}
+    if FIELD in job.layer:
+        return {FIELD: None}
+    if after.task_count == job.shape.task_count:  # another layer says it: the even deal, said aloud
+        return {FIELD: [*mapping_of(after, job.config["partitions"])]}
+    return {}
 
 
 def one_decision(
-    decision: Resize,
+    decision: Step,
     applied: Shape,
     job: ScalableJob,
     record: JobRecord,
@@ -201,7 +256,7 @@ def one_decision(
 
     What it did before and still watches does not hold it: it judges its own actions.
     """
-    changes = changes_of(job.shape, applied)
+    changes = changes_of(job, applied)
     text = change(job.shape, applied)
     why = decision.reason.removesuffix(text).rstrip(":; ")  # the action says what changes
     bounds = f"; held by {', '.join(decision.bounds)}" if decision.bounds else ""
@@ -220,9 +275,10 @@ def one_decision(
     return decide_round([rival], round_job, without_own(record), fleet, now_ms=now_ms)
 
 
-def _watched_s(decision: Resize, before: Shape, after: Shape) -> float:
+def _watched_s(decision: Step, before: Shape, after: Shape) -> float:
     grows = after.task_count * after.task.threads > before.task_count * before.task.threads
-    return 0.0 if decision.direction == "undo" else 600.0 if grows else 3600.0
+    is_soon = grows or isinstance(decision, Rebalance)
+    return 0.0 if decision.direction == "undo" else 600.0 if is_soon else 3600.0
 
 
 def without_own(record: JobRecord) -> JobRecord:
@@ -237,7 +293,7 @@ def with_part(record: JobRecord, **news: Any) -> JobRecord:
     return JobRecord(**({name: getattr(record, name) for name in JobRecord.__struct_fields__} | news))
 
 
-def action_of(decision: Resize, applied: Shape, observation: Observation) -> Action:
+def action_of(decision: Step, applied: Shape, observation: Observation) -> Action:
     """What to remember of it. Without rates nothing was expected, and nothing is judged."""
     action = record_applied(decision, applied, observation)
     if action is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.scaler.load import Load, assess, inputs_of, known_thread_rate
-from penstock.resources.scaler.observation import Action, Decision, Hold, Learnt, Observation, Resize
+from penstock.resources.scaler.observation import Action, Decision, Hold, Learnt, Observation, Resize, Step
 from penstock.resources.scaler.outcome import judge, record
 from penstock.resources.scaler.pattern import RECENT_MIN, History, analyse
 from penstock.resources.scaler.pattern_rate import STAGING_MIN, adjust_rate, bootstrap_rate
@@ -48,7 +48,7 @@ def decide(observation: Observation, look_back: LookBack | None = None) -> Decis
     return replace(decision, learnt=replace(learnt, thread_rate=rate if generation == "preactive" else None))
 
 
-def record_applied(decision: Resize, applied: Shape, observation: Observation) -> Action | None:
+def record_applied(decision: Step, applied: Shape, observation: Observation) -> Action | None:
     """What to keep of a decision that was carried out: `applied` is the shape after all clamping."""
     window = read_window(observation)
     if isinstance(window, Hold):
@@ -56,7 +56,7 @@ def record_applied(decision: Resize, applied: Shape, observation: Observation) -
     return record(decision, applied, observation, window, assess(observation, window))
 
 
-def _without_rate(undo: Resize) -> Resize:
+def _without_rate(undo: Step) -> Step:
     return replace(undo, learnt=replace(undo.learnt, thread_rate=None))
 
 

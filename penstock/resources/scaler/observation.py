@@ -68,7 +68,19 @@ class JobFacts:
     changed_minute: int = 0  # its tasks were last started or changed then
     updated_minute: int | None = None  # its owner last changed code or settings then
     is_changing: bool = False  # a plan is under way
-    can_rebalance: bool = False
+    can_rebalance: bool = False  # more partitions than tasks, and the load of each partition is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLoads:
+    """What each partition brings, in their order."""
+
+    rates: tuple[float, ...]  # records per second that arrive
+    lags: tuple[float, ...]  # records that wait
+
+    def within(self, recovery_s: float) -> tuple[float, ...]:
+        """X + B/t of each."""
+        return tuple(x + b / recovery_s for x, b in zip(self.rates, self.lags, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +114,14 @@ class Action:
     outcome: Outcome = "pending"
     judged_minute: int | None = None
 
+    @property
+    def is_rebalance(self) -> bool:
+        """Whether it dealt the partitions anew, and nothing else."""
+        return (self.before.task_count, self.before.task) == (
+            self.after.task_count,
+            self.after.task,
+        ) and self.before.mapping != self.after.mapping
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -115,6 +135,7 @@ class Observation:
     past: tuple[Action, ...] = ()  # oldest first
     demand: Demand | None = None
     settings: Settings = DEFAULTS
+    by_partition: PartitionLoads | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,14 +198,19 @@ class Untriaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalance:
-    """Spread the partitions over the tasks anew."""
+    """Spread the partitions over the tasks anew: by partition, the task that shall read it."""
 
+    mapping: tuple[int, ...]
     reason: str
+    direction: Literal["rebalance", "undo"] = "rebalance"
     formula: str = ""
     inputs: Inputs = field(default_factory=dict)
+    bounds: tuple[str, ...] = ()
+    rate_expected: float = 0.0
     learnt: Learnt = NOTHING_LEARNT
 
 
+Step = Resize | Rebalance
 Decision = Hold | Resize | Untriaged | Rebalance
 
 
@@ -209,7 +235,9 @@ def to_data(decision: Decision) -> dict[str, Any]:
         case Untriaged():
             data["ruled_out"] = list(decision.ruled_out)
         case Rebalance():
-            pass
+            data["direction"] = decision.direction
+            data["partition_tasks"] = list(decision.mapping)
+            data["rate_expected"] = decision.rate_expected
     if decision.learnt.thread_rate is not None:
         data["thread_rate"] = decision.learnt.thread_rate
     if decision.learnt.judged is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, inf
@@ -16,8 +16,10 @@ from penstock.resources.scaler.join_memory import join_facts
 from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observation import JobFacts, Limits, Observation, Remaining, State
 from penstock.resources.scaler.pattern_rate import STAGING_MIN
+from penstock.resources.scaler.rebalance import can_rebalance, loads_of
 from penstock.resources.scaler.settings import DAY_MIN, Settings
-from penstock.resources.scaler.shapes import KINDS, Room, Shape, TaskResources
+from penstock.resources.scaler.shapes import KINDS, Room, Shape, TaskResources, with_mapping
+from penstock.tasks.messages import TaskReport
 
 # Where a container says how much it has, a task may grow to a fifth of it (V-E); else it keeps one thread.
 THREADS_MAX = 64
@@ -37,6 +39,7 @@ class ScalableJob:
     expected_version: int
     generation: int
     task_count: int
+    mapping: tuple[int, ...] = ()  # by partition, the task that reads it; none: not known
     is_settled: bool  # runs, with no plan open and nothing held
     config: Mapping[str, Any]  # what runs
     layer: Mapping[str, Any] = field(default_factory=dict)  # what the scaler layer says
@@ -52,7 +55,8 @@ class ScalableJob:
         task = TaskResources(
             threads=self.config["threads"], **{kind: float(resources[kind]) for kind in KINDS}
         )
-        return Shape(task_count=self.task_count, task=task)
+        shape = Shape(task_count=self.task_count, task=task)
+        return with_mapping(shape, self.mapping) if self.mapping else shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +109,14 @@ def observe(
     frame: Frame | NoFrame,
     memory: ScalerMemory,
     capacity: Capacity,
+    reports: Sequence[TaskReport] = (),
     *,
     now_ms: Millis,
 ) -> Observation:
-    """A job by its minutes."""
+    """A job by its minutes; by partition, as its tasks say now."""
     config = job.config
     updated = job.updated_ms
+    by_partition = loads_of(reports, job.mapping, generation=job.generation)
     facts = JobFacts(
         name=job.name,
         shape=job.shape,
@@ -125,6 +131,7 @@ def observe(
         changed_minute=job.changed_ms // MINUTE_MS,
         updated_minute=None if updated is None else updated // MINUTE_MS,
         is_changing=not job.is_settled,
+        can_rebalance=can_rebalance(config["partitions"], job.task_count, by_partition),
     )
     return Observation(
         job=facts,
@@ -134,6 +141,7 @@ def observe(
         remaining=Remaining(room=capacity.remaining, privileged_only=capacity.privileged_only),
         past=memory.past,
         settings=settings_of(config),
+        by_partition=by_partition,
     )
 
 

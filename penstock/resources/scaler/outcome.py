@@ -17,10 +17,12 @@ from penstock.resources.scaler.observation import (
     Action,
     Learnt,
     Observation,
+    Rebalance,
     Resize,
+    Step,
 )
 from penstock.resources.scaler.pattern_rate import between
-from penstock.resources.scaler.shapes import Shape, parallel
+from penstock.resources.scaler.shapes import Shape, mapping_of, parallel
 from penstock.resources.scaler.window import Window
 
 # Input that grew by more than this since explains a lag without the action.
@@ -30,11 +32,13 @@ MORE_INPUT = 1.25
 GAIN = "(processed - before) / (expected - before)"
 
 
-def record(decision: Resize, applied: Shape, observation: Observation, window: Window, load: Load) -> Action:
+def record(decision: Step, applied: Shape, observation: Observation, window: Window, load: Load) -> Action:
     """What to remember of an action. The expectation is that of the shape as applied, not as wished."""
     job = observation.job
     limit = capacity(applied, job.partitions, load.thread_rate)
     needed = load.input_rate + window.lag_records / observation.settings.recovery_s
+    if isinstance(decision, Rebalance):
+        limit = decision.rate_expected
     return Action(
         at_minute=minute_of(observation.now_ms),
         before=job.shape,
@@ -53,7 +57,7 @@ def minute_of(now_ms: Millis) -> int:
     return now_ms // MINUTE_MS
 
 
-def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt, Resize | None]:
+def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt, Step | None]:
     """The outcome of the last action if it can be told now, and what undoes it if it should be undone."""
     action = observation.past[-1] if observation.past else None
     if action is None or action.outcome != "pending":
@@ -61,6 +65,8 @@ def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt,
     if action.after != observation.job.shape:
         return _judged(observation, action, "overruled"), None
     since = window.end_minute - 1 - action.at_minute
+    if action.is_rebalance:
+        return _judge_rebalance(observation, window, load, action, since)
     grew = parallel_of(action.after, observation) > action.parallel_before
     if grew:
         return _judge_up(observation, window, load, action, since)
@@ -85,6 +91,43 @@ def _judge_up(
     )
     learnt = _judged(observation, action, "ineffective", alert=alert)
     return learnt, _undo(observation, window, load, action, learnt, alert)
+
+
+def _judge_rebalance(
+    observation: Observation, window: Window, load: Load, action: Action, since: int
+) -> tuple[Learnt, Rebalance | None]:
+    """Partitions that were dealt anew helped if there is no lag, if it falls, or if more is processed."""
+    settings, job = observation.settings, observation.job
+    if since < settings.judge_after_min + settings.settle_min:
+        return Learnt(), None
+    expected_gain = action.rate_expected - action.rate_before
+    gain = window.processed_rate - action.rate_before
+    is_falling = window.lag_growth < 0 and not window.lag_grows
+    enough = expected_gain > 0 and gain >= settings.effective_at * expected_gain
+    if not load.is_lagging or is_falling or enough:
+        return _judged(observation, action, "worked"), None
+    alert = (
+        f"the partitions were dealt anew, and the lag is still {window.lag_s:.0f} s: "
+        f"{window.processed_rate:.3g} records/s are processed, {action.rate_before:.3g} before"
+    )
+    learnt = _judged(observation, action, "ineffective", alert=alert)
+    before = mapping_of(action.before, job.partitions)
+    if len(before) != job.partitions:
+        return learnt, None
+    return learnt, Rebalance(
+        mapping=before,
+        direction="undo",
+        reason=f"{alert}; back to the deal before",
+        formula=GAIN,
+        inputs={
+            **inputs_of(observation, window, load),
+            "processed": window.processed_rate,
+            "before": action.rate_before,
+            "expected": action.rate_expected,
+        },
+        rate_expected=action.rate_before,
+        learnt=learnt,
+    )
 
 
 def _judge_down(
@@ -154,9 +197,19 @@ def ups_that_did_not_help(observation: Observation, window: Window) -> Action | 
     for action in reversed(observation.past):
         if (
             action.outcome == "ineffective"
+            and not action.is_rebalance
             and window.input_rate <= MORE_INPUT * action.input_rate
             and _is_remembered(observation, window, action)
         ):
+            return action
+    return None
+
+
+def rebalance_that_did_not_help(observation: Observation, window: Window) -> Action | None:
+    """The newest remembered new deal of partitions that did not help, unless the code changed since."""
+    for action in reversed(observation.past):
+        is_one = action.is_rebalance and action.outcome == "ineffective"
+        if is_one and _is_remembered(observation, window, action):
             return action
     return None
 

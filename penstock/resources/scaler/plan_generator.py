@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
+from penstock.jobs.partition_tasks import tell_moves
 from penstock.resources.frames import Frame
 from penstock.resources.scaler.estimators import estimate_needs, task_resources
 from penstock.resources.scaler.growth import (
@@ -38,7 +39,8 @@ from penstock.resources.scaler.observation import (
     Untriaged,
 )
 from penstock.resources.scaler.outcome import ups_that_did_not_help
-from penstock.resources.scaler.shapes import Shape, align, parallel, share_of_busiest
+from penstock.resources.scaler.rebalance import plan_rebalance
+from penstock.resources.scaler.shapes import Shape, align, mapping_of, parallel, share_of_busiest
 from penstock.resources.scaler.shrink import plan_down
 from penstock.resources.scaler.window import Window, optional
 
@@ -113,19 +115,15 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
             inputs=inputs,
         )
     if is_imbalanced(window, settings.imbalance_at):
-        if job.can_rebalance:
-            return Rebalance(
-                reason=f"{lag}: its tasks' lag differs by {window.lag_spread:.0%}, "
-                f"the busiest is {window.busy:.0%} busy of {window.busy_mean:.0%} on average",
-                formula="standard deviation of the tasks' lag / mean",
-                inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
-            )
+        dealt = plan_rebalance(observation, window, _uneven(window, lag), inputs)
+        if isinstance(dealt, Rebalance):
+            return dealt
         # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
         if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
             enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
                 reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
-                ruled_out=(enough, "partitions that can be spread anew"),
+                ruled_out=(enough, dealt),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )
@@ -142,6 +140,13 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
     if window.oom > 0:
         return _more_memory(observation, frame, window, load)
     return _enough_but_lagging(observation, frame, window, load, lag)
+
+
+def _uneven(window: Window, lag: str) -> str:
+    return (
+        f"{lag}: its tasks' lag differs by {window.lag_spread:.0%}, "
+        f"the busiest is {window.busy:.0%} busy of {window.busy_mean:.0%} on average"
+    )
 
 
 def _enough_but_lagging(
@@ -344,4 +349,7 @@ def change(before: Shape, after: Shape) -> str:
         old, new = getattr(before.task, name), getattr(after.task, name)
         if old != new:
             parts.append(f"{old:g} -> {new:g} {unit} each")
+    if before.task_count == after.task_count and before.mapping != after.mapping:
+        partitions = len(before.mapping or after.mapping or ())
+        parts.append(tell_moves(mapping_of(before, partitions), mapping_of(after, partitions)))
     return ", ".join(parts) or "the same shape"

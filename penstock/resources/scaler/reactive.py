@@ -29,6 +29,7 @@ from penstock.resources.scaler.observation import (
     Resize,
     Untriaged,
 )
+from penstock.resources.scaler.rebalance import plan_rebalance
 from penstock.resources.scaler.shapes import Shape, align
 from penstock.resources.scaler.window import Window, optional, total
 
@@ -45,11 +46,9 @@ def react(observation: Observation, frame: Frame, window: Window, load: Load) ->
     if window.time_lagged > job.slo_lag_s and load.is_lagging:
         lag = f"time_lagged {window.time_lagged:.0f} s over the SLO of {job.slo_lag_s:g} s"
         if is_imbalanced(window, settings.imbalance_at) and job.can_rebalance:
-            return Rebalance(
-                reason=f"{lag}, and its input is imbalanced",
-                formula="standard deviation of the tasks' lag / mean",
-                inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
-            )
+            dealt = plan_rebalance(observation, window, f"{lag}, and its input is imbalanced", inputs)
+            if isinstance(dealt, Rebalance):
+                return dealt
         return _more_tasks(observation, inputs, lag)
     if window.oom > 0:
         return _more_memory(observation, window.oom, inputs)

@@ -7,8 +7,10 @@ partitions / that many threads. Where partitions divide evenly this is the paper
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
+
+from penstock.jobs.partition_tasks import map_partitions
 
 KINDS = ("cpu", "memory_mb", "disk_mb", "network_mbps")
 # What rounding may leave of a whole number.
@@ -32,6 +34,7 @@ class Shape:
 
     task_count: int  # n
     task: TaskResources
+    mapping: tuple[int, ...] | None = None  # by partition, the task that reads it; None: dealt evenly
 
     def total(self, kind: str) -> float:
         """What all tasks together reserve of one resource."""
@@ -61,6 +64,17 @@ class Room:
 
 
 UNLIMITED = Room()
+
+
+def mapping_of(shape: Shape, partitions: int) -> tuple[int, ...]:
+    """By partition, the task that reads it."""
+    return shape.mapping if shape.mapping is not None else map_partitions(partitions, shape.task_count)
+
+
+def with_mapping(shape: Shape, mapping: tuple[int, ...]) -> Shape:
+    """The same tasks with their partitions dealt so; the even deal has no name of its own."""
+    is_even = mapping == map_partitions(len(mapping), shape.task_count)
+    return replace(shape, mapping=None if is_even else mapping)
 
 
 def busiest_partitions(task_count: int, partitions: int) -> int:

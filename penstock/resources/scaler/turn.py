@@ -10,14 +10,14 @@ from penstock.core.journal import Entry
 from penstock.resources.policies.records import JobRecord
 from penstock.resources.policies.round import FleetState
 from penstock.resources.scaler.carry_out import changes_of, fit, one_decision
-from penstock.resources.scaler.observation import Decision, Hold, Remaining, Resize, to_data
+from penstock.resources.scaler.observation import Decision, Hold, Rebalance, Remaining, Resize, Step, to_data
 from penstock.resources.scaler.observe import Capacity, ScalableJob, settings_of
 from penstock.resources.scaler.pipeline import Edge
 from penstock.resources.scaler.shapes import KINDS, TINY, Room, Shape
 from penstock.tasks.messages import TaskReport
 
 ACTOR = "autoscaler"
-_SCALED = ("task_count", "threads", "resources")
+_SCALED = ("task_count", "threads", "resources", "partition_tasks")
 
 
 class Turn:
@@ -52,16 +52,16 @@ class Turn:
             for kind in KINDS
         }
         self.capacity = replace(self.capacity, remaining=Room(**left))
-        if shape.task_count != job.task_count:
+        if (shape.task_count, shape.mapping) != (job.task_count, job.shape.mapping):
             self.fleet = replace(self.fleet, rescales_running=self.fleet.rescales_running + 1)
 
 
 def resolve(
-    job: ScalableJob, decision: Resize, record: JobRecord, turn: Turn
+    job: ScalableJob, decision: Step, record: JobRecord, turn: Turn
 ) -> tuple[Decision, Shape | None, JobRecord]:
     """The decision as it can be carried out now and the record of it, or why it is not."""
-    applied = fit(decision.shape, job)
-    if not changes_of(job.shape, applied):
+    applied = fit(decision, job)
+    if not changes_of(job, applied):
         theirs = ", ".join(sorted(path for path in job.oncall if path.partition(".")[0] in _SCALED))
         if not theirs:
             return _held(decision, "but as it can be written it is so already", "shape"), None, record
@@ -79,7 +79,7 @@ def resolve(
     return replace(decision, reason=outcome.apply.reason), applied, outcome.record
 
 
-def _held(decision: Resize, why: str, bound: str) -> Hold:
+def _held(decision: Step, why: str, bound: str) -> Hold:
     return Hold(
         reason=f"{decision.reason}; {why}",
         bound=bound,
@@ -109,7 +109,7 @@ def entry_of(job: ScalableJob, decision: Decision, applied: Shape | None, now_ms
     """A decision for the journal: inputs, formula, bounds, reason."""
     data = to_data(decision) | {"generation": settings_of(job.config).generation}
     done = "nothing" if isinstance(decision, Hold) else type(decision).__name__.lower()
-    if applied is not None and isinstance(decision, Resize):
+    if applied is not None and isinstance(decision, Resize | Rebalance):
         data["applied"] = applied.to_data()
         done = decision.direction
     return Entry(

@@ -19,6 +19,7 @@ from penstock.jobs.state_fit import STATEFUL
 from penstock.streams.bus.admission import sum_lags
 from penstock.streams.bus.log import Lag
 from penstock.streams.engine.busy_time import BusyTime
+from penstock.streams.partition_rates import PartitionRates
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
 from penstock.streams.state_decode import is_in_blocks
@@ -39,7 +40,7 @@ class LoadMeter:
     def __init__(self, task: TaskDescriptor, *, trigger_ms: int) -> None:
         self.task_id, self._task, self._trigger_ms = task.task_id, task, trigger_ms
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, records read, records there)
-        self._looks, self._by_partition = 0, dict[str, float]()
+        self._looks, self._by_partition, self._rates = 0, dict[str, float](), PartitionRates()
         self._busy, self._query = BusyTime(), object()  # the query that the batches are counted of
         self._began: tuple[float, int, int] | None = None  # when, read and written at the first look
 
@@ -78,7 +79,7 @@ class LoadMeter:
             **self._totals(query, progress, rows, read, at_s * 1000),
             **self._behind(rows, now_ms),
             **self._kept(rows),
-            **self._partition_lags(positions, lag, now_ms),
+            **self._of_partitions(positions, lag, at_s, now_ms),
         }
 
     def _totals(
@@ -124,26 +125,39 @@ class LoadMeter:
         known = [count for count in counts if count is not None]
         return {**found, "key_count": float(sum(known))} if len(known) == len(counts) else found
 
-    def _partition_lags(
-        self, positions: dict[str, dict[int, int]], lag: Lag, now_ms: Millis
+    def _of_partitions(
+        self, positions: dict[str, dict[int, int]], lag: Lag, at_s: float, now_ms: Millis
     ) -> dict[str, float]:
-        """`lag_records.3` and the like, of the partitions that have any, every few looks."""
+        """`input_rate.3` of each partition, `lag_records.3` and the like of those that have any.
+
+        Looked at every few looks; what waits is forgotten at once when nothing does.
+        """
         self._looks += 1
         partitions = sorted({partition for at in positions.values() for partition in at})
-        if not lag.records or len(partitions) > PARTITIONS_MAX:
+        if len(partitions) > PARTITIONS_MAX:
+            return {}
+        if self._looks % PARTITIONS_EVERY == 1:
+            waits = dict.fromkeys(partitions, 0)
             self._by_partition = {}
-        elif self._looks % PARTITIONS_EVERY == 1:
-            self._by_partition = {}
-            for partition in partitions:
+            for partition in partitions if lag.records else ():
                 own = {name: {partition: at[partition]} for name, at in positions.items() if partition in at}
                 found = self._lag(own, now_ms)
+                waits[partition] = found.records
                 if found.records:
                     self._by_partition |= {
                         f"lag_records.{partition}": float(found.records),
                         f"lag_bytes.{partition}": float(found.bytes),
                         f"lag_s.{partition}": found.ms / 1000,
                     }
-        return self._by_partition
+            read = {
+                partition: sum(at.get(partition, 0) for at in positions.values()) for partition in partitions
+            }
+            self._rates.look(
+                at_s, {partition: read[partition] + waits[partition] for partition in partitions}
+            )
+        elif not lag.records:
+            self._by_partition = {}
+        return {**self._by_partition, **self._rates.metrics()}
 
     def _positions(self, rows: list[IntervalRow]) -> dict[str, dict[int, int]]:
         """How far each interval is, by category and partition."""

@@ -17,6 +17,7 @@ from penstock.resources.scaler.observation import (
     JobFacts,
     Limits,
     Observation,
+    PartitionLoads,
     Remaining,
     Resize,
 )
@@ -66,13 +67,18 @@ def a_frame(job: JobFacts, *, minutes: int = 90, end: int = START, **metrics: An
 def an_observation(job: JobFacts | None = None, **changes: Any) -> Observation:
     """Metrics by their names; everything else as a field of the observation."""
     job = job if job is not None else a_job()
-    fields = {"footprint", "remaining", "past", "demand", "settings", "frame", "now_ms"}
+    fields = {"footprint", "remaining", "past", "demand", "settings", "frame", "now_ms", "by_partition"}
     metrics = {name: value for name, value in changes.items() if name not in fields}
     given = {name: value for name, value in changes.items() if name in fields}
     return Observation(
         job=job,
         **{"frame": a_frame(job, **metrics), "now_ms": START * MINUTE_MS, "settings": PROACTIVE, **given},
     )
+
+
+def loads(*rates: float, lags: tuple[float, ...] = ()) -> PartitionLoads:
+    """What each partition brings; without others, nothing waits."""
+    return PartitionLoads(rates=rates, lags=lags or (0.0,) * len(rates))
 
 
 def share_busy(job: JobFacts) -> float:

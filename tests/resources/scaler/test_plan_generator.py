@@ -160,11 +160,6 @@ def test_a_lag_that_drains_in_time_is_left_alone():
     assert isinstance(decision, Hold) and decision.bound == "draining"
 
 
-def test_imbalanced_input_is_rebalanced_where_it_can_be():
-    decision = lagging(a_job(4, can_rebalance=True), lag_spread=1.2)
-    assert isinstance(decision, Rebalance) and decision.inputs["lag_spread"] == 1.2
-
-
 def test_a_hot_key_is_not_scaled():
     decision = lagging(busy=1.0, busy_mean=0.3)
     assert isinstance(decision, Untriaged) and "skewed" in decision.reason

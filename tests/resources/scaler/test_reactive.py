@@ -13,7 +13,6 @@ from penstock.resources.scaler.observation import (
     Hold,
     JobFacts,
     Limits,
-    Rebalance,
     Remaining,
     Resize,
     Untriaged,
@@ -44,13 +43,6 @@ def test_more_tasks_always_make_the_busiest_part_smaller(partitions: int, task_c
         assert isinstance(decision, Hold) and decision.bound == "4 partitions"
     else:
         assert isinstance(decision, Resize) and decision.task_count == task_count
-
-
-def test_imbalance_is_rebalanced_if_the_job_can_be():
-    """Lines 3 and 4; otherwise line 6."""
-    assert isinstance(react(a_job(can_rebalance=True), lag_spread=0.8, **LAG), Rebalance)
-    assert isinstance(react(a_job(can_rebalance=False), lag_spread=0.8, **LAG), Resize)
-    assert isinstance(react(a_job(can_rebalance=True), lag_spread=0.2, **LAG), Resize)
 
 
 def test_a_trickle_is_not_lag():
