@@ -2,7 +2,7 @@
 
 Python runs one thread at a time. In the process of the loops every answer waited for its turn between them;
 here reads have a processor of their own, and a flood of them leaves heartbeats and the State Syncer alone.
-On a database server a second such process takes changes of layers (`web/scribe.py`).
+On a database server a second such process takes changes of layers (`web/clerk.py`).
 It holds nothing: it ends with the control plane, and another takes its place when it dies.
 """
 
@@ -31,13 +31,13 @@ from penstock.jobs.job_store import JobStore
 from penstock.streams.package_shelf import PackageShelf
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.shard_store import ShardStore
+from penstock.web.clerk import ClerkDesk, ToClerk, clerk_app
 from penstock.web.fast_lane import FastLane
 from penstock.web.forward import Forward
 from penstock.web.guard import Guard
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import JobPages
-from penstock.web.scribe import ScribeDesk, ToScribe, scribe_app
 from penstock.web.server import HOST, PREFIX, STREAMED, Tls, server_config
 
 
@@ -46,10 +46,10 @@ class FrontSettings:
     """What a front is told when it starts."""
 
     listener: int  # the inherited socket's number
-    bell: int  # the inherited pipe in which a scribe says that it changed something
+    bell: int  # the inherited pipe in which a clerk says that it changed something
     port: int  # where the control plane itself answers, on loopback
-    scribe_port: int = 0  # where changes of layers are taken; 0: by the control plane
-    is_scribe: bool = False  # whether it is the scribe itself
+    clerk_port: int = 0  # where changes of layers are taken; 0: by the control plane
+    is_clerk: bool = False  # whether it is the clerk itself
     secret: str  # what it knows the front by
     database: str  # a URL, or ""
     folder: str  # of the control plane
@@ -88,9 +88,7 @@ def serve(settings: FrontSettings) -> None:
     database = Database(settings.database or Path(settings.folder) / "store.db")
     guard = Guard(TokenStore(database), SystemClock(), RateLimit())
     app = (
-        _scribe(settings, database, guard)
-        if settings.is_scribe
-        else _front(settings, database, guard, scaling)
+        _clerk(settings, database, guard) if settings.is_clerk else _front(settings, database, guard, scaling)
     )
     app = CheckOrigin(app, names=settings.names, any_address=settings.any_address)
     tune_process(serving=True)
@@ -101,22 +99,22 @@ def _front(settings: FrontSettings, database: Database, guard: Guard, scaling: S
     fleet = FleetView(ShardStore(database, JournalStore(database)))
     pages = JobPages(JobService(JobStore(database)), fleet, SystemClock(), scaling)
     rest: ASGIApp = Forward(HOST, settings.port, settings.secret)
-    if settings.scribe_port:
-        rest = ToScribe(rest, Forward(HOST, settings.scribe_port, settings.secret), prefix=PREFIX)
+    if settings.clerk_port:
+        rest = ToClerk(rest, Forward(HOST, settings.clerk_port, settings.secret), prefix=PREFIX)
     lane = FastLane(rest, prefix=PREFIX, guard=guard, pages=pages, local=not database.is_shared)
     return LimitBodies(lane, streamed=STREAMED)
 
 
-def _scribe(settings: FrontSettings, database: Database, guard: Guard) -> ASGIApp:
+def _clerk(settings: FrontSettings, database: Database, guard: Guard) -> ASGIApp:
     os.set_blocking(settings.bell, False)
-    desk = ScribeDesk(
+    desk = ClerkDesk(
         clock=SystemClock(),
         jobs=JobService(JobStore(database)),
         packages=PackageShelf(Path(settings.folder) / "packages"),
         bell=settings.bell,
     )
     rest, secret = Forward(HOST, settings.port, settings.secret), settings.secret
-    return scribe_app(rest, desk, guard, prefix=PREFIX, streamed=STREAMED, secret=secret)
+    return clerk_app(rest, desk, guard, prefix=PREFIX, streamed=STREAMED, secret=secret)
 
 
 def _listen(scaling: ScalingTold) -> None:

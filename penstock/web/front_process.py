@@ -1,4 +1,4 @@
-"""Front and scribe as the control plane sees them: processes that it starts, tells news, and replaces."""
+"""Front and clerk as the control plane sees them: processes that it starts, tells news, and replaces."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class FrontProcess:
         self._scaling, self._wake_syncer = ScalingHere(plane), plane.wake_syncer
         self._ears = AsideThreads("front's bell", threads=4)
         tls = listening.tls
-        # Of a file the control plane is the one who writes; see `web/scribe.py`.
+        # Of a file the control plane is the one who writes; see `web/clerk.py`.
         self._inside = bind(Listening()) if plane.database.is_shared else None
         settings = FrontSettings(
             listener=listener.fileno(),
             bell=NO_PIPE,  # each has its own
             port=api.port,
-            scribe_port=0 if self._inside is None else self._inside.getsockname()[1],
+            clerk_port=0 if self._inside is None else self._inside.getsockname()[1],
             secret=secret,
             database=plane.settings.database,
             folder=str(plane.settings.folder),
@@ -67,7 +67,7 @@ class FrontProcess:
         )
         self._fronts = [_Front(settings)]
         if self._inside is not None:
-            inside = replace(settings, listener=self._inside.fileno(), is_scribe=True, cert="", key="")
+            inside = replace(settings, listener=self._inside.fileno(), is_clerk=True, cert="", key="")
             self._fronts.append(_Front(inside))
         self._loop = Loop("front", self._look, every_ms=LOOK_MS)
 
@@ -156,7 +156,7 @@ class FrontProcess:
         if codes:
             # The loop tells it, and waits longer each time: one that cannot start must not take all the CPU.
             raise EnvironmentProblem(
-                "a front or scribe died",
+                "a front or clerk died",
                 why=f"it ended with code {codes[0]}",
                 fix="nothing: there is another",
             )
@@ -174,7 +174,7 @@ def _is_dead(front: _Front) -> bool:
 
 
 def _tell(front: _Front, news: str) -> None:
-    if front.process is None or front.settings.is_scribe or news == front.told:
+    if front.process is None or front.settings.is_clerk or news == front.told:
         return
     assert front.process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it is dying: the next one is told everything

@@ -1,4 +1,4 @@
-"""The scribe: a process that writes changes of layers where a server has the database.
+"""The clerk: a process that writes changes of layers where a server has the database.
 
 All writes of an installation go one after another. Whoever holds the lock of the database should not wait for
 other threads of its process meanwhile, of which the control plane and the front have many: here are two. On a
@@ -28,7 +28,7 @@ _NAME = NAME_PATTERN.strip("^$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScribeDesk:
+class ClerkDesk:
     """Takes changes of layers, and rings for the State Syncer."""
 
     clock: SystemClock
@@ -42,22 +42,22 @@ class ScribeDesk:
             os.write(self.bell, b"\n")
 
 
-def scribe_app(
-    rest: ASGIApp, desk: ScribeDesk, guard: Guard, *, prefix: str, streamed: str, secret: str
+def clerk_app(
+    rest: ASGIApp, desk: ClerkDesk, guard: Guard, *, prefix: str, streamed: str, secret: str
 ) -> ASGIApp:
-    """What a scribe answers; whatever is unusual about a request goes to `rest`, the control plane."""
+    """What a clerk answers; whatever is unusual about a request goes to `rest`, the control plane."""
     lane = PatchLane(rest, prefix=prefix, guard=guard, desk=desk)
     return LimitBodies(ServerErrorMiddleware(lane, handler=on_bug), streamed=streamed, front_secret=secret)
 
 
-class ToScribe:
-    """ASGI middleware of the front: changes of layers go to the scribe, all else to `app`."""
+class ToClerk:
+    """ASGI middleware of the front: changes of layers go to the clerk, all else to `app`."""
 
-    def __init__(self, app: ASGIApp, scribe: ASGIApp, *, prefix: str) -> None:
-        self._app, self._scribe = app, scribe
+    def __init__(self, app: ASGIApp, clerk: ASGIApp, *, prefix: str) -> None:
+        self._app, self._clerk = app, clerk
         self._path = re.compile(f"{re.escape(prefix)}/jobs/{_NAME}/layers/{_NAME}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_change = scope["type"] == "http" and scope["method"] == "PATCH"
-        app = self._scribe if is_change and self._path.fullmatch(scope["path"]) else self._app
+        app = self._clerk if is_change and self._path.fullmatch(scope["path"]) else self._app
         await app(scope, receive, send)
