@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -58,8 +59,11 @@ class EventHub:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
-    def response(self, watch: Watch) -> StreamingResponse:
-        """The stream of one watcher; TooMany if there is no room for one more."""
+    async def response(self, watch: Watch) -> StreamingResponse:
+        """The stream of one watcher; TooMany if there is no room for one more.
+
+        Whoever sees it begin sees all that is decided from then on.
+        """
         if self._watchers >= self._watchers_max:
             raise TooMany(
                 "too many are watching already",
@@ -67,7 +71,11 @@ class EventHub:
                 fix="try again later, or look from time to time instead",
             )
         self._watchers += 1
-        return _EventStream(self._events(watch), self._leave)
+        with ExitStack() as undo:
+            undo.callback(self._leave)
+            cursor = watch.since if watch.since is not None else await READS.run(self._journal.last_id)
+            undo.pop_all()
+        return _EventStream(self._events(watch, cursor), self._leave)
 
     def close(self) -> None:
         """End every stream, in order; from any thread."""
@@ -82,12 +90,9 @@ class EventHub:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def _events(self, watch: Watch) -> AsyncIterator[bytes]:
+    async def _events(self, watch: Watch, cursor: int) -> AsyncIterator[bytes]:
         self._loop = asyncio.get_running_loop()
         clock = self._loop.time
-        cursor = watch.since
-        if cursor is None:
-            cursor = await READS.run(self._journal.last_id)
         yield b"retry: 1000\n\n"
         end, checked, spoken, left = clock() + watch.wait_s, clock(), clock(), watch.count_max
         while not self._is_closed:

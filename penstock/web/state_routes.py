@@ -106,7 +106,7 @@ def add_event_route(router: APIRouter, hub: EventHub, guard: Guard) -> None:
             except PenstockError:
                 return False
 
-        return hub.response(
+        return await hub.response(
             Watch(
                 since=since if last_event_id is None else int(last_event_id),
                 subject=subject,

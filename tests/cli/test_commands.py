@@ -27,7 +27,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 
 
 COMMANDS = commands_of(get_command(cli.app))
-SILENT = {("up",), ("container", "run"), ("run",)}  # they run until they are stopped
+SILENT = {("up",), ("container", "run"), ("lend",), ("run",)}  # they run until they are stopped
 
 
 def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
@@ -225,6 +225,7 @@ def test_there_are_these_commands():
         "journal",
         "layer add",
         "layer ls",
+        "lend",
         "logs",
         "oncall clear",
         "oncall set",

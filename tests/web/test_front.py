@@ -284,7 +284,7 @@ def test_events_come_through_and_a_watcher_that_leaves_is_gone(fronted: Fronted)
     assert found.status == 200
     fronted.wait("it watches", lambda: hub._watchers == 1)
     body = {"changes": {"priority": 77}, "why": "to be seen by a watcher"}
-    fronted.ask("PATCH", "/jobs/demo.j4/layers/oncall", body=body)
+    assert fronted.ask("PATCH", "/jobs/demo.j4/layers/oncall", body=body)[0] == 200
     lines = b""
     while b"to be seen by a watcher" not in lines:
         line = found.readline()
