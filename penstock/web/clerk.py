@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.system_clock import SystemClock
-from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_service import JobService
 from penstock.streams.package_shelf import PackageShelf
 from penstock.web.answers import on_bug
 from penstock.web.guard import Guard
 from penstock.web.limits import LimitBodies
-from penstock.web.patch_lane import PatchLane
-
-_NAME = NAME_PATTERN.strip("^$")
+from penstock.web.patch_lane import PatchLane, layer_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,7 @@ class ToClerk:
 
     def __init__(self, app: ASGIApp, clerk: ASGIApp, *, prefix: str) -> None:
         self._app, self._clerk = app, clerk
-        self._path = re.compile(f"{re.escape(prefix)}/jobs/{_NAME}/layers/{_NAME}")
+        self._path = layer_path(prefix)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_change = scope["type"] == "http" and scope["method"] == "PATCH"

@@ -33,6 +33,11 @@ _NAME = NAME_PATTERN.strip("^$")
 _KEY, _ETAG = re.compile(KEY_PATTERN), re.compile(ETAG_PATTERN)
 
 
+def layer_path(prefix: str) -> re.Pattern[str]:
+    """The path of one layer of one job, with both names."""
+    return re.compile(f"{re.escape(prefix)}/jobs/({_NAME})/layers/({_NAME})")
+
+
 class PatchLane:
     """ASGI middleware, inside those that check origins and sizes."""
 
@@ -42,7 +47,7 @@ class PatchLane:
         self._patches: Together[Patch, Response] = Together(
             PATCHES, lambda asked: write_patches(desk, asked), at_once=AT_ONCE
         )
-        self._path = re.compile(f"{re.escape(prefix)}/jobs/({_NAME})/layers/({_NAME})")
+        self._path = layer_path(prefix)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = None

@@ -15,6 +15,7 @@ from penstock.resources.scaler.growth import fits, task_range
 from penstock.resources.scaler.load import SATURATED, Load, inputs_of, known_thread_rate
 from penstock.resources.scaler.observation import (
     Action,
+    Inputs,
     Learnt,
     Observation,
     Rebalance,
@@ -119,12 +120,7 @@ def _judge_rebalance(
         direction="undo",
         reason=f"{alert}; back to the deal before",
         formula=GAIN,
-        inputs={
-            **inputs_of(observation, window, load),
-            "processed": window.processed_rate,
-            "before": action.rate_before,
-            "expected": action.rate_expected,
-        },
+        inputs=_compared(observation, window, load, action),
         rate_expected=action.rate_before,
         learnt=learnt,
     )
@@ -168,15 +164,19 @@ def _undo(
         direction="undo",
         reason=f"{why}; back to {action.before.task_count} tasks of {action.before.task.threads} threads",
         formula=GAIN,
-        inputs={
-            **inputs_of(observation, window, load),
-            "processed": window.processed_rate,
-            "before": action.rate_before,
-            "expected": action.rate_expected,
-        },
+        inputs=_compared(observation, window, load, action),
         rate_expected=action.rate_before,
         learnt=learnt,
     )
+
+
+def _compared(observation: Observation, window: Window, load: Load, action: Action) -> Inputs:
+    return {
+        **inputs_of(observation, window, load),
+        "processed": window.processed_rate,
+        "before": action.rate_before,
+        "expected": action.rate_expected,
+    }
 
 
 def _judged(observation: Observation, action: Action, outcome: str, alert: str = "") -> Learnt:
