@@ -13,7 +13,7 @@ import pytest
 from penstock.streams.bus.log import CategorySpec, Log
 from penstock.streams.places import open_log
 from penstock.streams.task import TaskDescriptor
-from penstock.streams.testing import reading_task
+from penstock.streams.testing import reading_task, wait_for
 from tests.contracts.buses import records
 
 SPEC = CategorySpec(name="clicks", partitions=2, columns=(("query", "string"), ("n", "bigint")))
@@ -29,7 +29,13 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def publish(log: Log, *seqs: int) -> None:
     batches = {partition: records(*seqs, note="x" * 100) for partition in range(SPEC.partitions)}
+    before = log.end_offsets(SPEC.name)
     log.publish(SPEC.name, producer="a", epoch=1, batches=batches, gapless=False)
+    # Kafka answers a commit before every partition shows it; what is measured here needs all of them.
+    wait_for(
+        lambda: all(log.end_offsets(SPEC.name)[n] >= end + len(seqs) for n, end in enumerate(before)),
+        "every partition shows what was published",
+    )
 
 
 def run(spark: Any, task: TaskDescriptor, folder: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:
