@@ -7,13 +7,16 @@ with what was sent: none is lost, none is twice.
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from penstock.streams.bus.log_index import INDEX
 from tests.drills.calling import KEYS, Calling
 from tests.e2e.platform import Platform
 
@@ -91,6 +94,37 @@ def test_a_failing_dependency_raises_an_alarm_and_is_not_scaled(platform: Platfo
     assert "failed" in calling.explained()
     calling.finish()
     assert calling.layer("scaler") == {}
+
+
+def test_a_failing_sink_raises_an_alarm_and_is_not_scaled(platform: Platform, calling: Calling):
+    """Plan: somebody else holds the sink for minutes, so that nothing can be written to it; then it lets go."""
+    calling.start({**QUICK, "task_count_max": 3})
+    calling.rate = 200
+    platform.wait("calls", lambda: sum(platform.log.end_offsets(calling.sink)) > 0)
+    with closing(
+        sqlite3.connect(platform.folder / "bus" / calling.sink / INDEX, isolation_level=None)
+    ) as sink:
+        platform.wait("the sink held", lambda: _took(sink))
+        reached = platform.log.end_offsets(calling.sink)
+        platform.wait("the scaler's alarm", lambda: "not_scaled" in calling.alarms(), seconds=MINUTES_S)
+        for kind, text in calling.alarms().items():
+            say(f"alarm {kind}: {text[:200]}")
+        assert calling.sink in str(calling.alarms())
+        told = calling.told("doctor", calling.job)
+        assert "does not answer" in told and "memory" not in told, told
+        assert calling.task_count() == 1 and calling.layer("scaler") == {}
+        assert "failed" in calling.explained()
+        assert platform.log.end_offsets(calling.sink) == reached
+    calling.finish()
+    assert calling.layer("scaler") == {}
+
+
+def _took(sink: sqlite3.Connection) -> bool:
+    try:
+        sink.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def test_what_oncall_sets_the_scaler_keeps_to(platform: Platform, calling: Calling):

@@ -55,7 +55,7 @@ def run(work: OwnWork) -> RunView:
     task_id = work.assignment.task_id
     scratch = Path(work.scratch)
     _say(work, RunView(task_id=task_id, state="starting"))
-    spark = build_session(f"penstock {task_id}", work.cores, scratch, heap_mb=work.heap_mb)
+    spark = build_session(f"penstock {task_id}", work.cores, scratch, heap_mb=work.heap_mb, is_shared=False)
     tasks = SparkTasks(
         spark,
         bus=work.bus,

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
+from penstock.streams.engine.planners import Planners
 from penstock.streams.engine.warm_up import warm_up
 
 # Hadoop's local file system forks `chmod` and friends for every log file; this manager writes them directly.
@@ -21,6 +22,7 @@ CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 END_S = 20
+_planners: dict[str, Planners] = {}  # by the id of the session's application
 # macOS has the smallest place for a socket's path; Spark names them /.<UUID>.sock.
 SOCKET_PATH_CHARS_MAX, SOCKET_NAME_CHARS = 103, 43
 # Only what went wrong, from the first line on: `setLogLevel` comes after Spark has said its welcome.
@@ -38,17 +40,26 @@ appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def build_session(
-    app_name: str, cores: int, scratch: Path, *, heap_mb: int = 1024, master: str = ""
+    app_name: str,
+    cores: int,
+    scratch: Path,
+    *,
+    heap_mb: int = 1024,
+    master: str = "",
+    is_shared: bool = True,
 ) -> SparkSession:
     """A session that has run its first batch: local, or with executors of another Spark (`master`).
 
     `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
-    see the folders of bus, rows and packages under the same paths.
+    see the folders of bus, rows and packages under the same paths. A session that is not shared has one
+    query: a process from which planners of queries are forked would only take memory.
     """
     require_java()
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Executors elsewhere start their workers with the same name, and have no file of ours.
+    planners = Planners(_temporary(scratch)) if is_shared and not master and _fits_sockets(scratch) else None
+    os.environ["PYSPARK_PYTHON"] = str(planners.python) if planners else sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder: SparkSession.Builder = SparkSession.builder.appName(app_name)
     builder = _elsewhere(builder, master, cores) if master else _here(builder, cores, scratch)
@@ -71,6 +82,8 @@ def build_session(
         .config("spark.python.daemon.module", "penstock.streams.engine.worker_daemon")
         .getOrCreate()
     )
+    if planners:
+        _planners[session.sparkContext.applicationId] = planners
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(PenstockSource)
     warm_up(session, scratch / "warm-up")
@@ -92,7 +105,9 @@ def _here(builder: SparkSession.Builder, cores: int, scratch: Path) -> SparkSess
 
 
 def _temporary(scratch: Path) -> Path:
-    return (scratch / "tmp").absolute()
+    folder = (scratch / "tmp").absolute()
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _fits_sockets(scratch: Path) -> bool:
@@ -118,6 +133,7 @@ def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkS
 def end_session(session: SparkSession) -> None:
     """Stop it, and wait until its JVM is gone: a command that has ended leaves nothing behind."""
     gateway: Any = session.sparkContext._gateway
+    planners = _planners.pop(session.sparkContext.applicationId, None)
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
@@ -126,12 +142,13 @@ def end_session(session: SparkSession) -> None:
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
+    if planners:
+        planners.end()
 
 
 def _java_options(scratch: Path) -> str:
     # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
     temporary = _temporary(scratch)
-    temporary.mkdir(exist_ok=True)
     logging = scratch / "log4j2.properties"
     logging.write_text(QUIET_LOG)
     return (

@@ -67,7 +67,8 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
         ),
         (
             *("dependency", 0.8, "something that it depends on does not answer"),
-            r"did not answer|Connection ?(?:refused|reset|Error|aborted)|ConnectionRefusedError|timed? ?out|"
+            r"the database (?:is busy|refused|could not be written)|did not answer|"
+            r"Connection ?(?:refused|reset|Error|aborted)|ConnectionRefusedError|timed? ?out|"
             r"TimeoutException|Broken pipe|UnknownHost|Name or service not known|Temporary failure in name|"
             r"(?:502|503|504) |Service Unavailable|Too Many Requests|AllBrokersDown|_TRANSPORT",
         ),
