@@ -338,10 +338,11 @@ class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
         """What a container must know to join."""
         return self._ask("/installation")
 
-    def task_list(self, since: int | None) -> Json | None:
-        """The task list: all of it, or what changed since a version; None: nothing did."""
+    def task_list(self, since: int | None, *, wait_s: float | None = None) -> Json | None:
+        """The task list: all of it, or what changed since a version; None: nothing did (in `wait_s`)."""
         headers = {} if since is None else {"If-None-Match": f'"{since}"'}
-        return self._link.json_if_changed("/tasks", params=_given({"since": since}), headers=headers)
+        params = _given({"since": since, "wait_s": wait_s})
+        return self._link.json_if_changed("/tasks", params=params, headers=headers)
 
     def container_log(self, container: str, *, lines: int) -> str:
         """The end of a container's log."""

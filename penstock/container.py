@@ -28,7 +28,7 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 from penstock.core.journal_store import JournalStore
 from penstock.core.loop import Loop
 from penstock.core.sql_store import Database
-from penstock.core.system_clock import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock
 from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
@@ -56,6 +56,7 @@ ENGINES = ("spark", "process")
 _SECRETS = ("DATABASE", "TOKEN", "URL", "ALARM_WEBHOOK", "ALARM_CHANNELS")
 SECRET_VARIABLES = frozenset(f"PENSTOCK_{name}" for name in _SECRETS)
 ROWS_VARIABLE = "PENSTOCK_ROWS"
+LIST_WAIT_S, LIST_PAUSE_MS = 3.0, 20  # an answer waits so long for a newer task list; then we ask again
 RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 
 
@@ -300,6 +301,7 @@ class Engine:
         self._manager: TaskManager | None = None
         self._tasks: SparkTasks | None = None
         self._stopping = False
+        self._news = threading.Event()  # something came in: the next round is now
         # Spark and user code may print; the protocol must not be mixed with that.
         self._wire = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
@@ -308,13 +310,15 @@ class Engine:
         """Work until the warden says stop, or is gone."""
         threading.Thread(target=self._listen, name="warden", daemon=True).start()
         threading.Thread(target=self._start_runner, name="runner", daemon=True).start()
-        fetch = Loop("task list", self._fetch_list, every_ms=1_000).start()
+        fetch = Loop("task list", lambda: self._fetch_list(fetch), every_ms=1_000)
+        fetch.start()
         while True:
             self._round(fetch)
             if self._stopping and (self._manager is None or self._manager.all_stopped):
                 self._say()
                 return 0
-            sleep_ms(self._profile.sign_of_life_ms // 2)
+            self._news.wait(self._profile.sign_of_life_ms / 2000)
+            self._news.clear()
 
     def _round(self, fetch: Loop) -> None:
         now_ms = self._clock.boot_ms()
@@ -366,6 +370,7 @@ class Engine:
     def _listen(self) -> None:
         for line in sys.stdin:
             self._inbox.put(json.loads(line))
+            self._news.set()
         self._die("the warden's pipe closed")
 
     def _start_runner(self) -> None:
@@ -408,16 +413,20 @@ class Engine:
                 package_folder=packages.folder_of,
                 checkpoints=self._settings.checkpoints,
                 die=self._die,
+                on_change=self._news.set,
             )
             self._tasks = tasks
             return SparkRunner(tasks)
         except PenstockError as error:
             self._die(str(error))
 
-    def _fetch_list(self) -> None:
-        since = self._list_version
+    def _fetch_list(self, fetch: Loop) -> None:
+        """Ask for a newer list; the answer waits until there is one, so the next question follows at once."""
+        since, began_ms = self._list_version, self._clock.boot_ms()
         try:
-            found = self._client.task_list(since)
+            found = self._client.task_list(since, wait_s=LIST_WAIT_S)
+            if found is not None or self._clock.boot_ms() - began_ms > LIST_WAIT_S * 500:
+                fetch.poke_after(LIST_PAUSE_MS)
             if found is None:
                 return  # it is the newest
             news = TaskList.from_json(found)
@@ -430,6 +439,7 @@ class Engine:
         if since is None or news.version != since:
             self._list_version, self._has_list = news.version, True
             self._lists.put((news, False))
+            self._news.set()
 
     def _use_cached_list(self) -> None:
         try:

@@ -27,6 +27,7 @@ from penstock.web.kept_routes import add_kept_routes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
 from penstock.web.lending_routes import add_lending_routes
 from penstock.web.limits import LimitBodies, RateLimit
+from penstock.web.list_watch import ListWatch
 from penstock.web.metric_routes import add_metric_routes
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
@@ -79,7 +80,8 @@ def build_api(
     add_metric_routes(router, plane, guard)
     add_policy_routes(router, plane, guard)
     add_kept_routes(router, plane, guard)
-    add_container_routes(router, plane, guard)
+    app.state.lists = ListWatch(plane.task_service.version)
+    add_container_routes(router, plane, guard, app.state.lists)
     fleet = Fleet(plane)
     add_fleet_reads(router, fleet, guard)
     add_fleet_orders(router, plane, fleet, guard)

@@ -15,6 +15,7 @@ from penstock.web import bodies, fleet_replies, replies
 from penstock.web.answers import answer
 from penstock.web.bodies import HEARTBEAT, IfOther, Name, Version, read_heartbeat
 from penstock.web.guard import Guard
+from penstock.web.list_watch import WAIT_MAX_S, ListWatch
 from penstock.web.pools import BEATS, LONG
 from penstock.web.replies import problems
 
@@ -34,7 +35,7 @@ _SCHEMA = HEARTBEAT.model_json_schema()
 Beat = Annotated[dict[str, Any], WithJsonSchema(_inlined(_SCHEMA, _SCHEMA.get("$defs", {})))]
 
 
-def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
+def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard, lists: ListWatch) -> None:
     """Registration, heartbeats, the task list, logs."""
 
     @router.post(
@@ -78,14 +79,24 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
         return answer(plane.installation())
 
     @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
-    @BEATS
-    def task_list(
-        caller: Caller = guard.allow("task.read"), since: Version = None, if_none_match: IfOther = None
+    async def task_list(
+        caller: Caller = guard.allow("task.read"),
+        since: Version = None,
+        if_none_match: IfOther = None,
+        wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0,
     ) -> Response:
-        """The task list, or what changed in it since a version; its version is its ETag."""
-        if if_none_match is not None and if_none_match.strip('"') == str(plane.task_service.version()):
-            return Response(status_code=304, headers={"ETag": if_none_match})
-        version, found = plane.task_list(since)
+        """The task list, or what changed in it since a version; its version is its ETag. With `wait_s` one
+        that has not changed is answered when it does, or after so long.
+        """
+        if if_none_match is not None:
+            known = if_none_match.strip('"')
+            version = await BEATS.run(plane.task_service.version)
+            if known == str(version) and wait_s:
+                await lists.newer_than(version, wait_s)
+                version = await BEATS.run(plane.task_service.version)
+            if known == str(version):
+                return Response(status_code=304, headers={"ETag": if_none_match})
+        version, found = await BEATS.run(plane.task_list, since)
         return answer(found, version=version)
 
     @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))

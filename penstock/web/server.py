@@ -9,7 +9,6 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.web.events import EventHub
+from penstock.web.list_watch import ListWatch
 from penstock.web.wire import BoundedHttp
 
 HOST = "127.0.0.1"
@@ -151,9 +152,10 @@ class ApiServer:
         return self
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Answer what is under way, end the event streams, then end."""
-        close: Callable[[], None] = self._api.state.events.close
-        close()
+        """Answer what is under way, let go who waits for events or lists, then end."""
+        waited_for: tuple[EventHub, ListWatch] = self._api.state.events, self._api.state.lists
+        for each in waited_for:
+            each.close()
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

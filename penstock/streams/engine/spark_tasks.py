@@ -81,9 +81,11 @@ class SparkTasks:
         package_folder: Callable[[str], Path],
         checkpoints: Path,
         die: Callable[[str], None],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark, self._bus, self._rows = spark, bus, rows
         self._package_folder, self._checkpoints, self._die = package_folder, checkpoints, die
+        self.on_change = on_change  # called when a run has come to another state
         self._runs: dict[str, _Run] = {}
 
     def is_alive(self) -> bool:
@@ -351,6 +353,7 @@ class _Run:
                 self._load.stop()
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
+            self._owner.on_change()
 
     def _work(self) -> None:
         trigger_ms = self.assignment.config["trigger_ms"]
@@ -378,6 +381,7 @@ class _Run:
                 return
             if self._state == "starting" and query.lastProgress is not None:
                 self._state = "running"
+                self._owner.on_change()
         (scratch / "drain").touch()
         patience = time.monotonic() + DRAIN_S
         while (
