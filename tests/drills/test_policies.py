@@ -111,7 +111,7 @@ def test_a_failing_sink_raises_an_alarm_and_is_not_scaled(platform: Platform, ca
             say(f"alarm {kind}: {text[:200]}")
         assert calling.sink in str(calling.alarms())
         told = calling.told("doctor", calling.job)
-        assert "does not answer" in told and "memory" not in told, told
+        assert "does not answer" in told and "its dependency is down" in told, told
         assert calling.task_count() == 1 and calling.layer("scaler") == {}
         assert "failed" in calling.explained()
         assert platform.log.end_offsets(calling.sink) == reached
