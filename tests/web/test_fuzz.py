@@ -101,9 +101,9 @@ def fuzz(world: Served, operation: Any, mode: GenerationMode) -> None:
         if mode is GenerationMode.POSITIVE:
             aim(case, is_known)
         elif isinstance(case.query, dict):
-            # In a URL a list of one value is that value, and no broken request.
-            assume(not any(isinstance(value, list) and len(value) == 1 for value in case.query.values()))
-        if case.operation.path.endswith("/events") and isinstance(case.query, dict):
+            # In a URL a list of one value is that value, an empty one is nothing: no broken request.
+            assume(not any(isinstance(value, list) and len(value) <= 1 for value in case.query.values()))
+        if case.operation.path.endswith(("/events", "/tasks")) and isinstance(case.query, dict):
             case.query.setdefault("wait_s", 0)  # not to wait for news
             if mode is GenerationMode.POSITIVE:
                 case.query["wait_s"] = 0
