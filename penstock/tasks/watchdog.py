@@ -56,6 +56,7 @@ class Watchdog:
     _said: Heartbeat | None = None  # without a number yet
     _beat_due_ms: Millis = 0
     _early_ms: Millis = 0  # not before that a beat for news
+    _listed_ms: Millis = 0  # not before that a beat for a newer list: a large fleet has one all the time
     _told: Heartbeat | None = None  # the last one sent
     _answered: int = 0  # the newest assignment seen before the engine was ready: it is told of none before
     _given_back: tuple[ShardEntry, ...] = ()  # what that assignment says to drop
@@ -74,6 +75,9 @@ class Watchdog:
         is_ready_now = said.engine_ready and not self._told.engine_ready
         if is_first or is_ready_now or _has_let_go(self._told, said):
             self._beat_soon()
+        elif said.list_version > self._told.list_version:
+            # A plan waits until every container has obeyed its list, also those that had nothing to end.
+            self._beat_due_ms = min(self._beat_due_ms, self._listed_ms)
 
     def _beat_soon(self) -> None:
         """A plan or a move waits for just that: it is told soon, not with the next regular beat."""
@@ -124,7 +128,7 @@ class Watchdog:
         # What waited for news is decided shortly after it: the next beat asks for that.
         is_early = self._sequence > 0 and self._told is None
         self._beat_due_ms = now_ms + (2 * soon_ms if is_early else self.profile.heartbeat_ms)
-        self._early_ms = now_ms + soon_ms
+        self._early_ms, self._listed_ms = now_ms + soon_ms, now_ms + 2 * soon_ms
         self._sequence += 1
         # Before its first word an engine runs nothing. That is worth a beat too: a container whose engine
         # starts slowly would fail over, and start another one, just as slowly.

@@ -19,6 +19,11 @@ _SCRIPT = """\
 if [ "$2" = {runner} ]; then
     exec {python} -I -S {client} {socket} {python} "$@"
 fi
+# Those that look at a source once per query: of them Spark has a daemon, but not ours.
+if [ "$2" = pyspark.daemon ]; then
+    shift 2
+    exec {python} -m penstock.streams.engine.worker_daemon "$@"
+fi
 exec {python} "$@"
 """
 

@@ -14,8 +14,9 @@ if __name__ == "__main__":
         import pyspark.worker  # noqa: F401
 
         import penstock.streams.at_source
-        import penstock.streams.bus.spark_source
-        import penstock.streams.engine.step_worker  # noqa: F401
+        import penstock.streams.engine.step_worker
+    import penstock.streams.bus.spark_source  # noqa: F401
+
     # A worker collects garbage after every task of every batch. Measured: walking through all that was
     # imported took three times as long as the work itself; what is frozen is not walked through.
     gc.collect()
