@@ -308,7 +308,8 @@ def main() -> int:
         return 0
     sides: dict[str, dict[str, list[float]]] = {}
     for role in ("penstock", "stock"):
-        with tempfile.TemporaryDirectory(prefix="bench-rescale-") as folder:
+        # Short, so that Spark's sockets have room beneath it, as in a folder that somebody chose.
+        with tempfile.TemporaryDirectory(prefix="rescale-") as folder:
             command = [sys.executable, "-m", "bench.rescale", "--role", role, "--folder", folder]
             command += ["--keys", str(options.keys), "--repeats", str(options.repeats)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

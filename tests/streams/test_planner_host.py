@@ -20,8 +20,8 @@ from penstock.streams.engine.planners import RUNNER, Planners
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short name: a socket's path has an end. And with a space in it, as names may have."""
-    with tempfile.TemporaryDirectory(prefix="a b") as found:
+    """A folder with a name longer than a socket's may be, and with spaces in it."""
+    with tempfile.TemporaryDirectory(prefix="a folder with a long name " * 6) as found:
         yield Path(found)
 
 
@@ -77,7 +77,9 @@ def test_a_planner_is_forked_with_what_spark_gave_it_and_ends_with_its_query(pla
 def test_who_asks_nonsense_is_left_alone_and_the_next_one_is_served(planners: Planners, folder: Path):
     for nonsense in (b"", b"\0\0", b"\xff" * 8, (5).to_bytes(8, "big") + b"abc"):
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(folder / "planners.sock"))
+            opened = os.open(folder, os.O_RDONLY)
+            client.connect(f"/proc/self/fd/{opened}/{planner_client.SOCKET}")
+            os.close(opened)
             client.sendall(nonsense)
     with listening() as spark:
         assert ask(planners, spark).returncode == 0

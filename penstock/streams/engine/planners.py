@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 
 from penstock.streams.engine import planner_client
+from penstock.streams.engine.planner_client import SOCKET
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 END_S = 5
+OPENED = Path("/proc/self/fd")  # on Linux: what we have open, under a short name
 _SCRIPT = """\
 #!/bin/sh
 # What Spark knows as Python. It starts one for each query; that one comes warm from the planner host.
 if [ "$2" = {runner} ]; then
-    exec {python} -I -S {client} {socket} {python} "$@"
+    exec {python} -I -S {client} {folder} {python} "$@"
 fi
 # Those that look at a source once per query: of them Spark has a daemon, but not ours.
 if [ "$2" = pyspark.daemon ]; then
@@ -32,18 +34,17 @@ class Planners:
     """The planner host of one session. If it dies, queries start without it, slower."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "planners.sock"
-        path.unlink(missing_ok=True)
+        (folder / SOCKET).unlink(missing_ok=True)
         self.python = folder / "python"
         names = {"runner": RUNNER, "python": sys.executable, "client": planner_client.__file__}
         self.python.write_text(
             _SCRIPT.format(
-                **{name: shlex.quote(str(value)) for name, value in {**names, "socket": path}.items()}
+                **{name: shlex.quote(str(value)) for name, value in {**names, "folder": folder}.items()}
             )
         )
         self.python.chmod(0o755)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(path))
+            _bind(listener, folder)
             listener.listen(64)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.streams.engine.planner_host", str(listener.fileno())],
@@ -66,3 +67,15 @@ class Planners:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _bind(listener: socket.socket, folder: Path) -> None:
+    """Bind it in this folder, whose path may be longer than that of a socket."""
+    if not OPENED.exists():
+        listener.bind(str(folder / SOCKET))
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        listener.bind(str(OPENED / str(opened) / SOCKET))
+    finally:
+        os.close(opened)

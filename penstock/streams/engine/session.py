@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.java import require_java
-from penstock.streams.engine.planners import Planners
+from penstock.streams.engine.planners import OPENED, Planners
 from penstock.streams.engine.warm_up import warm_up
 
 # Hadoop's local file system forks `chmod` and friends for every log file; this manager writes them directly.
@@ -58,7 +58,8 @@ def build_session(
     scratch.mkdir(parents=True, exist_ok=True)
     os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
     # Executors elsewhere start their workers with the same name, and have no file of ours.
-    planners = Planners(_temporary(scratch)) if is_shared and not master and _fits_sockets(scratch) else None
+    has_planners = is_shared and not master and (OPENED.exists() or _fits_sockets(scratch))
+    planners = Planners(_temporary(scratch)) if has_planners else None
     os.environ["PYSPARK_PYTHON"] = str(planners.python) if planners else sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder: SparkSession.Builder = SparkSession.builder.appName(app_name)
