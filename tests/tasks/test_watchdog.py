@@ -157,6 +157,25 @@ def test_tasks_that_begin_or_go_on_are_told_with_the_next_beat():
     assert beats(watchdog, 1_000)
 
 
+def test_that_a_newer_list_is_obeyed_is_told_early_but_not_again_and_again():
+    """A plan waits for it, also where nothing of the job ran."""
+    watchdog = a_watchdog()
+    watchdog.on_sign(0, said())
+    assert beats(watchdog, 100)
+    watchdog.on_sign(200, replace(said(), list_version=6))
+    assert not beats(watchdog, 499)
+    (early,) = beats(watchdog, 500)
+    assert early.list_version == 6
+    for at_ms in range(500, 2_000, 100):
+        watchdog.on_sign(at_ms, replace(said(), list_version=at_ms))
+        if beats(watchdog, at_ms):
+            assert at_ms in (900, 1_300, 1_700)
+    watchdog.on_sign(2_000, replace(said(), list_version=1_900))
+    assert beats(watchdog, 2_100)
+    watchdog.on_sign(2_900, replace(said(), list_version=1_900))
+    assert not beats(watchdog, 3_000), "what was told is no news"
+
+
 def test_a_shard_given_back_and_a_task_of_an_older_generation_are_news_too():
     watchdog = a_watchdog()
     watchdog.on_sign(0, replace(said(), acked=(owned(4, 1),)))
