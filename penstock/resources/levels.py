@@ -217,7 +217,9 @@ def _failovers(events: tuple[FleetEvent, ...], now_ms: Millis) -> list[RaiseAler
     lost = {
         event.subject: event
         for event in events
-        if event.kind == "failover" and event.decision != "kept" and 0 <= now_ms - event.at_ms < EVENT_MS
+        if event.kind == "failover"
+        and event.decision not in ("kept", "left")
+        and 0 <= now_ms - event.at_ms < EVENT_MS
     }
     if not lost:
         return []

@@ -220,15 +220,9 @@ class ShardStore:
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
-            self._note(
-                connection,
-                at_ms,
-                "failover",
-                name,
-                f"failed over, {len(given)} shards given",
-                reason,
-                shards=given,
-            )
+            has_left = renewals is None and row.draining and not lost
+            said = "left" if has_left else f"failed over, {len(given)} shards given"
+            self._note(connection, at_ms, "failover", name, said, reason, shards=given)
             return FailedOver(placement=placement)
 
     def rearrange(self, plan: Plan, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:

@@ -88,7 +88,9 @@ def test_what_happened_is_wrong_for_a_while():
     brake = an_event(kind="alert", subject="brake", decision="alert", reason="many")
     stuck = an_event(kind="alert", subject="a", decision="job.stuck", reason="waits")
     kept = an_event(subject="c2", decision="kept")
-    observed = Observed(events=(an_event(), brake, stuck, kept))
+    left = an_event(subject="c3", decision="left")
+    assert decide_levels(Observed(events=(kept, left)), NOW) == {}
+    observed = Observed(events=(an_event(), brake, stuck, kept, left))
     assert keys(observed, FLEET) == {"brake": "critical", "failovers": "warning"}
     assert keys(observed, "a") == {"call_stuck": "critical"}
     assert decide_levels(observed, NOW + EVENT_MS) == {}

@@ -117,6 +117,27 @@ def test_a_fail_over_revokes_and_gives_away_in_one_transaction():
     assert desk.fail_over("c1", 1) is None
 
 
+@pytest.mark.parametrize(
+    ("is_draining", "has_shards", "said"),
+    [
+        (True, False, "left"),
+        (True, True, "failed over, 0 shards given"),
+        (False, False, "failed over, 0 shards given"),
+    ],
+)
+def test_one_that_was_drained_and_ended_has_left(is_draining: bool, has_shards: bool, said: str):
+    """Nobody is alarmed by what was asked for."""
+    desk = two_containers()
+    name = "c1" if has_shards else "c2"
+    desk.store.cordon(
+        name, cordoned=is_draining, draining=is_draining, term=desk.term, at_ms=0, reason="asked to"
+    )
+    assert desk.store.mark_dead(name, f"{name}-1", term=desk.term, at_ms=0)
+    assert isinstance(desk.fail_over(name, None), FailedOver)
+    entries = [entry for entry in JournalStore(desk.database).after(0) if entry.kind == "failover"]
+    assert [(entry.subject, entry.decision) for entry in entries] == [(name, said)]
+
+
 def test_a_failed_transaction_leaves_nothing_behind():
     desk = two_containers()
 
