@@ -82,7 +82,6 @@ class Storm:
             self._kill_engine,
             self._kill_container,
             self._freeze_container,
-            self._rescale,
             self._release,
             self._restart_database,
         ]
@@ -92,7 +91,10 @@ class Storm:
         try:
             hand: list[Callable[[random.Random], str]] = []
             while time.monotonic() - began < seconds or len(self.blows) < faults_min:
-                hand = hand or rng.sample(faults, len(faults))
+                # Each once in any order, and another number of tasks before each half of them.
+                if not hand:
+                    dealt = rng.sample(faults, len(faults))
+                    hand = [*dealt[:4], self._rescale, *dealt[4:], self._rescale]
                 self._deal(hand.pop(), rng, began, say)
                 assert not self._errors, self._errors
         finally:
