@@ -26,13 +26,13 @@ import structlog
 from penstock.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 from penstock.core.journal_store import JournalStore
-from penstock.core.loop import Loop
 from penstock.core.sql_store import Database
 from penstock.core.system_clock import SystemClock
 from penstock.runners import SparkRunner, isolated_runner
 from penstock.streams.engine.java import require_java
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import identify_rows, open_log
+from penstock.task_lists import TaskLists
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
@@ -42,7 +42,6 @@ from penstock.tasks.sessions import kill_own_session
 from penstock.tasks.shard_load import KINDS, LoadPace
 from penstock.tasks.shard_store import ShardStore
 from penstock.tasks.task_manager import TaskManager
-from penstock.tasks.task_service import TaskList
 from penstock.tasks.warden import Renewal, Warden
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ ENGINES = ("spark", "process")
 _SECRETS = ("DATABASE", "TOKEN", "URL", "ALARM_WEBHOOK", "ALARM_CHANNELS")
 SECRET_VARIABLES = frozenset(f"PENSTOCK_{name}" for name in _SECRETS)
 ROWS_VARIABLE = "PENSTOCK_ROWS"
-LIST_WAIT_S, LIST_PAUSE_MS = 3.0, 20  # an answer waits so long for a newer task list; then we ask again
 RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 
 
@@ -294,14 +292,11 @@ class Engine:
         self._profile, self._clock = PROFILES[settings.profile], SystemClock()
         self._client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5)
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._lists: queue.Queue[tuple[TaskList, bool]] = queue.Queue()
-        self._list_version: int | None = None  # of the newest list that the service gave
-        self._has_list = False
-        self._cache = settings.folder / "tasks.json"
         self._manager: TaskManager | None = None
         self._tasks: SparkTasks | None = None
         self._stopping = False
         self._news = threading.Event()  # something came in: the next round is now
+        self._lists = TaskLists(self._client, settings.folder / "tasks.json", self._clock, self._news.set)
         # Spark and user code may print; the protocol must not be mixed with that.
         self._wire = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
@@ -310,17 +305,16 @@ class Engine:
         """Work until the warden says stop, or is gone."""
         threading.Thread(target=self._listen, name="warden", daemon=True).start()
         threading.Thread(target=self._start_runner, name="runner", daemon=True).start()
-        fetch = Loop("task list", lambda: self._fetch_list(fetch), every_ms=1_000)
-        fetch.start()
+        self._lists.start()
         while True:
-            self._round(fetch)
+            self._round()
             if self._stopping and (self._manager is None or self._manager.all_stopped):
                 self._say()
                 return 0
             self._news.wait(self._profile.sign_of_life_ms / 2000)
             self._news.clear()
 
-    def _round(self, fetch: Loop) -> None:
+    def _round(self) -> None:
         now_ms = self._clock.boot_ms()
         if self._tasks is not None and not self._tasks.is_alive():
             self._die("Spark's JVM is gone")
@@ -333,15 +327,9 @@ class Engine:
             elif self._manager is not None and "reply" in message:
                 reply = HeartbeatReply.from_json(message["reply"])
                 self._manager.on_reply(reply, now_ms)
-                if reply.list_version > (self._list_version or 0):
-                    fetch.poke()
+                self._lists.on_version(reply.list_version)
         if self._manager is not None:
-            while not self._lists.empty():
-                news, cached = self._lists.get()
-                if self._manager.on_task_list(news, now_ms, cached=cached):
-                    self._keep_list(self._manager.task_list)
-                else:
-                    self._list_version = None  # it does not fit: fetch the whole list
+            self._lists.give(self._manager, now_ms)
             self._manager.tick(now_ms)
         self._say()
 
@@ -419,39 +407,6 @@ class Engine:
             return SparkRunner(tasks)
         except PenstockError as error:
             self._die(str(error))
-
-    def _fetch_list(self, fetch: Loop) -> None:
-        """Ask for a newer list; the answer waits until there is one, so the next question follows at once."""
-        since, began_ms = self._list_version, self._clock.boot_ms()
-        try:
-            found = self._client.task_list(since, wait_s=LIST_WAIT_S)
-            if found is not None or self._clock.boot_ms() - began_ms > LIST_WAIT_S * 500:
-                fetch.poke_after(LIST_PAUSE_MS)
-            if found is None:
-                return  # it is the newest
-            news = TaskList.from_json(found)
-        except PenstockError as error:
-            log.warning("no task list", error=error.what)
-            if not self._has_list:
-                self._has_list = True  # once: go on with what was known, until the service answers
-                self._use_cached_list()
-            return
-        if since is None or news.version != since:
-            self._list_version, self._has_list = news.version, True
-            self._lists.put((news, False))
-            self._news.set()
-
-    def _use_cached_list(self) -> None:
-        try:
-            self._lists.put((TaskList.from_json(json.loads(self._cache.read_text())), True))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            log.info("no usable task list on disk either")
-
-    def _keep_list(self, whole: TaskList | None) -> None:
-        if whole is not None:
-            temporary = self._cache.with_suffix(".new")
-            temporary.write_text(json.dumps(whole.to_json()))
-            temporary.replace(self._cache)
 
     def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 from penstock.streams.engine.poison import error_class, is_of_values
-from penstock.streams.engine.spark_tasks import readable
+from penstock.streams.engine.run_errors import readable
 
 DIVIDED = """[STREAM_FAILED] Query [id = 1] terminated with exception: [DIVIDE_BY_ZERO] Division by zero. Use
 `try_divide` to tolerate divisor being 0 and return NULL instead. SQLSTATE: 22012

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.errors import ConfigError, PipelineError
 from penstock.streams.bus.log import Category
 from penstock.streams.engine.backfill import Code, Span, read_category, read_files, run_jobs
+from penstock.streams.engine.run_errors import readable
 from penstock.streams.engine.session import build_session, end_session
-from penstock.streams.engine.spark_tasks import readable
 from penstock.streams.record_lines import Lines
 
 FORMATS = ("parquet", "ndjson")

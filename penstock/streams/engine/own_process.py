@@ -16,8 +16,9 @@ from pyspark.errors import PySparkException
 
 from penstock.core.errors import PenstockError
 from penstock.core.system_clock import sleep_ms
+from penstock.streams.engine.run_errors import readable
 from penstock.streams.engine.session import build_session
-from penstock.streams.engine.spark_tasks import Assignment, RunView, SparkTasks, readable
+from penstock.streams.engine.spark_tasks import Assignment, RunView, SparkTasks
 
 LOOK_MS = 200
 FINAL = ("stopped", "failed", "fenced")

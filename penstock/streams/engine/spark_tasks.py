@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import threading
 import time
@@ -16,7 +15,6 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.core.errors import Fenced, PenstockError
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.engine.load import LoadMeter, LoadWatch
 from penstock.streams.engine.own_query import (
@@ -25,8 +23,9 @@ from penstock.streams.engine.own_query import (
     progress_metrics,
     start_own_query,
 )
-from penstock.streams.engine.poison import error_class, find_poison, is_of_values
+from penstock.streams.engine.poison import find_poison, is_of_values
 from penstock.streams.engine.query import replay, start_query
+from penstock.streams.engine.run_errors import is_fenced, readable
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
 from penstock.streams.step import OutputSpec, is_dead, open_interval
@@ -423,32 +422,3 @@ class _OwnRun(_Run):
             if self.kills:
                 return
             time.sleep(0.05)
-
-
-_NAMED = re.compile(
-    r"penstock\.(?:core\.errors|streams\.\w+)\.(\w+): (.*?)"
-    r"(?=\s+SQLSTATE: |\n\s*\n|\n\tat |\nDriver stacktrace|\Z)",
-    re.S,
-)
-
-
-def readable(error: BaseException) -> str:
-    """Our own error's three parts where there is one inside, else what Spark says, its error class first."""
-    if isinstance(error, PenstockError):
-        return str(error)
-    text = str(error)
-    named = _NAMED.search(text)
-    if named is not None:
-        return named.group(2).strip()
-    name = error_class(error)
-    return "\n".join(text[text.index(f"[{name}]") if name else 0 :].strip().splitlines()[:12])
-
-
-def is_fenced(error: BaseException) -> bool:
-    """A successor owns an interval of this task: told by type, or by name when it comes out of a worker's
-    traceback.
-    """
-    if isinstance(error, Fenced):
-        return True
-    named = _NAMED.search(str(error))
-    return named is not None and named.group(1) == "Fenced"
