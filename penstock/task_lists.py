@@ -1,4 +1,4 @@
-"""The task list of a container's engine: waited for at the Task Service, kept on disk for when that is away."""
+"""The task list of a container: waited for at the Task Service, kept on disk for when that is away."""
 
 from __future__ import annotations
 
