@@ -66,9 +66,10 @@ class Stage:
 
     def compile(self, pipeline: Path, **changes: Any) -> None:
         """Compile a file and prepare what its jobs need."""
-        package = build_package(pipeline)
+        found = load_pipeline(pipeline)
+        package = build_package(pipeline, found.local_files)
         self._packages[package.hash] = package.data
-        compiled = compile_pipeline(load_pipeline(pipeline), LogCatalogue(self.log), package.ref())
+        compiled = compile_pipeline(found, LogCatalogue(self.log), package.ref())
         for body in compiled.to_json()["jobs"]:
             merged = {**body, "trigger_ms": 200, **changes}
             config = validate_config(body["name"], merged).to_json()

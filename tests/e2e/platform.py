@@ -128,12 +128,19 @@ class Platform:
     def warden_pid(self, container: str) -> int:
         return int((self.folder / "containers" / container / "warden.pid").read_text())
 
-    def inject(self, injector: Injector, *, seconds: range, per_second: int) -> None:
-        """Queries of some seconds of event time, out of order within each."""
+    def inject(
+        self,
+        injector: Injector,
+        *,
+        seconds: range,
+        per_second: int,
+        asked: Callable[[int, int], str] = lambda second, n: f"query {n % 50}",
+    ) -> None:
+        """Queries of some seconds of event time, out of order within each; `asked` says which is the nth."""
         for second in seconds:
             keys, stamps, values = [], [], []
             for n in range(per_second):
-                ts, query = second * 1000 + (n * 7919) % 1000, f"query {n % 50}"
+                ts, query = second * 1000 + (n * 7919) % 1000, asked(second, n)
                 keys.append(str(n))
                 stamps.append(ts)
                 values.append(json.dumps({"query": query, "lang": "en", "ts": ts}).encode())

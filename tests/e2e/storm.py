@@ -3,7 +3,8 @@
 `python -m tests.e2e.storm --minutes 10 --seed 1`: kill -9 of Python workers, of the JVM, of an engine, of a
 whole container; a container frozen beyond its lease and woken; rescaling 1 → 4 → 2 → 6; releases; a restart of
 the database. A quarter of the faults do not wait until the one before is over. Two pipelines are under it:
-Zeitgeist's counts, and a join of what was asked with clicks.
+Zeitgeist (window counter, model calculator, spike and dip detector; its counts go to a sink too), and a join of
+what was asked with clicks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -31,7 +34,8 @@ from rich.table import Table
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.injector import Injector
-from tests.e2e.platform import COUNT, ZEITGEIST, Platform, pause
+from tests.e2e.platform import ZEITGEIST, Platform, pause
+from tests.examples.test_anomalies import reference, rounded
 from tests.kin import kin_of
 from tests.postgres import PostgresServer, postgres_server
 
@@ -40,11 +44,22 @@ PARTITIONS = 6
 RECORDS_PER_SECOND = 400
 FROZEN_S = 14  # the lease is over after 8 s, fail-over comes after 12 s
 RECOVERY_S_MAX = 120
-OUTPUT = "query_counts"
+QUERIES = 50
+COUNT, COUNTS = "anomalies.window_counter", "query_counts"
+DETECTOR, ANOMALIES = "anomalies.spike_dip_detector", "anomalies"
 COLUMNS = ("--columns", "query:string,lang:string,ts:bigint", "--ts", "ts", "--watermark", "injector")
 CLICKS = ("--columns", "query:string,click:bigint,ts:bigint", "--ts", "ts", "--watermark", "injector")
 PAIRS, PAIRED, PAIRED_JOB = Path(__file__).parent / "pairs_pipeline.py", "query_clicks", "pairs.paired"
 CLICKS_PER_SECOND, JOIN_MS = 10, 500
+JOBS, OUTPUTS = (COUNT, DETECTOR, PAIRED_JOB), (COUNTS, ANOMALIES, PAIRED)
+
+
+def asked(second: int, n: int) -> str:
+    """All alike, but every five seconds one is asked by many, and another by nobody."""
+    if second % 5 == 0 and n < 120:
+        return f"query {second // 5 % QUERIES}"
+    missing = second // 5 * 3 % QUERIES if second % 5 == 2 else -1
+    return f"query {n % QUERIES if n % QUERIES != missing else (missing + 1) % QUERIES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +80,8 @@ class Storm:
     seed: int
     folder: Path
     blows: list[Blow] = field(default_factory=list)
-    lows: list[int] = field(default_factory=list)
-    pair_lows: list[int] = field(default_factory=list)
+    lows: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in OUTPUTS})
+    anomalies: int = 0
     clicks: list[tuple[int, str]] = field(default_factory=list)  # (ts, query), by number
     _over: threading.Event = field(default_factory=threading.Event)
     _errors: list[BaseException] = field(default_factory=list)
@@ -106,9 +121,10 @@ class Storm:
             injector.close(now_ms=10**15)
         self.platform.assert_exact()
         self._assert_in_order()
+        self._assert_anomalies()
         self._assert_paired()
-        for lows in (self.lows, self.pair_lows):
-            assert lows == sorted(lows), "the watermark went back"
+        for name, lows in self.lows.items():
+            assert lows == sorted(lows), f"the watermark of {name} went back"
 
     def _prepare(self) -> None:
         for name, columns in (("queries", COLUMNS), ("clicks", CLICKS)):
@@ -121,7 +137,7 @@ class Storm:
         self._injector = Injector(self.platform.log, "queries", "storm", epoch=1)
         self._clicker = Injector(self.platform.log, "clicks", "storm", epoch=1)
         self._inject(range(1, 3))
-        for output in (OUTPUT, PAIRED):
+        for output in (COUNTS, PAIRED):
             self.platform.wait(f"first {output}", lambda n=output: sum(self.platform.log.end_offsets(n)) > 0)
 
     def _deal(
@@ -131,7 +147,7 @@ class Storm:
         began: float,
         say: Callable[[str], None],
     ) -> None:
-        at_s, low = time.monotonic() - began, self.platform.log.watermark(OUTPUT)
+        at_s, low = time.monotonic() - began, self.platform.log.watermark(COUNTS)
         try:
             what = fault(rng)
         except (PenstockError, StopIteration, IndexError, psutil.NoSuchProcess, ProcessLookupError) as error:
@@ -142,7 +158,7 @@ class Storm:
         if rng.random() < 0.75:
             # Results of what was injected after the fault.
             goal, log = max(low, self._injected_low()) + 1000, self.platform.log
-            is_past = lambda: min(map(log.watermark, (OUTPUT, PAIRED))) >= goal - JOIN_MS  # noqa: E731
+            is_past = lambda: min(map(log.watermark, OUTPUTS)) >= goal - JOIN_MS  # noqa: E731
             recovered = self.platform.wait(f"results after: {what}", is_past, seconds=RECOVERY_S_MAX)
         self.blows.append(Blow(at_s, what, recovered))
         say(
@@ -181,45 +197,57 @@ class Storm:
             self.clicks += zip(stamps, texts, strict=True)
             self._clicker.publish([str(first + n) for n in range(len(values))], stamps, values)
             self._clicker.report_low(low + 1000, now_ms=time.time_ns() // 1_000_000)
-        self.platform.inject(self._injector, seconds=seconds, per_second=RECORDS_PER_SECOND)
+        self.platform.inject(self._injector, seconds=seconds, per_second=RECORDS_PER_SECOND, asked=asked)
 
     def _watch(self) -> None:
         while not self._over.wait(0.2):
-            self.lows.append(self.platform.log.watermark(OUTPUT))
-            self.pair_lows.append(self.platform.log.watermark(PAIRED))
+            for name, lows in self.lows.items():
+                lows.append(self.platform.log.watermark(name))
+
+    def _assert_anomalies(self) -> None:
+        """Every spike and every dip once, as the reference finds them in one pass over all that was asked."""
+        self.platform.wait("the last anomaly", lambda: self.platform.log.watermark(ANOMALIES) == LOW_MAX)
+        columns = ("query", "second", "kind", "count", "expected")
+        found = [tuple(row[name] for name in columns) for row in self._records(ANOMALIES)]
+        expected = rounded(reference().anomalies_of((ts, query, "en") for ts, query in self.platform.asked))
+        assert {kind for _, _, kind, _, _ in expected} == {"spike", "dip"}
+        assert rounded(found) == expected and len(found) == len(expected), (len(found), len(expected))
+        self.anomalies = len(found)
+
+    def _records(self, category: str) -> Iterator[dict[str, Any]]:
+        log = self.platform.log
+        for partition, end in enumerate(log.end_offsets(category)):
+            for batch in log.read(category, partition, 0, end):
+                yield from batch.to_pylist()
 
     def _assert_paired(self) -> None:
         """Every click once with each query of the half second before it, or once alone."""
         log = self.platform.log
         self.platform.wait("the last pair", lambda: log.watermark(PAIRED) == LOW_MAX)
-        found: Counter[tuple[int, int | None]] = Counter()
-        for partition, end in enumerate(log.end_offsets(PAIRED)):
-            for batch in log.read(PAIRED, partition, 0, end):
-                found.update((row["click"], row["asked"]) for row in batch.to_pylist())
-        asked: dict[str, list[int]] = {}
+        found = Counter((row["click"], row["asked"]) for row in self._records(PAIRED))
+        times: dict[str, list[int]] = {}
         for ts, query in self.platform.asked:
-            asked.setdefault(query, []).append(ts)
+            times.setdefault(query, []).append(ts)
         expected: Counter[tuple[int, int | None]] = Counter()
         for click, (clicked, query) in enumerate(self.clicks):
-            near = [ts for ts in asked.get(query, ()) if clicked - JOIN_MS <= ts <= clicked]
+            near = [ts for ts in times.get(query, ()) if clicked - JOIN_MS <= ts <= clicked]
             expected.update((click, ts) for ts in near or [None])
         assert found == expected, (len(found), len(expected), list((found - expected).items())[:5])
 
     def _assert_in_order(self) -> None:
         """Seconds of one query were reported in their order: its timers fired so."""
-        last: dict[str, int] = {}
-        for partition, end in enumerate(self.platform.log.end_offsets(OUTPUT)):
-            for batch in self.platform.log.read(OUTPUT, partition, 0, end):
-                for row in batch.to_pylist():
-                    assert row["second"] > last.get(row["query"], -1), row
-                    last[row["query"]] = row["second"]
+        for category in (COUNTS, ANOMALIES):
+            last: dict[str, int] = {}
+            for row in self._records(category):
+                assert row["second"] > last.get(row["query"], -1), (category, row)
+                last[row["query"]] = row["second"]
 
     # -- faults
 
     def _somebody(self, rng: random.Random) -> str:
         """A container with a task of one of the jobs; while the fault before is not over there may be none for a moment."""
         found: set[str] = set()
-        job = rng.choice((COUNT, PAIRED_JOB))
+        job = rng.choice(JOBS)
         self.platform.wait(
             "somebody to hit",
             lambda: found.update(task["container"] for task in self.platform.running(job)) or found,
@@ -260,16 +288,18 @@ class Storm:
 
     def _rescale(self, rng: random.Random) -> str:
         tasks = next(self._rescales)
-        for job in (COUNT, PAIRED_JOB):
-            said = self.platform.cli("oncall", "set", job, f"task_count={tasks}", "--why", "storm")
+        for job in JOBS:
+            count = min(tasks, 2) if job == DETECTOR else tasks  # three times six are too many for two cores
+            said = self.platform.cli("oncall", "set", job, f"task_count={count}", "--why", "storm")
             assert said.returncode == 0, said.stderr
         return f"rescale to {tasks} tasks"
 
     def _release(self, rng: random.Random) -> str:
         self._releases += 1
-        for source in (ZEITGEIST / "pipeline.py", PAIRS):
+        shutil.copy(ZEITGEIST / "pipeline.py", self.folder)  # the next one imports it
+        for source, more in ((ZEITGEIST / "anomalies.py", f"counted.sink({COUNTS!r})"), (PAIRS, "")):
             path = self.folder / source.name
-            path.write_text(source.read_text() + f"\nRELEASE = {self._releases}\n")
+            path.write_text(f"{source.read_text()}\n{more}\nRELEASE = {self._releases}\n")
             said = self.platform.cli("submit", str(path), "--version", str(self._releases))
             assert said.returncode == 0, said.stderr
         return f"release {self._releases}"
@@ -314,8 +344,8 @@ def main() -> int:
         table.add_row(f"{blow.at_s:.0f} s", blow.what, again)
     console.print(table)
     console.print(
-        f"{len(found.platform.injected):,} queries, {len(found.clicks):,} clicks; every count and every pair is there "
-        "once, counts in order; no watermark went back"
+        f"{len(found.platform.injected):,} queries, {len(found.clicks):,} clicks; every count, every pair and each "
+        f"of {found.anomalies:,} spikes and dips is there once, seconds in order; no watermark went back"
     )
     return 1 if left else 0
 

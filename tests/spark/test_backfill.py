@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus_copy import export_lines, export_parquet
 from penstock.streams.record_lines import Lines
 from penstock.streams.testing import Stage, wait_for
@@ -189,6 +191,35 @@ def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
     assert batch == Counter(tuple(row[name] for name in names) for row in stage.records("query_counts"))
     assert batch.total() > 100
     stage.stop(ids)
+
+
+def test_zeitgeist_finds_the_same_in_a_stream_and_in_a_batch(spark: Any, tmp_path: Path):
+    """Counter, model calculator and detector on Spark, records out of order: both are what the reference finds."""
+    from penstock.streams.engine.backfill import read_category
+    from tests.examples.test_anomalies import reference, rounded, searches
+    from tests.spark.test_tasks import CATEGORY, publish
+
+    stage = Stage(spark, tmp_path, ZEITGEIST / "anomalies.py", CATEGORY)
+    asked = searches(random.Random(4), seconds=24)
+    expected = rounded(reference().anomalies_of(asked))
+    injector = stage.injector("queries")
+    records = [
+        (str(n), ts, json.dumps({"query": query, "lang": lang, "ts": ts}).encode())
+        for n, (ts, query, lang) in enumerate(asked)
+    ]
+    for first in range(0, len(records), 200):
+        batch, rest = records[first : first + 200], records[first + 200 :]
+        low = min((ts for _, ts, _ in rest), default=24_000)
+        publish(stage, batch, injector, low=low, now_ms=1000 + first)
+    injector.close(now_ms=10**6)
+    ids = [task for job in stage.configs for task in stage.start(job)]
+    wait_for(lambda: stage.log.watermark("anomalies") == LOW_MAX, "the end of the stream", seconds=100)
+    stage.stop(ids)
+    rows = read_category(spark, stage.bus, stage.log.describe("queries"))
+    found = batched(stage, "anomalies", {"queries": rows})
+    names = ("_ts", "_key", "query", "second", "kind", "count", "expected")
+    assert found == Counter(tuple(row[name] for name in names) for row in stage.records("anomalies"))
+    assert rounded(row[2:] for row in found) == expected and found.total() == len(expected) > 2
 
 
 def many_sales(count: int) -> Iterator[tuple[list[str], list[int], list[bytes]]]:

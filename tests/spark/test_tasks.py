@@ -42,10 +42,18 @@ def reference(records: list[tuple[str, int, bytes]]) -> Counter[tuple[str, int, 
     return Counter({(query, second, n): 1 for (query, second), n in counted.items()})
 
 
-def publish(stage: Stage, records: list[tuple[str, int, bytes]], injector: Any, *, now_ms: int = 0) -> None:
+def publish(
+    stage: Stage,
+    records: list[tuple[str, int, bytes]],
+    injector: Any,
+    *,
+    low: int | None = None,
+    now_ms: int = 0,
+) -> None:
+    """Records, and then the low: that of the last one unless told otherwise."""
     keys, stamps, values = zip(*records, strict=True)
     injector.publish(keys, stamps, values)
-    injector.report_low(stamps[-1], now_ms=now_ms)
+    injector.report_low(stamps[-1] if low is None else low, now_ms=now_ms)
 
 
 def counts(stage: Stage) -> Counter[tuple[str, int, int]]:

@@ -1,7 +1,8 @@
 """How a job's load lies on its tasks: even, on stragglers, or skewed (StreamOps 5.2 and 5.3). Pure.
 
 Both have tasks that are busier than their peers. A straggler does no more work than they do, so its place is
-slow; a task with skewed input does more, so its keys are hot.
+slow; a task with skewed input does more, so its keys are hot. Work is what a task reads; a batch counts when
+it is over, so of a task that is busy and has read nothing yet it is what arrives for it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def judge_balance(tasks: Sequence[TaskFacts], *, z_min: float = 3.5) -> Even | U
     if not odd:
         return Even(reason=f"the busiest task is {max(z):.1f} deviations above the others")
     others = median([rate[n] for n in range(len(tasks)) if n not in odd])
-    found = [OddTask(task=tasks[n], busy=busy[n], rate=rate[n], z=z[n]) for n in odd]
+    found = [OddTask(task=tasks[n], busy=busy[n], rate=_work(tasks[n], rate[n]), z=z[n]) for n in odd]
     found.sort(key=lambda each: (-each.z, each.task.task_id))
     return Uneven(
         stragglers=tuple(each for each in found if each.rate <= others * RATE_SIMILAR),
@@ -84,6 +85,10 @@ def judge_balance(tasks: Sequence[TaskFacts], *, z_min: float = 3.5) -> Even | U
         busy_median=middle,
         rate_median=others,
     )
+
+
+def _work(task: TaskFacts, rate: float) -> float:
+    return task.arrival if rate == 0 and task.arrival is not None else rate
 
 
 def _silent(tasks: Sequence[TaskFacts]) -> list[str]:

@@ -18,6 +18,7 @@ from penstock.tasks.messages import TaskReport
 _REPORTED: Mapping[str, tuple[str, ...]] = {
     "busy": ("busy",),
     "rate": ("processed_rate",),
+    "arrival": ("input_rate",),
     "lag_records": ("lag_records",),
     "lag_s": ("lag_s",),
     "cpu": ("cpu",),
@@ -39,6 +40,7 @@ class TaskFacts:
     state: str = "running"
     busy: float | None = None  # useful share of its time
     rate: float | None = None  # records read per second
+    arrival: float | None = None  # records per second that came for it, read or not
     lag_records: float | None = None
     lag_s: float | None = None
     cpu: float | None = None

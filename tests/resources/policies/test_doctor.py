@@ -235,6 +235,13 @@ def test_a_hot_key_is_not_lag_for_want_of_tasks():
     assert "skew" in names and "lag_overload" not in names
 
 
+@pytest.mark.parametrize("rate", [600.0, 5000.0])
+@pytest.mark.parametrize(("lag_s", "is_told"), [(1.0, False), (300.0, True)])
+def test_an_odd_task_with_time_left_is_told_only_while_the_job_lags(lag_s: float, is_told: bool, rate: float):
+    examination = examine(a_patient({"lag_s": lag_s}, tasks=hot(busy=0.8, rate=rate)))
+    assert any(finding.name in ("skew", "straggler") for finding in examination.findings) is is_told
+
+
 def test_a_dependency_that_fails_is_never_answered_with_more_tasks():
     patient = failing("Connection refused", frame=a_frame(60, **(WELL | {"lag_s": 300.0, "busy_mean": 0.2})))
     advised = " ".join(commands_of(examine(patient)))

@@ -56,6 +56,14 @@ def test_a_hot_key_is_skew_and_nothing_is_moved():
     assert isinstance(verdict.resolution, Nothing) and "doctor" in verdict.resolution.reason
 
 
+@pytest.mark.parametrize(("arrival", "cause"), [(9000.0, "skew"), (900.0, "straggler"), (None, "straggler")])
+def test_of_a_task_that_is_long_in_one_batch_what_arrives_counts(arrival, cause):
+    found = judge_balance(fleet({2: {"busy": 1.0, "rate": 0.0, "arrival": arrival}}))
+    assert isinstance(found, Uneven)
+    (odd,) = found.skewed if cause == "skew" else found.stragglers
+    assert odd.task.task_id == "shops.total/2" and len(found.skewed) + len(found.stragglers) == 1
+
+
 def test_many_slow_tasks_are_no_stragglers():
     verdict = look(*fleet(dict.fromkeys(range(3), SLOW)))
     assert verdict.cause is not None and verdict.cause.name == "many_stragglers"

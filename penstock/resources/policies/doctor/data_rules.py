@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.resources.policies.balance import Uneven, Unknown, judge_balance
+from penstock.resources.policies.balance import OddTask, Uneven, Unknown, judge_balance
 from penstock.resources.policies.doctor.failure_kinds import kind_of
 from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command, tail_command
 from penstock.resources.policies.doctor.patient import Patient
@@ -83,8 +83,7 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
     if isinstance(found, Unknown):
         yield NotKnown(reason=found.reason)
         return
-    if isinstance(found, Uneven) and found.skewed:
-        hot = found.skewed[0]
+    if isinstance(found, Uneven) and (hot := _trouble(patient, found.skewed)):
         yield Finding(
             name="skew",
             category="data",
@@ -115,8 +114,7 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
 def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Tasks that are busier for no more work."""
     found = judge_balance(patient.tasks)
-    if isinstance(found, Uneven) and found.stragglers:
-        slow = found.stragglers[0]
+    if isinstance(found, Uneven) and (slow := _trouble(patient, found.stragglers)):
         yield Finding(
             name="straggler",
             category="data",
@@ -133,6 +131,15 @@ def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
                 ),
             ),
         )
+
+
+def _trouble(patient: Patient, odd: Sequence[OddTask]) -> OddTask | None:
+    """The oddest one, unless it has time left and the job keeps up: then nobody needs to hear of it."""
+    if not odd:
+        return None
+    lags = patient.series("lag_s")
+    keeps_up = lags is not None and lags[-1] <= patient.lag_slo_s
+    return None if keeps_up and odd[0].busy < BUSY else odd[0]
 
 
 def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
