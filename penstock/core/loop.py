@@ -17,11 +17,17 @@ from typing import Generic
 import structlog
 
 from penstock.core.clock import Clock, Millis
+from penstock.core.errors import PenstockError
 from penstock.core.workers import Finished, Now, Result, Stuck
 
 log = structlog.get_logger(__name__)
 
-TRACE_FRAMES = 5  # of an error that nobody expected; the whole of it takes seconds to print
+TRACE_FRAMES = 5  # of an error that nobody expected
+
+
+def _trace(error: BaseException) -> str:
+    """Where it came from. Not `exc_info`: a log takes seconds to print that, and prints variables too."""
+    return "".join(traceback.format_exception(error, limit=-TRACE_FRAMES))
 
 
 @dataclass(slots=True)
@@ -78,14 +84,9 @@ class Loop:
                 self.streak += 1
                 self.failures += 1
                 self.last_error = f"{type(error).__name__}: {error}"
-                is_first = self.streak == 1
-                log.error(
-                    "round failed",
-                    loop=self.name,
-                    error=self.last_error,
-                    streak=self.streak,
-                    exc_info=is_first,
-                )
+                is_new = self.streak == 1 and not isinstance(error, PenstockError)
+                more = {"trace": _trace(error)} if is_new else {}
+                log.error("round failed", loop=self.name, error=self.last_error, streak=self.streak, **more)
             ended = time.monotonic()
             pause_ms = min(self.every_ms * (2 ** min(self.streak, 4)), max(self.every_ms, 10_000))
             if self._next_pause_ms is not None and not self.streak:
@@ -209,8 +210,7 @@ class WorkerThreads(Generic[Result]):
             except Exception as error:
                 # A bug in one piece must not cost a worker; whoever asked for it is told.
                 problem = error
-                trace = "".join(traceback.format_exception(error, limit=-TRACE_FRAMES))
-                log.error("work failed", workers=self._name, key=key, trace=trace)
+                log.error("work failed", workers=self._name, key=key, trace=_trace(error))
             with self._changed:
                 del self._pieces[key]
                 self._finished.append(Finished(key=key, work=piece.work, result=result, error=problem))

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import structlog
 
+from penstock.core.errors import StoreUnavailable
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock, sleep_ms
 
@@ -52,10 +53,25 @@ def test_a_round_that_raises_is_counted_logged_and_repeated():
         loop.run()
     assert (rounds.count, loop.rounds, loop.failures) == (5, 3, 2)
     assert loop.last_error == "RuntimeError: round 3 broke"
-    assert [(entry["log_level"], entry["streak"], entry["exc_info"]) for entry in logs] == [
+    assert [(entry["log_level"], entry["streak"], "trace" in entry) for entry in logs] == [
         ("error", 1, True),
         ("error", 2, False),  # the trace is told once per streak
     ]
+    assert "test_loop.py" in logs[0]["trace"] and "round 2 broke" in logs[0]["trace"]
+
+
+def test_trouble_that_has_a_name_is_told_in_a_line_and_no_variable_is():
+    def round_() -> None:
+        password = "hunter2"
+        loop._stop.set()
+        raise StoreUnavailable("the database did not answer", why=f"{len(password)} tries", fix="try again")
+
+    loop = Loop(name="test", round_=round_, every_ms=1)
+    with structlog.testing.capture_logs() as logs:
+        loop.run()
+    (entry,) = logs
+    assert "the database did not answer" in entry["error"]
+    assert not {"trace", "exc_info"} & set(entry) and "hunter2" not in str(entry)
 
 
 def test_a_poke_runs_the_next_round_at_once():

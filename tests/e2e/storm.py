@@ -31,6 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from penstock.client import new_key
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.injector import Injector
@@ -45,6 +46,7 @@ RECORDS_PER_SECOND = 400
 FROZEN_S = 14  # the lease is over after 8 s, fail-over comes after 12 s
 RECOVERY_S_MAX = 120
 QUERIES = 50
+TRIGGER_MS = 2_000  # nine jobs of up to six tasks: a batch a second of each would be more than two cores have
 COUNT, COUNTS = "anomalies.window_counter", "query_counts"
 DETECTOR, ANOMALIES = "anomalies.spike_dip_detector", "anomalies"
 COLUMNS = ("--columns", "query:string,lang:string,ts:bigint", "--ts", "ts", "--watermark", "injector")
@@ -134,6 +136,9 @@ class Storm:
             assert created.returncode == 0, created.stderr
         self._releases = 0
         self._release(random.Random(0))
+        for line in self.platform.client.jobs():
+            settings = {"trigger_ms": TRIGGER_MS}
+            self.platform.client.patch_layer(line["name"], "base", settings, why="storm", key=new_key())
         self._injector = Injector(self.platform.log, "queries", "storm", epoch=1)
         self._clicker = Injector(self.platform.log, "clicks", "storm", epoch=1)
         self._inject(range(1, 3))
