@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,8 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
-from penstock.streams.state_cache import StateCache
+from penstock.streams.state_cache import KnownStates, StateCache
+from penstock.streams.state_news import StateNews
 from tests.contracts.intervals import full_count, said
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=0, birth="i1")
@@ -27,6 +33,39 @@ Event = tuple[str, int] | int
 SMALL_LOG: tuple[Event, ...] = (
     ("a", 100), ("b", 300), 0, ("a", 900), ("a", 1100), 1000, ("b", 1500), 2000, ("c", 2100), LOW_MAX,
 )  # fmt: skip
+
+
+@cache
+def _all_news() -> Path:
+    folder = Path(tempfile.mkdtemp(dir=fastest_folder()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+_numbers = itertools.count()
+
+
+def news_folder() -> Path:
+    """A new one, gone with this process."""
+    return _all_news() / str(next(_numbers))
+
+
+class WorkersInTurn:
+    """Workers of one machine, each with a cache of its own: steps go to one after another, as with Spark."""
+
+    def __init__(self, bytes_max: int, *, count: int = 3) -> None:
+        news = StateNews(news_folder(), bytes_max)
+        self._caches, self._turn = [StateCache(bytes_max, news) for _ in range(count)], 0
+
+    def take(self, ref: IntervalRef) -> KnownStates:
+        self._turn += 1
+        return self._of_turn().take(ref)
+
+    def give(self, ref: IntervalRef, known: KnownStates) -> None:
+        self._of_turn().give(ref, known)
+
+    def _of_turn(self) -> StateCache:
+        return self._caches[self._turn % len(self._caches)]
 
 
 class CountPerSecond(Computation):
@@ -59,7 +98,7 @@ class World:
         default_factory=lambda: {"out": OUT_COLUMNS, "seen": (("at", "bigint"),)}
     )
     clock_ms: int = 1_000_000  # rises far enough between two reports for a mark each
-    cache: StateCache | None = None
+    cache: StateCache | WorkersInTurn | None = None
     _seq: int = 0
 
     def build(self, events: Sequence[Event] = ()) -> World:

@@ -15,7 +15,7 @@ from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.state_cache import StateCache
-from tests.streams.step_world import REF, Crash, Event, Points, World, crash, faulty
+from tests.streams.step_world import REF, Crash, Event, Points, WorkersInTurn, World, crash, faulty
 
 CASES = int(os.environ.get("STEP_CASES", "300"))
 LIVES_MAX, POINTS_MAX = 5, 60
@@ -42,7 +42,8 @@ def play(seed: int) -> list[str]:
     calm.live([100])
     expected = calm.result()
     size = random.choice([None, None, 230, 10**6])
-    world = World(rows=MemoryRows(), log=MemoryLog(), cache=None if size is None else StateCache(size)).build(
+    kind = random.choice([StateCache, WorkersInTurn])
+    world = World(rows=MemoryRows(), log=MemoryLog(), cache=None if size is None else kind(size)).build(
         events
     )
     story = [_trouble(world, random) for _ in range(random.randint(1, LIVES_MAX))]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +23,23 @@ from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_changes import new_row
 from penstock.streams.rows.row_store import Snapshot
 from penstock.streams.state_cache import ENTRY_BYTES, JOBS_MAX, KnownStates, StateCache, StateCaches
+from penstock.streams.state_news import FILE_BYTES_MIN, Change, Place, StateNews
 from penstock.streams.task import STATE_CACHE_BYTES, settings_of
 from penstock.streams.windows import tumbling
 from tests.builders import a_config
 from tests.streams import test_windows
 from tests.streams.operator_world import Low, Rec
-from tests.streams.step_world import REF, CountPerSecond, Crash, Points, World, crash, faulty
+from tests.streams.step_world import (
+    REF,
+    CountPerSecond,
+    Crash,
+    Points,
+    WorkersInTurn,
+    World,
+    crash,
+    faulty,
+    news_folder,
+)
 
 ROW = replace(new_row(REF, {}, LOW_MIN), token=3, version=7)
 
@@ -80,6 +93,60 @@ def test_what_another_worker_wrote_is_read_again():
         workers[who].run(workers[who].step(token), number, number + 1)
     assert len(rows.asked) == 1 + sum(a != b for a, b in pairwise(turns))
     assert CountPerSecond.state_codec.decode(rows.scan(REF, start="a", limit=1)[0].value or b"").total == 8
+
+
+def test_what_another_worker_of_the_machine_wrote_is_heard():
+    """As before, but the workers tell each other: each reads a key once, and then never again."""
+    world, rows = a_world(WorkersInTurn(10**6))
+    step = world.open()
+    for number in range(12):
+        world.append([("a", 100 + number), ("b", 200 + number)])
+        world.run(step, world.position(), world.log.end_offsets("in")[0])
+    assert rows.asked == [["a", "b"]] * 3
+    assert CountPerSecond.state_codec.decode(rows.scan(REF, start="a", limit=1)[0].value or b"").total == 12
+
+
+@pytest.mark.parametrize("harm", ["lost", "cut", "damaged", "no folder"])
+def test_news_that_are_lost_or_damaged_cost_a_look_at_the_rows_and_nothing_else(tmp_path: Path, harm: str):
+    news = [StateNews(tmp_path / "news", 10**6) for _ in range(2)]
+    world, rows = a_world()
+    token = world.rows.peek(REF).token if world.open() else 0
+    workers = [replace(world, cache=StateCache(10**6, each)) for each in news]
+    for number in range(20):
+        world.append([("a", 100 + number)])
+        worker = workers[number % 2]
+        worker.run(worker.step(token), number, number + 1)
+        if number == 9:
+            (path,) = (tmp_path / "news").glob("*.news")
+            _harm(path, harm)
+    assert CountPerSecond.state_codec.decode(rows.scan(REF, start="a", limit=1)[0].value or b"").total == 20
+    assert len(rows.asked) < 10
+
+
+def _harm(path: Path, harm: str) -> None:
+    content = path.read_bytes()
+    match harm:
+        case "lost":
+            path.unlink()
+        case "cut":
+            path.write_bytes(content[:-3])
+        case "damaged":
+            path.write_bytes(content[:-3] + b"???")
+        case "no folder":
+            shutil.rmtree(path.parent)
+
+
+def test_a_file_of_news_is_begun_anew_before_it_is_large(tmp_path: Path):
+    news = StateNews(tmp_path, 1000)
+    for version in range(3000):
+        news.tell(REF, Change(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size <= FILE_BYTES_MIN
+    changes, place = news.since(REF, Place())
+    assert changes[-1].new == 3000 and [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
+    assert news.since(REF, place) == ([], place)
+    news.tell(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
+    assert news.since(REF, place) == ([], place), "more than anybody keeps is not told"
 
 
 def test_a_zombie_with_a_warm_cache_is_refused_and_its_cache_is_gone():
@@ -148,16 +215,18 @@ def test_user_code_that_fails_leaves_nothing_in_the_cache():
     keys=st.lists(st.sampled_from("abcd"), min_size=1, max_size=24),
     turns=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), min_size=1, max_size=12),
     size=st.sampled_from([0, 230, 700, 10**6]),
+    tells=st.booleans(),
 )
 def test_any_mix_of_workers_lives_and_sizes_gives_what_no_cache_gives(
-    keys: list[str], turns: list[tuple[int, int, bool]], size: int
+    keys: list[str], turns: list[tuple[int, int, bool]], size: int, tells: bool
 ):
     """Three worker processes share the batches at random; now and then the task starts again."""
     events = [(key, 100 * number) for number, key in enumerate(keys)]
     plain = World(rows=MemoryRows(), log=MemoryLog()).build([*events, 1000, LOW_MAX])
     plain.live([100])
     world = World(rows=MemoryRows(), log=MemoryLog()).build([*events, 1000, LOW_MAX])
-    caches = [StateCache(size) for _ in range(3)]
+    news = StateNews(news_folder(), size) if tells else None
+    caches = [StateCache(size, news) for _ in range(3)]
     token, end = 0, len(events)
     for number in range(200):
         who, count, restarts = turns[number % len(turns)]

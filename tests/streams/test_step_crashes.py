@@ -34,6 +34,7 @@ from tests.streams.step_world import (
     Crash,
     Event,
     Points,
+    WorkersInTurn,
     World,
     crash,
     deaths,
@@ -47,15 +48,19 @@ TINY_LOG: tuple[Event, ...] = (("a", 100), 1000, ("b", 1100), LOW_MAX)
 
 # What workers keep of states between batches: nothing, everything, or a single entry. All lives of a test share
 # it, as lives of a task do whose workers outlive its driver.
-CACHES = {"no cache": None, "cache": 10**6, "tiny cache": 230}
+# Workers in turn have a cache each, and tell each other what they wrote.
+CACHES: dict[str, Callable[[], Any]] = {
+    "no cache": lambda: None,
+    "cache": lambda: StateCache(10**6),
+    "tiny cache": lambda: StateCache(230),
+    "workers in turn": lambda: WorkersInTurn(10**6),
+}
 with_and_without_cache = pytest.mark.parametrize("cache", ["no cache", "cache"])
 with_every_cache = pytest.mark.parametrize("cache", CACHES)
 
 
 def a_world(events: tuple[Event, ...], cache: str = "no cache") -> World:
-    size = CACHES[cache]
-    kept = None if size is None else StateCache(size)
-    return World(rows=MemoryRows(), log=MemoryLog(), cache=kept).build(events)
+    return World(rows=MemoryRows(), log=MemoryLog(), cache=CACHES[cache]()).build(events)
 
 
 def undisturbed(events: tuple[Event, ...]) -> dict[str, Any]:

@@ -108,7 +108,6 @@ def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> S
             why="the job says that it starts the query",
             fix="define it at the top level: def NAME(spark, checkpoint, arguments)",
         )
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.ref.job)
     found: Any = function(_own_session(spark), str(checkpoint), dict(query.arguments))
     if not isinstance(found, StreamingQuery):
         raise PipelineError(

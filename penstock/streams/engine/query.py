@@ -23,8 +23,6 @@ def start_query(
 ) -> StreamingQuery:
     """Start the task's query. The checkpoint is scratch: offsets come from the row store."""
     descriptor = task.to_json()
-    # A pool per job: in one pool for all, jobs wait for each other in the order of their batches.
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", task.job)
     rows = spark.readStream.format("penstock").option("task", descriptor).option("step", "").load()
     return (
         _through_the_step(rows, task, descriptor)

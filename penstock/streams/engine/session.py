@@ -71,7 +71,8 @@ def build_session(
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.local.dir", str(scratch / "spark"))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.scheduler.mode", "FAIR")
+        # The oldest batch first. Between pools of the fair mode the name decides: the last ones starve.
+        .config("spark.scheduler.mode", "FIFO")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")

@@ -28,7 +28,7 @@ from penstock.streams.task_logic import logic_of
 from penstock.streams.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
-# Of this worker; which intervals it gets is Spark's choice, and a version that moved on tells.
+# Of this worker. Which intervals it gets is Spark's choice: what others do to them it hears.
 _CACHES = StateCaches()
 _FILTERS = KeptFilters()
 _NOT_FOR_USERS = ["_kind", "_meta", "_bad", "_raw"]
@@ -137,8 +137,15 @@ def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
             task, interval.ref.partition, partial(_made, task), _FILTERS.of(task.rows, interval.ref)
         ),
         sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
-        cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes),
+        cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes, _shared_folder),
     )
+
+
+def _shared_folder() -> Path:
+    """Of the workers of this executor; Spark removes it with the application."""
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.getRootDirectory()).absolute() / "penstock-news"
 
 
 def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
