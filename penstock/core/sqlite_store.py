@@ -22,6 +22,8 @@ from penstock.core.sqlite_errors import translate_sqlite
 
 BUSY_MS = 10_000
 READERS_MAX = 16
+# Readers look at the file where the system has it in memory: every commit voids what they keep themselves.
+MAPPED_BYTES = 2**30
 # What an acknowledged write rests on; some builds of SQLite have other defaults, or ignore a setting.
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
 
@@ -111,3 +113,4 @@ def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
 def _make_read_only(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
     connection.execute("PRAGMA query_only=ON")
+    connection.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
