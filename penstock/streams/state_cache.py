@@ -27,11 +27,11 @@ JOBS_MAX = 8
 class KnownStates:
     """What is known of an interval's states at one version; None: there is none under this name."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Place | None = None) -> None:
         self._at: tuple[int, int] | None = None
         self._states: OrderedDict[str, bytes | None] = OrderedDict()
         self.size = 0
-        self.heard = Place()  # how far news of others were
+        self.heard = heard or Place()  # how far news of others were
         self._written: Change | None = None  # by the step that has it now
         self._read = 0  # names that this step asked the rows for
 
@@ -141,7 +141,9 @@ class StateCache:
 
     def take(self, ref: IntervalRef) -> KnownStates:
         """What is known of an interval; nobody else has it until it is given back."""
-        known = self._known.pop(ref, None) or KnownStates()
+        known = self._known.pop(ref, None)
+        if known is None:
+            return KnownStates(Place() if self._news is None else self._news.end(ref))
         if self._news is not None:
             known.hear(*self._news.since(ref, known.heard))
         return known

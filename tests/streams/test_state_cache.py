@@ -145,6 +145,7 @@ def test_a_file_of_news_is_begun_anew_before_it_is_large(tmp_path: Path):
     changes, place = news.since(REF, Place())
     assert changes[-1].new == 3000 and [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
     assert news.since(REF, place) == ([], place)
+    assert news.end(REF) == place, "who knows nothing yet reads none of it"
     news.tell(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
     assert news.since(REF, place) == ([], place), "more than anybody keeps is not told"
 
