@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
+
+from penstock.streams.places import open_log, open_rows
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +20,7 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for query in session.streams.active:
         query.stop()
+    # Files of its bus and rows: with more than 1,024 open ones py4j's server does not answer any more.
+    open_log.cache_clear()
+    open_rows.cache_clear()
+    gc.collect()
