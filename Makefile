@@ -9,6 +9,8 @@ SECONDS ?= 60
 MINUTES ?= 10
 SAME_RECORDS ?= 1000000
 CASES ?= 10000
+# Compiled code is kept, whatever the shell says: tests start hundreds of Pythons, and each would compile all anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Spark finds the Java that `make setup` found.
 RUN = JAVA_HOME="$$(cat .venv/java-home)" PYTHONHASHSEED=0
 

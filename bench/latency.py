@@ -7,6 +7,8 @@
    without: it works record by record, Spark batch by batch.
 2. Watermark: three stages of that kind in a row; lag is the time now less the low watermark of the records
    before the first stage and after each stage (Figure 15: 1.8 s at the first, under 0.2 s more with each).
+   A mark waits for the next micro-batch of its reader to begin, and passes on when that ends: so a stage adds
+   about one and a half micro-batches, which is printed beside it.
 """
 
 from __future__ import annotations
@@ -168,11 +170,11 @@ def _median_batch(spark: Any) -> float:
         for progress in query.recentProgress
         if progress["numInputRows"]
     ]
-    return statistics.median(took[-100:]) if took else float("nan")
+    return statistics.median(took) if took else float("nan")
 
 
-def measure_chain(spark: Any, folder: Path, seconds: float) -> list[float]:
-    """Median lag in ms of the watermark at the source and after each stage."""
+def measure_chain(spark: Any, folder: Path, seconds: float) -> tuple[list[float], float]:
+    """Median lag in ms of the watermark at the source and after each stage, and the median micro-batch."""
     folder.mkdir()
     path = folder / "chain.py"
     path.write_text(CHAIN)
@@ -201,8 +203,9 @@ def measure_chain(spark: Any, folder: Path, seconds: float) -> list[float]:
             for number, category in enumerate(watched):
                 lags[number].append(now_us() / 1000 - stage.log.watermark(category))
         time.sleep(max(0.0, 0.1 - (now_us() - sent) / 1e6))
+    batch_ms = _median_batch(spark)
     stage.stop(ids)
-    return [statistics.median(found) for found in lags]
+    return [statistics.median(found) for found in lags], batch_ms
 
 
 def _output_of(stage: Stage, job: str) -> str:
@@ -215,7 +218,8 @@ def play(folder: Path, options: argparse.Namespace) -> None:
     from penstock.streams.engine.session import build_session
 
     spark = build_session("bench", 2, folder / "scratch")
-    found: dict[str, Any] = {"watermark_ms": measure_chain(spark, folder / "chain", options.seconds)}
+    lags, batch_ms = measure_chain(spark, folder / "chain", options.seconds)
+    found: dict[str, Any] = {"watermark_ms": lags, "chain_batch_ms": batch_ms}
     for productions, dedup in KINDS:
         runs = [
             measure_kind(spark, folder / f"{productions}-{dedup}-{n}", productions, dedup, options.seconds)
@@ -247,7 +251,7 @@ def main() -> int:
 
 def report(options: argparse.Namespace, found: dict[str, Any]) -> int:
     console = Console(stderr=options.json)
-    lags = found.pop("watermark_ms")
+    lags, batch_ms = found.pop("watermark_ms"), found.pop("chain_batch_ms")
     title = f"publish to visible result, ms; {RATE:,} records/s, medians of {options.repeats}"
     table = Table(title=title, title_justify="left")
     for name in ("productions", "p50", "spread", "p95", "p99", "a micro-batch"):
@@ -263,12 +267,23 @@ def report(options: argparse.Namespace, found: dict[str, Any]) -> int:
     console.print(table)
     after = ", ".join(f"after stage {number} {lag:.0f}" for number, lag in enumerate(lags[1:], 1))
     console.print(f"lag of the low watermark, ms: injected {lags[0]:.0f}, {after}")
+    console.print(f"a micro-batch of these four jobs, beside each other on two cores: {batch_ms:.0f} ms")
     strong = _middle(found["strong, dedup on"], "p50")
     ok = strong <= P50_MAX_MS
     if not ok:
         console.print(f"p50 with strong productions is {strong:.0f} ms, the aim is {P50_MAX_MS:.0f}")
     if options.json:
-        print(json.dumps({"bench": "latency", "kinds": found, "watermark_ms": lags, "ok": ok}))
+        print(
+            json.dumps(
+                {
+                    "bench": "latency",
+                    "kinds": found,
+                    "watermark_ms": lags,
+                    "chain_batch_ms": batch_ms,
+                    "ok": ok,
+                }
+            )
+        )
     return 1 if options.check and not ok else 0
 
 

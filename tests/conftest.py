@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.ready import new_place
+
 SEEDS_DEFAULT = 5
+# Objects made before the youngest are looked through. Applications and clients are cycles: the usual 700 looks
+# through all that is alive every few tests.
+GC_OBJECTS = 20_000
 
 # `ci` gives the same examples every time, so that a failure is a change of the code; `explore` looks for new ones.
 # A shared machine may stall anywhere, so no example has a deadline.
@@ -58,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
         if "e2e" in item.path.parts or _needs_broker(item):
             item.add_marker("e2e")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays until the end: nobody need look for garbage in it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _needs_broker(item: pytest.Item) -> bool:
@@ -110,12 +123,7 @@ def kafka() -> Iterator[Any]:
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str | None:
     """What `Database(place)` takes, for tests that must hold on every store."""
-    if request.param == "memory":
-        return None
-    if request.param == "sqlite":
-        return tmp_path / "store.db"
-    server = request.getfixturevalue("postgres")
-    return str(server.new_database())
+    return new_place(request.param, request, tmp_path)
 
 
 @pytest.fixture

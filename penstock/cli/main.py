@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from penstock.cli import (
     admin,
@@ -16,6 +18,7 @@ from penstock.cli import (
     backfill,
     bus,
     change_tables,
+    dashboard,
     doctoring,
     fleet,
     inject,
@@ -62,6 +65,7 @@ app.command(epilog=EXIT_CODES)(admin.audit)
 app.command(epilog=EXIT_CODES)(backfill.backfill)
 app.command(epilog=EXIT_CODES)(packaging.package)
 app.command(epilog=EXIT_CODES)(watermarks.watermark)
+app.command(epilog=EXIT_CODES)(dashboard.dashboard)
 app.command(epilog=EXIT_CODES)(doctoring.doctor)
 app.command(epilog=EXIT_CODES)(policies.explain)
 app.command(epilog=EXIT_CODES)(inject.inject)
@@ -315,10 +319,16 @@ def _columns(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), kind.strip()) for name, _, kind in pairs]
 
 
+@cache
+def program() -> Callable[..., Any]:
+    """All commands with their options, made once: to make them takes longer than most commands."""
+    return get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; an error we know is a message in three parts, not a traceback."""
     try:
-        app(arguments, prog_name="penstock")
+        program()(arguments, prog_name="penstock")
     except PenstockError as error:
         fail(error)
 

@@ -119,6 +119,7 @@ def job_tables(job: Mapping[str, Any]) -> RenderableType:
         parts.append(text(job["problem"], "red", 1000))
     parts += ignored_text(job)
     parts.append(_settings_table(job))
+    parts += [text(f"promise: {said}", limit=200) for said in job["guarantees"]]
     parts.append(_layers_table(job["layers"]))
     parts.append(_tasks_table(job["tasks"]))
     return Group(*parts)

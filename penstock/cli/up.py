@@ -145,7 +145,7 @@ def run_up(settings: UpSettings) -> None:
             said = f"{settings.containers} containers ({settings.engine})"
             out.print(f"[green]penstock is up[/] at {server.url}, {said}")
             out.print(f"folder {folder}, bus {bus}, rows {hidden_password(rows)}", markup=False)
-            out.print("stop it with Ctrl-C")
+            out.print("`penstock dashboard` shows it in a browser; stop it with Ctrl-C")
             while not stop.wait(1):
                 if not server.is_serving:
                     raise EnvironmentProblem(

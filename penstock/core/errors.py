@@ -28,6 +28,7 @@ PenstockError
 │   ├── TimerRefused           a timer with an early hold, or timers without end
 │   ├── StateRefused           a state of another type than declared, or that no serializer takes
 │   └── PoisonRecord           a record that cannot be worked on, where the job is to stop at such
+├── NotYet                     something else comes first: the next round looks again
 └── TaskActionFailed           a container did not do as asked: the next round tries again
 """
 
@@ -188,6 +189,10 @@ class StateRefused(ComputationFailed):
 
 class PoisonRecord(ComputationFailed):
     """A record that cannot be worked on, and a job that is to stop at such."""
+
+
+class NotYet(PenstockError):
+    """Something else comes first."""
 
 
 class TaskActionFailed(PenstockError):

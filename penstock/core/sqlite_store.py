@@ -86,7 +86,7 @@ class SqliteBackend:
 
     def prepare(self) -> None:
         if self._path is None:
-            METADATA.create_all(self.writing)
+            METADATA.create_all(self.writing, checkfirst=False)  # it is new
             return
         with self.writing.begin() as connection:
             upgrade_tables(connection)

@@ -5,9 +5,7 @@ Each field says what a change of it costs: see `Sync`. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -25,6 +23,7 @@ from pydantic import (
 
 from penstock.core.errors import ConfigError
 from penstock.jobs.config_errors import config_error
+from penstock.jobs.config_rules import PROCESS_FIELDS, misfits
 from penstock.jobs.text_rules import INT_MAX, LINE_PATTERN, is_line, shown
 
 # Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
@@ -32,7 +31,6 @@ TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
 PARTITIONS_MAX = 4096
 INPUTS_MAX = 32
-ISOLATED_MEMORY_MB_MIN = 1024
 YEAR_S = 365 * 24 * 3600
 
 
@@ -94,6 +92,9 @@ class Input(_Part):
 
     category: Name
     start: Literal["earliest", "latest"] = "earliest"
+    writer: Name | None = Field(
+        default=None, description="The job of the same pipeline that makes it; none: it comes from outside."
+    )
 
 
 class Output(_Part):
@@ -200,13 +201,6 @@ class ScalerSettings(_Part):
         return self
 
 
-# What a command may name in braces; `arguments.<name>` too. A task's container fills them in.
-COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "partitions"})
-COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
-# Fields that only a process has, and those that only work on streams has.
-PROCESS_FIELDS = frozenset({"command", "environment"})
-# What a stateful job may run instead of a user's class.
-OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
 # Fields that came later: at their defaults they are left out of the stored form.
 LATER_FIELDS = (
     "partition_tasks",
@@ -217,12 +211,12 @@ LATER_FIELDS = (
     "dedup",
     "straggler_ms",
     "state_cache_bytes",
+    "backlog",
 )
 LATER_PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "plan": ("spread",),
     "scaler": ("generation", "advice_only", "recovery_s", "target", "up_at", "history_hours"),
 }
-STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
 class JobConfig(_Part):
@@ -309,10 +303,14 @@ class JobConfig(_Part):
         description="How much of its state each worker process keeps in memory between batches; 0: none.",
     )
 
+    backlog: Annotated[Literal["read", "leave"], Sync.LIVE] = Field(
+        default="read",
+        description="Of an input that a release no longer has: read to its end by the old code, or given up.",
+    )
+
     @model_validator(mode="after")
     def _fits_together(self) -> JobConfig:
-        rules = {"process": _process_problems, "spark": _query_problems}.get(self.kind, _stream_problems)
-        problems = [*rules(self)]
+        problems = [*misfits(self)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -328,78 +326,9 @@ class JobConfig(_Part):
             fields = type(value).model_fields
             later = {name: True for name in names if getattr(value, name) == fields[name].default}
             unused |= {part: later} if later else {}
+        outside = {n: {"writer": True} for n, source in enumerate(self.inputs) if source.writer is None}
+        unused |= {"inputs": outside} if outside else {}
         return self.model_dump(mode="json", exclude=unused)
-
-
-def _stream_problems(config: JobConfig) -> Iterator[str]:
-    for name in STREAM_FIELDS:
-        if name not in config.model_fields_set or (name == "package" and config.package is None):
-            yield f"{name}: Field required"
-    if not config.inputs and "inputs" in config.model_fields_set:
-        yield f"inputs: a {config.kind} job reads at least one category"
-    if len({source.category for source in config.inputs}) < len(config.inputs):
-        yield "inputs: a category is there twice"
-    branches = [branch.input for branch in config.plan.branches]
-    if (branches or len(config.inputs) > 1) and set(branches) != set(range(len(config.inputs))):
-        yield "plan.branches: each input needs a branch, and each branch an input"
-    if len(config.plan.reads) not in (0, len(config.inputs)):
-        yield "plan.reads: there is one list of columns for each input"
-    for name in sorted(PROCESS_FIELDS):
-        if getattr(config, name):
-            yield f"{name}: only a job of kind `process` has one"
-    if config.isolation == "process" and config.resources.memory_mb < ISOLATED_MEMORY_MB_MIN:
-        yield f"resources.memory_mb: with isolation `process` it is at least {ISOLATED_MEMORY_MB_MIN}"
-    computation = config.plan.computation
-    if config.kind == "stateful" and not ((computation or {}).get("class") or _operator(computation)):
-        yield "a stateful job needs plan.computation with a class"
-    if config.kind == "stateless" and computation is not None:
-        yield "a stateless job may not have a plan.computation"
-    for what in ("stream", "category"):
-        names = [getattr(output, what) for output in config.outputs]
-        if len(set(names)) < len(names):
-            yield f"two outputs have the same {what}"
-
-
-def _operator(computation: Mapping[str, Any] | None) -> bool:
-    return computation is not None and computation.get("operator") in OPERATORS
-
-
-def _query_problems(config: JobConfig) -> Iterator[str]:
-    """A query brought as it is: code and the function that starts it, nothing that only our steps have."""
-    if config.package is None:
-        yield "package: Field required"
-    if not (config.plan.computation or {}).get("function"):
-        yield "plan.computation.function: the function that starts the query is needed"
-    for name in ("inputs", "outputs", *sorted(PROCESS_FIELDS)):
-        if getattr(config, name):
-            yield f"{name}: a job of kind `spark` has none, its query reads and writes by itself"
-    if config.partitions != 1:
-        yield "partitions: a query brought as it is runs as one task"
-    if config.plan.stages or config.plan.key or config.plan.branches:
-        yield "plan: only `computation` means something to a job of kind `spark`"
-
-
-def _process_problems(config: JobConfig) -> Iterator[str]:
-    if not config.command or not config.command[0]:
-        yield "command: a process needs a program to run"
-    for name in STREAM_FIELDS:
-        value = getattr(config, name)
-        if name != "partitions" and value and value != WorkPlan():
-            yield f"{name}: a process has none, it is told its place by its command and environment"
-    if config.isolation != "shared":
-        yield "isolation: a process is one already"
-    known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
-    for number, part in enumerate(config.command):
-        if "\x00" in part:
-            yield f"command[{number}]: no program can be given a NUL"
-        for field in COMMAND_FIELD.findall(part):
-            if field not in known:
-                near = difflib.get_close_matches(field, known, n=1)
-                hint = f", did you mean {{{near[0]}}}?" if near else ""
-                yield f"command[{number}]: {{{field}}} is not one of {', '.join(sorted(known))}{hint}"
-    for name in sorted(config.environment):
-        if name.startswith("PENSTOCK_"):
-            yield f"environment.{name}: names with PENSTOCK_ are for what the container tells the task"
 
 
 def _declared(field: str) -> Sync:

@@ -189,8 +189,11 @@ class JobReads:
         configs = {}
         for name in pipeline.jobs:
             record = records.get(name)
-            before = {} if record is None or record.job.deleted else layer_body(record, "provisioner")
-            configs[name] = self._proposal(connection, name, pipeline.body_after(name, before), record)
+            body = pipeline.body_after(name, {}, 0)
+            if record is not None and not record.job.deleted:
+                before = layer_body(record, "provisioner")
+                body = pipeline.body_after(name, before, record.job.expected_version)
+            configs[name] = self._proposal(connection, name, body, record)
         return records, configs
 
     def _proposal(

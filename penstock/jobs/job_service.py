@@ -314,7 +314,8 @@ class JobService(JobReads):
                 if record is None or record.job.deleted:
                     versions[name] = _begin(writer, record, name, body, new_birth())
                 else:
-                    body = pipeline.body_after(name, layer_body(record, "provisioner"))
+                    before = layer_body(record, "provisioner")
+                    body = pipeline.body_after(name, before, record.job.expected_version)
                     versions[name], _ = writer.write(record, "provisioner", body, None)
             for record in self._leavers(writer.connection, pipeline):
                 body = {**layer_body(record, "provisioner"), "state": "stopped"}

@@ -10,6 +10,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.core.sql_store import values_of
 from penstock.jobs.config import validate_config
+from penstock.jobs.guarantees import guarantees_of
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.layers import LayerRow, Provenance, merge_layers, provenance
 from penstock.jobs.running_store import PlanRow, QuarantineRow, RunningRow
@@ -53,6 +54,11 @@ class JobView:
             return {}  # the layers cannot be merged: `problem` says why
 
     @property
+    def guarantees(self) -> list[str]:
+        """What it promises about its productions, in words."""
+        return list(guarantees_of(str(self.config.get("kind", "")), self.config))
+
+    @property
     def is_in_sync(self) -> bool:
         """Whether what runs is what is expected."""
         if self.plan is not None or self.quarantine is not None or self.problem:
@@ -91,6 +97,7 @@ class JobView:
             "expected_version": self.expected_version,
             "layers": [row.to_json() for row in self.layers],
             "config": self.config,
+            "guarantees": self.guarantees,
             "problem": self.problem,
             "provenance": {path: values_of(found) for path, found in self.provenance.items()},
             "running": None if self.running is None else values_of(self.running),

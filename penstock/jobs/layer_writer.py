@@ -25,6 +25,8 @@ from penstock.jobs.job_store import JobRecord, JobRow, JobStore
 from penstock.jobs.layer_store import kept_kinds, put_layer
 from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, merge_layers
 from penstock.jobs.partition_tasks import check_asked
+from penstock.jobs.provision import check_state_fits
+from penstock.jobs.state_fit import KEPT_FIELDS
 from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:
@@ -127,6 +129,8 @@ class LayerWriter:
             )
         paths = changed_paths({} if before is None else before.body, body)
         self._check_fields(paths)
+        if record.old is not None and any(_field(path) in KEPT_FIELDS for path in paths):
+            check_state_fits({job.name: (record.old.config, config.to_json())})
         job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
         put_layer(self.connection, job.name, row, birth=job.birth)
         if any(_field(path) == "labels" for path in paths):

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import ParamSpec
 
 from penstock.core.clock import Millis
-from penstock.core.errors import DiskFull, Fenced, PenstockError, StoreUnavailable, TaskActionFailed
+from penstock.core.errors import DiskFull, Fenced, NotYet, PenstockError, StoreUnavailable, TaskActionFailed
 from penstock.core.workers import Now
+from penstock.jobs.backlog import End, end_of, left_inputs
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.layers import merge_layers
 from penstock.jobs.leader_store import LeaderStore
 from penstock.jobs.plan_store import PlanStore
 from penstock.jobs.ports import DataPlane, TaskActuator
-from penstock.jobs.running_store import PlanRow, Retirement
+from penstock.jobs.running_store import PlanRow, Retirement, RunningRow
 from penstock.jobs.sync_plan import (
     ComplexSync,
     PlanStep,
@@ -33,7 +34,7 @@ P = ParamSpec("P")
 
 STEPS_MAX = 20  # in one go; a plan has four, unless others take its place meanwhile
 # The environment's fault, not the plan's: it is tried again for as long as it takes.
-TRANSIENT = (StoreUnavailable, DiskFull, TaskActionFailed)
+TRANSIENT = (StoreUnavailable, DiskFull, NotYet, TaskActionFailed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +164,55 @@ class PlanRunner:
 
     def _prepare(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
         # A late retirement must not hit what this plan prepares, so it comes first.
-        if not self._retire(run, record):
+        left = self._retire(run, record)
+        if left is None:
             return False
-        record = replace(record, retirements=())
+        record = replace(record, retirements=left)
         assert plan.target is not None
         error = self._call("prepare", self.data.prepare, plan.job, plan.birth, plan.target)
         if error is not None:
             return self._fail(run.outcome, plan, error, run.now())
         if record.old is None:
             return self._commit(run, record, "nothing ran before")
+        error = self._unread(plan, record.old)
+        if error is not None:
+            return self._fail(run.outcome, plan, error, run.now())
         run.record = self.plans.take_hold(record, run.now())
         return True
+
+    def _unread(self, plan: PlanRow, old: RunningRow) -> PenstockError | None:
+        """What the old tasks have yet to read of inputs that only they can read."""
+        for category, writer in left_inputs(old.config, plan.target):
+            self.leader.reach("unread.before")
+            try:
+                why = self._why_unread(plan, old, category, writer)
+            except PenstockError as error:
+                return error
+            self.leader.reach("unread.after")
+            if why:
+                idle = "" if is_active(old.config) else f", and the job is {old.config['state']}"
+                return NotYet(
+                    f"the new plan of {plan.job} waits until {category!r} is read to its end",
+                    why=f"{why}; the new code reads another category, only the old code can read this one"
+                    + idle,
+                    fix="nothing, if its tasks keep up; to give these records up: "
+                    f"`penstock oncall set {plan.job} backlog=leave`",
+                )
+        return None
+
+    def _why_unread(self, plan: PlanRow, old: RunningRow, category: str, writer: str) -> str:
+        record = self.store.load([writer]).get(writer)
+        runs = None if record is None or record.old is None else record.old.config
+        try:
+            expected = None if record is None else expected_of(record)
+            end = end_of(None if expected is None else expected.to_json(), category)
+        except PenstockError:  # it stays as it runs, until somebody corrects it
+            end = end_of(runs, category)
+        if end is End.NEVER:
+            return ""
+        if end is End.STOPPED and runs is not None and runs["state"] != "stopped":
+            return f"{writer}, which writes it, is about to stop"
+        return self.data.unread(plan.job, plan.birth, old.config, category, is_stopped=end is End.STOPPED)
 
     def _confirm(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
         if self._is_stopped(run.outcome, record, plan):
@@ -206,23 +245,29 @@ class PlanRunner:
         self.leader.reach("is_stopped.after")
         return answer
 
-    def _retire(self, run: _Run, record: JobRecord) -> bool:
-        """Unregister what is not in use any more; True when nothing is left."""
+    def _retire(self, run: _Run, record: JobRecord) -> tuple[Retirement, ...] | None:
+        """Unregister what is not in use any more. Returns what has to wait until tasks have sent what they
+        promised, which keeps nothing else waiting; None: it went wrong.
+        """
         done: list[Retirement] = []
+        waiting: list[Retirement] = []
         problem: PenstockError | None = None
         for item in record.retirements:
             same_life = record.old is not None and record.old.birth == item.birth
             current = record.old.config if record.old is not None and same_life else None
             problem = self._call("retire", self.data.retire, item.job, item.birth, item.config, current)
-            if problem is not None:
-                break
-            done.append(item)
-        if done:
-            self.plans.finish_retirements(done, run.now())
-        if problem is not None:
+            if problem is None:
+                done.append(item)
+                continue
             run.outcome.failed.append(str(problem))
             run.outcome.is_open = True
-        return problem is None
+            if not isinstance(problem, NotYet):
+                break
+            waiting.append(item)
+            problem = None
+        if done:
+            self.plans.finish_retirements(done, run.now())
+        return tuple(waiting) if problem is None else None
 
     def _fail(self, outcome: Outcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:
         if str(error) not in outcome.failed:

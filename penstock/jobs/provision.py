@@ -31,13 +31,18 @@ class CompiledPipeline:
     jobs: Mapping[str, Mapping[str, Any]]
     reset_state: frozenset[str] = frozenset()  # jobs that start again from empty state
 
-    def body_after(self, job: str, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The layer to write where `before` stands: its state stays what it was, unless it is to be reset."""
+    def body_after(self, job: str, before: Mapping[str, Any], version: int) -> Mapping[str, Any]:
+        """The layer to write where `before` stands: its state stays what it was, unless it is to be reset.
+
+        `version`: the job's expected one. It only grows, so a state that was given up never comes back, also
+        when the layer was rolled back in between.
+        """
         body = self.jobs[job]
         lineage = before.get("lineage", 0)
         if "lineage" in body or not isinstance(lineage, int):
             return body
-        lineage += job in self.reset_state
+        if job in self.reset_state:
+            lineage = max(lineage + 1, version)
         return {**body, "lineage": lineage} if lineage else body
 
 

@@ -18,14 +18,18 @@ import msgspec
 from pydantic import BaseModel
 
 from penstock.core import json_text
-from penstock.jobs.config import LATER_FIELDS, LATER_PART_FIELDS, PROCESS_FIELDS, JobConfig
+from penstock.jobs.config import LATER_FIELDS, LATER_PART_FIELDS, Input, JobConfig
+from penstock.jobs.config_rules import PROCESS_FIELDS
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.sync_plan import diff_configs, explain, needs_restart
 
 # What a release changes. Whether a value of these is valid depends on nothing else in the config.
 RELEASE_FIELDS = ("package", "arguments")
 _KNOWN_MAX = 10_000
-_LATER = {JobConfig.model_fields[part].annotation: names for part, names in LATER_PART_FIELDS.items()}
+_LATER: dict[Any, tuple[str, ...]] = {
+    **{JobConfig.model_fields[part].annotation: names for part, names in LATER_PART_FIELDS.items()},
+    Input: ("writer",),
+}
 _LEFT_OUT = PROCESS_FIELDS | {*LATER_FIELDS}  # of the stored form, at their defaults
 
 

@@ -9,6 +9,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.pace import Rest, no_rest
 from penstock.jobs.job_reads import JobReads
 from penstock.jobs.job_view import JobView
+from penstock.resources.behind_low import BehindLow
 from penstock.resources.levels import (
     EVENT_MS,
     FleetEvent,
@@ -36,12 +37,14 @@ class AlarmFacts:
         fleet: FleetView,
         journal: JournalStore,
         loops: Callable[[], tuple[LoopTrouble, ...]],
+        behind: BehindLow,
         *,
         rest: Rest = no_rest,
     ) -> None:
         """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
         self._rest = rest
         self._jobs, self._fleet, self._journal, self._loops = jobs, fleet, journal, loops
+        self._behind = behind
         self._read_to: int | None = None  # the journal's newest entry that was read
         self._events: tuple[FleetEvent, ...] = ()
         self._invalid: tuple[JobTrouble, ...] = ()
@@ -57,6 +60,7 @@ class AlarmFacts:
             )
             self._every_job_ms = now_ms
         found = (_trouble(view) for state in ("quarantined", "changing") for view in self._in(state))
+        reports = self._fleet.task_reports()
         return Observed(
             jobs=(*found, *self._invalid),
             tasks=tuple(
@@ -68,9 +72,10 @@ class AlarmFacts:
                     restarts=task.restarts,
                     error=task.error,
                 )
-                for container, task in self._fleet.task_reports()
+                for container, task in reports
                 if task.restarts
             ),
+            behind=self._behind.observe((task for _, task in reports), now_ms),
             shards=tuple(
                 ShardTrouble(shard=row.shard, blame=row.blame)
                 for row in self._fleet.shards()

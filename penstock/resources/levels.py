@@ -20,6 +20,8 @@ CRASHES_MIN = 5
 LOOP_FAILURES_MIN = 5
 EVENT_MS: Millis = 10 * 60_000  # for so long after it happened a fail-over is told of
 FAILOVERS_MANY = 3
+BEHIND_LOW = "behind_low"  # the metric, and the alarm
+PARTITIONS_TOLD_MAX = 64
 TEXT_MAX = 500
 
 Levels = Mapping[str, tuple[RaiseAlert, ...]]  # by job
@@ -47,6 +49,14 @@ class TaskTrouble:
     state: str
     restarts: int
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BehindTrouble:
+    """A job that lately got records behind its low watermark without a flag; `totals` as tasks name them."""
+
+    job: str
+    totals: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +93,7 @@ class Observed:
 
     jobs: tuple[JobTrouble, ...] = ()
     tasks: tuple[TaskTrouble, ...] = ()
+    behind: tuple[BehindTrouble, ...] = ()
     shards: tuple[ShardTrouble, ...] = ()
     loops: tuple[LoopTrouble, ...] = ()
     events: tuple[FleetEvent, ...] = ()
@@ -97,6 +108,8 @@ def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
             found.setdefault(trouble.job, []).append(alert)
     for job, alert in _crash_loops(observed.tasks):
         found.setdefault(job, []).append(alert)
+    for behind in observed.behind:
+        found.setdefault(behind.job, []).append(_behind_low(behind))
     fleet = [
         *(_of_shard(shard) for shard in observed.shards),
         *(_of_loop(loop) for loop in observed.loops if loop.streak >= LOOP_FAILURES_MIN),
@@ -165,6 +178,21 @@ def _crash_loops(tasks: tuple[TaskTrouble, ...]) -> list[tuple[str, RaiseAlert]]
         )
         found.append((job, alert))
     return found
+
+
+def _behind_low(behind: BehindTrouble) -> RaiseAlert:
+    total = sum(behind.totals.values())
+    named = sorted(behind.totals.items(), key=lambda item: (-item[1], item[0]))[:PARTITIONS_TOLD_MAX]
+    return RaiseAlert(
+        key=BEHIND_LOW,
+        severity="warning",
+        text=f"records came behind its low watermark that nobody flagged as late, {total} in all: whoever "
+        "sent them had promised that none would come; where a window was closed they are in no result",
+        what_to_do=f"penstock watermark {shlex.quote(behind.job)} names who writes its inputs: an injector "
+        "must not report a low above records that it still sends, weak productions may come so after a "
+        "crash; results that must have them are computed again with penstock backfill",
+        evidence={BEHIND_LOW: total, **dict(named)},
+    )
 
 
 def _of_shard(shard: ShardTrouble) -> RaiseAlert:

@@ -65,6 +65,13 @@ class ModelDataPlane:
                 row.birth, row.token = born, row.token + 1
         self.fault("prepared", job)
 
+    def unread(
+        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
+    ) -> str:
+        """Records are not modelled: whatever was written is read."""
+        self.fault("unread", job)
+        return ""
+
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
         """Raise every interval to (generation, 0) under a new token."""
         self.fault("fence", job)

@@ -208,13 +208,17 @@ class Find:
         return is_found and self.without is None
 
 
-def hunt(mutant: Mutant, *, seeds_max: int = SEEDS_MAX, compares: bool = True) -> Find:
-    """Run seeds until one notices. `compares`: run that seed without the bug too; it must find nothing."""
-    for seed in range(seeds_max):
+def hunt(mutant: Mutant, *, seeds_max: int = SEEDS_MAX, compares: bool = True, first: int = 0) -> Find:
+    """Run seeds until one notices, `first` before the others.
+
+    `compares`: run that seed without the bug too; it must find nothing.
+    """
+    order = sorted(range(seeds_max), key=lambda seed: (seed != first, seed))
+    for tried, seed in enumerate(order, 1):
         broken = _broken(mutant.options(seed), mutant.bugs)
         if broken is not None:
             without = _broken(mutant.options(seed), Bugs()) if compares else None
-            return Find(mutant=mutant, seeds=seed + 1, broken=broken, without=without)
+            return Find(mutant=mutant, seeds=tried, broken=broken, without=without)
     return Find(mutant=mutant, seeds=seeds_max, broken=None)
 
 

@@ -55,6 +55,12 @@ class JobInput:
     partitions: int
     start: str
     reads: tuple[str, ...]
+    writer: str = ""  # the job of this pipeline that makes it; "": it comes from outside
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the job's config."""
+        writer = {"writer": self.writer} if self.writer else {}
+        return {"category": self.category, "start": self.start, **writer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +156,7 @@ class CompiledJob:
             "kind": self.kind,
             "package": self.package.to_json(),
             "partitions": self.partitions,
-            "inputs": [{"category": source.category, "start": source.start} for source in self.inputs],
+            "inputs": [source.to_json() for source in self.inputs],
             "outputs": [output.to_json() for output in self.outputs],
             "plan": plan,
             **self.settings,

@@ -36,6 +36,7 @@ from penstock.streams.graph import (
     Step,
     Union,
 )
+from penstock.streams.kept_shape import operator_shape
 from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.roads import Path, Road, plain_steps, without_keys
@@ -267,7 +268,14 @@ class Cutter:
                     _check_start(path.origin, before, start)
                     needed |= set(before.reads)
                 reads = tuple(name for name, _ in there if name in needed) or (there[0][0],)
-                found[category] = JobInput(category=category, partitions=partitions, start=start, reads=reads)
+                is_outside = isinstance(path.origin, Source)
+                found[category] = JobInput(
+                    category=category,
+                    partitions=partitions,
+                    start=start,
+                    reads=reads,
+                    writer="" if is_outside else self._job_name(path.origin),
+                )
         return tuple(found.values())
 
     def _needed(self, road: Road, path: Path) -> frozenset[str]:
@@ -356,6 +364,8 @@ class Cutter:
         if isinstance(step, Dedup):  # who reads it may rely on the key that it leaves as it is
             keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
             meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
+        if isinstance(step, Aggregate) and step.phase == "partial":  # its columns do not show what is in them
+            meaning += json.dumps(operator_shape(step, self._schemas))
         return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 
     def _is_direct(self, step: Step) -> bool:

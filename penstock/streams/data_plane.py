@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.core.errors import ConfigError, NotFound, StoreUnavailable, TaskActionFailed
+from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
+from penstock.streams.leftovers import deliver, promised
 from penstock.streams.rows.row_store import IntervalRef, RowStore
 from penstock.streams.step import is_dead
 
@@ -50,6 +51,26 @@ class StreamDataPlane:
         for category, producer in self._registrations(birth, config, sources):
             self._log.register_producer(category, producer)
 
+    def unread(
+        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
+    ) -> str:
+        """Why the tasks of this config are not at the end of an input that its writers leave; "" once they
+        are.
+        """
+        there = {found.spec.name: found for found in self._log.categories()}
+        if category not in there:
+            return ""
+        if not is_stopped and self._log.producers(
+            category
+        ):  # before the ends: whoever is gone adds nothing any more
+            return "the job that writes it has not moved on yet"
+        ends, left = self._log.end_offsets(category), 0
+        for ref in _intervals(job, birth, config):
+            if ref.partition < len(ends) and self._rows.exists(ref):
+                done = self._rows.peek(ref).offsets.get(there[category].birth, ends[ref.partition])
+                left += done < ends[ref.partition]
+        return f"{left} of its {len(ends)} partitions are not read to their end yet" if left else ""
+
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
         """Take every interval away from whoever still holds it, and refuse its publishes on all outputs."""
         if _is_process(config):
@@ -74,20 +95,43 @@ class StreamDataPlane:
         """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
         before = self._left_by(job, birth, old)
         after = set() if new is None else self._registered(job, birth, new)
-        for category, producer in sorted(before - after):
+        gone = sorted(before - after)
+        self._see_sent(job, birth, old, {category for category, _ in gone}, is_removed=new is None)
+        for category, producer in gone:
             self._log.unregister_producer(category, producer)
 
+    def _see_sent(
+        self, job: str, birth: str, old: Mapping[str, Any], categories: set[str], *, is_removed: bool
+    ) -> None:
+        """Everything that was promised to these categories is there; NotYet if the job's next tasks are to
+        send it. Of a job that is removed no task runs any more: what its outbox holds is sent here.
+        """
+        if not categories:
+            return
+        for ref in _intervals(job, birth, old):
+            if not self._rows.exists(ref):
+                continue
+            if is_removed:
+                deliver(ref, rows=self._rows, log=self._log)
+            elif found := promised(ref, rows=self._rows) & categories:
+                raise NotYet(
+                    f"{job} has yet to send what it promised to {', '.join(map(repr, sorted(found)))}",
+                    why="its tasks ended in between, and its next ones begin with it",
+                    fix="nothing, if it runs; `penstock job get` shows its tasks",
+                )
+
     def _left_by(self, job: str, birth: str, old: Mapping[str, Any]) -> set[tuple[str, str]]:
-        """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named:
-        the removal of such a job must end all the same.
+        """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named,
+        and a plan given up before it was prepared made no outputs: the removal must end all the same.
         """
         there = {category.spec.name for category in self._log.categories()}
         if any(item["category"] not in there for item in old.get("inputs", ())):
             return set()
         try:
-            return self._registered(job, birth, old)
+            found = self._registered(job, birth, old)
         except ConfigError:
             return set()
+        return {(category, producer) for category, producer in found if category in there}
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
         if _is_process(config) or config["kind"] == "spark":
@@ -118,7 +162,7 @@ class StreamDataPlane:
     def _starts(self, item: Mapping[str, Any], source: Category) -> tuple[int, ...]:
         if item.get("start", "earliest") == "latest":
             return self._log.end_offsets(source.spec.name)
-        return (0,) * source.spec.partitions
+        return self._log.start_offsets(source.spec.name)  # the earliest that retention has left
 
     def _registrations(
         self, birth: str, config: Mapping[str, Any], sources: Sequence[Category]

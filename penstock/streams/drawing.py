@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.jobs.guarantees import guarantees_of
 from penstock.jobs.provision import cannot_run
 from penstock.streams.compiled import (
     CompiledJob,
@@ -87,7 +88,7 @@ def _contents(job: CompiledJob) -> Iterator[tuple[str, str]]:
         yield "key", _one_line(job.key) + "; in turn to all partitions" * job.spread
     if job.computation is not None:
         yield _computation(job.computation, job.late)
-    yield from (("promise", text) for text in guarantees_of(job.settings))
+    yield from (("promise", text) for text in guarantees_of(job.kind, job.settings))
     if job.computation is not None and "ids" in job.computation:
         column, slack_ms = job.computation["ids"]["column"], job.computation["ids"]["slack_ms"]
         yield (
@@ -135,19 +136,6 @@ def _computation(computation: Mapping[str, Any], late: str) -> tuple[str, str]:
     if computation["operator"] == "combine":
         near += ", of partial results"
     return "window", f"{near}; {values} (per {', '.join(computation['keys'])}; late records: {late})"
-
-
-def guarantees_of(settings: Mapping[str, str]) -> Iterator[str]:
-    """What a job promises where it is not what every job does."""
-    if settings.get("productions") == "weak":
-        yield (
-            "weak productions: at least once; what is sent before a crash and not committed comes again, "
-            "with other values if user code decides otherwise"
-        )
-    if settings.get("dedup") == "off":
-        yield "dedup off: at least once; what is sent again after a crash is not recognised"
-    if settings.get("poison") == "skip":
-        yield "poison skip: records at which the computation raises become dead letters"
 
 
 def _draw_rewrites(rewrites: Sequence[Rewrite]) -> Iterator[str]:

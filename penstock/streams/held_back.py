@@ -44,22 +44,29 @@ class IntervalLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLow:
-    """A registered producer: an interval of a running job, or somebody outside."""
+    """A registered producer: an interval of a running job, or somebody outside.
+
+    `records`: how many came to the partitions that it reads, read or not; 0 of somebody outside.
+    """
 
     name: str
     low: Millis
     place: Place | None = None
+    records: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryLow:
-    """A category's W; of an event-time category the least that readers reached, by partition."""
+    """A category's W; of an event-time category the least that readers reached, by partition, and how many
+    records each partition has had.
+    """
 
     name: str
     kind: str  # producers | injector | event_time
     low: Millis
     producers: tuple[ProducerLow, ...] = ()
     partitions: tuple[Millis, ...] = ()
+    records: tuple[int, ...] = ()
     lateness_ms: Millis = 0
     idle_after_ms: Millis = 0
 
@@ -183,14 +190,24 @@ def _interval(
 
 
 def percentile_low(found: CategoryLow, percent: int) -> Millis:
-    """The low that so many per cent of those who count have reached: of producers, or of partitions read.
+    """The low that so many per cent have reached of producers, or of partitions read, each by its records.
 
-    It leaves the slowest out, so records behind it may still come on time.
+    Who has had none, or is somebody outside, counts as one record. It leaves the slowest out, so records
+    behind it may still come on time.
     """
-    lows = sorted(found.partitions or [producer.low for producer in found.producers])
-    if not lows or found.low >= LOW_MAX:
+    of_partitions = zip(found.partitions, found.records or [0] * len(found.partitions), strict=True)
+    of_producers = ((producer.low, producer.records) for producer in found.producers)
+    lows = sorted(
+        (low, max(1, count)) for low, count in (of_partitions if found.partitions else of_producers)
+    )
+    if found.low >= LOW_MAX:
         return found.low
-    return max(found.low, lows[len(lows) * (100 - percent) // 100])
+    total, behind = sum(count for _, count in lows), 0
+    for low, count in lows:
+        behind += count
+        if behind * 100 > total * (100 - percent):
+            return max(found.low, low)
+    return found.low
 
 
 def moment(low: Millis) -> str:

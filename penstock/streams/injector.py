@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError
-from penstock.core.system_clock import sleep_ms
+from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, Refused, SequenceGap
+from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Log
 from penstock.streams.keys import partitions_of
-from penstock.streams.skew import Skew, SkewLimit
+from penstock.streams.skew import EventTimes, Skew, SkewLimit
 
 Headers = Sequence[tuple[str, bytes | None]]
+# What the bus says before it writes anything. After every other error a publish may have been written.
+_NOTHING_WRITTEN = (ConfigError, NotFound, Fenced, SequenceGap)
+
+
+class PublishUnheard(Refused):
+    """Other records than those of the publish before, of which nobody knows whether it arrived."""
+
+    def __init__(self, category: str, name: str, records: int) -> None:
+        super().__init__(
+            f"injector {name!r} does not know yet whether its last {records} records are in {category!r}",
+            why="their publish ended with an error and may have been written all the same; other records "
+            "under the same sequences would be taken for them, and lost",
+            fix="publish the same records again, in the same order: what has arrived is recognised, each is "
+            "there once; then send these. Without them: a new Injector with a larger epoch goes on behind "
+            "what has arrived",
+        )
+
+
+class SequencesTaken(PenstockError):
+    """Somebody else publishes under this injector's name and epoch."""
+
+    def __init__(self, category: str, name: str, epoch: int, taken: int) -> None:
+        super().__init__(
+            f"{taken} records of injector {name!r} were not written to {category!r}",
+            why=f"the bus had others under their sequences: another one publishes as {name!r} "
+            f"with epoch {epoch}",
+            fix="give each writer a name of its own, and each life of it a larger epoch; then open it anew "
+            "and compare what is in the category: this one sends nothing more",
+        )
 
 
 class Injector:
@@ -23,8 +52,12 @@ class Injector:
 
     `epoch` must grow with every life of the same name: the older life is then refused.
 
+    A publish that ended with an error may have been written: then only the same records are taken, until
+    they went through (`PublishUnheard`). They are there once.
+
     With `skew_max_ms` it waits before it publishes while its own low is further than that ahead of the
-    slowest category in `paced_by`, which its consumers write. `waits` says so, and `on_wait` is told.
+    slowest category in `paced_by`, which its consumers write. `waits` says so, and `on_wait` is told. Where
+    the watermark follows event times, its low is what the records that it sent make of it.
     """
 
     def __init__(
@@ -47,6 +80,10 @@ class Injector:
         self._low = LOW_MIN
         self._log, self._category, self._name, self._epoch = log, category, name, epoch
         self._spec = log.describe(category).spec
+        self._times = EventTimes(self._spec)
+        self._clock = SystemClock()
+        self._unheard: pa.Table | None = None  # sent, and no answer came
+        self._taken: SequencesTaken | None = None
         log.register_producer(category, name)
         log.fence(category, name, epoch)
         self._sequences = dict(log.published_to(category, name))
@@ -58,9 +95,50 @@ class Injector:
         values: Sequence[bytes],
         headers: Sequence[Headers | None] = (),
     ) -> None:
-        """Append records; they are durable when this returns. `headers`: one for each, or none at all."""
+        """Append records; they are durable when this returns. `headers`: one for each, or none at all.
+
+        After an error repeat it with the same records; others are refused until then.
+        """
+        table = self._table(keys, stamps, values, headers)
+        if self._taken is not None:
+            raise self._taken
+        if self._unheard is not None and not table.equals(self._unheard):
+            raise PublishUnheard(self._category, self._name, self._unheard.num_rows)
+        batches = self._batches(table)
         if self._limit is not None:
-            self._limit.wait(self._low)
+            self._limit.wait(self._times.low(batches) if self._times.are_watermark else self._low)
+        self._send(table, batches)
+        for partition, batch in batches.items():
+            self._sequences[partition] = self._sequences.get(partition, 0) + batch.num_rows
+        if self._limit is not None:
+            self._times.add(batches, now_ms=self._clock.now_ms())
+
+    def _send(self, table: pa.Table, batches: Mapping[int, pa.RecordBatch]) -> None:
+        """One publish, which is on the bus whole or not at all. What stays open is kept."""
+        is_repeat, self._unheard = self._unheard is not None, table
+        try:
+            published = self._log.publish(
+                self._category, producer=self._name, epoch=self._epoch, batches=batches, gapless=True
+            )
+        except _NOTHING_WRITTEN:
+            if not is_repeat:  # of the attempt before nothing is known yet
+                self._unheard = None
+            raise
+        self._unheard = None
+        taken = sum(published.trimmed.values())
+        # The bus may have lost the answer to a first try of its own; that one was whole.
+        is_own = published.retried and not any(published.appended.values())
+        if taken and not is_repeat and not is_own:
+            self._taken = SequencesTaken(self._category, self._name, self._epoch, taken)
+            raise self._taken
+
+    def _table(
+        self,
+        keys: Sequence[str],
+        stamps: Sequence[Millis],
+        values: Sequence[bytes],
+        headers: Sequence[Headers | None],
+    ) -> pa.Table:
         columns = {
             "_ts": pa.array(stamps, pa.int64()),
             "_key": pa.array(keys, pa.string()),
@@ -75,8 +153,11 @@ class Injector:
                 why="it was created without",
                 fix="send none, or write to a category that was created with headers",
             )
-        table = pa.table(columns)
-        targets = partitions_of(columns["_key"], self._spec.partitions)
+        return pa.table(columns)
+
+    def _batches(self, table: pa.Table) -> dict[int, pa.RecordBatch]:
+        """By partition, each with the sequences that come next."""
+        targets = partitions_of(table.column("_key").combine_chunks(), self._spec.partitions)
         batches = {}
         for partition in np.unique(targets).tolist():
             part = table.take(pa.array(np.flatnonzero(targets == partition)))
@@ -88,11 +169,7 @@ class Injector:
                 [part.column(name).combine_chunks() for name in self._spec.schema().names],
                 schema=self._spec.schema(),
             )
-        self._log.publish(
-            self._category, producer=self._name, epoch=self._epoch, batches=batches, gapless=True
-        )
-        for partition, batch in batches.items():
-            self._sequences[partition] = self._sequences.get(partition, 0) + batch.num_rows
+        return batches
 
     def report_low(self, low: Millis, *, now_ms: Millis) -> None:
         """Promise: every record that I still send has a later time than `low`, or is late."""

@@ -20,10 +20,10 @@ from penstock.streams.computation import Computation
 from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX
 from penstock.streams.outbox import (
     Sending,
+    Sequences,
     check_outputs,
     pack_productions,
     pack_table,
-    producer_in_life,
     publish_outbox,
     publish_weakly,
 )
@@ -238,13 +238,14 @@ class StatefulStep:
         low: Millis,
         counters: dict[str, int],
     ) -> Changes:
+        sequences = Sequences(next=row.next_seq, in_life=not self._sending.dedup)
         outbox = [
             out
             for stream, produced in result.produced.items()
             for out in (
-                pack_table(produced, self._outputs[stream], row.next_seq)
+                pack_table(produced, self._outputs[stream], sequences)
                 if isinstance(produced, pa.Table)
-                else pack_productions(produced, self._outputs[stream], row.next_seq, job=self._ref.job)
+                else pack_productions(produced, self._outputs[stream], sequences, job=self._ref.job)
             )
         ]
         return Changes(
@@ -265,11 +266,7 @@ class StatefulStep:
         )
         if not snapshot.outbox:
             return snapshot.row, bool(snapshot.timers)
-        dedup, birth = self._sending.dedup, self._ref.birth
-        producer = birth if dedup else producer_in_life(birth, self._token)
-        sent = publish_outbox(
-            snapshot.outbox, log=self._log, producer=producer, token=self._token, gapless=dedup
-        )
+        sent = publish_outbox(snapshot.outbox, log=self._log, birth=self._ref.birth, token=self._token)
         row = self._rows.delivered(self._ref, token=self._token, ids=sent)
         self._known.committed(snapshot.row, row, {})
         return row, bool(snapshot.timers)

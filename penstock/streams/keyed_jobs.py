@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.streams.compiled import Output
 from penstock.streams.graph import Columns, Dedup, Edge, Join, Process, Stateful, Step, Top, Window
+from penstock.streams.kept_shape import operator_shape
 from penstock.streams.schemas import Schemas, key_columns, window_edge
 from penstock.streams.stages import arguments_of
 from penstock.streams.step import dead_stream
@@ -37,10 +38,6 @@ def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
     return [part.text.strip("`") for part in schemas.key_parts[keyed.name]]
 
 
-def _listed(columns: Columns) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns)
-
-
 def computation_json(
     step: Stateful, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
 ) -> dict[str, Any]:
@@ -69,14 +66,15 @@ def computation_json(
             "keys": [list(key_columns(schemas, edge)) for edge in (left, right)],
             "columns": [[list(column) for column in schemas.at(edge)] for edge in (left, right)],
             **({"window": step.spans.to_json()} if step.spans else {"within": near}),
+            "state": operator_shape(step, schemas),
         }
     edge = graph.input_of(step.name)
     if isinstance(step, Dedup):
         return {
             "operator": "dedup",
             "keys": _key_texts(schemas, edge),
-            "state": {"waiting": _listed(schemas.at(edge))},
             **({"window": step.spans.to_json()} if step.spans else {"within": {"within_ms": step.within_ms}}),
+            "state": operator_shape(step, schemas),
         }
     if isinstance(step, Top):
         return {
@@ -85,9 +83,7 @@ def computation_json(
             "count": step.count,
             "by": step.by,
             "lowest": step.lowest,
-            "state": {
-                "top": f"{step.count} by {step.by}{' up' * step.lowest} of {_listed(schemas.at(edge))}"
-            },
+            "state": operator_shape(step, schemas),
         }
     edge = window_edge(graph, step)
     window = graph.step(edge.source)
@@ -111,4 +107,5 @@ def computation_json(
         "window": window.spans.to_json(),
         "firing": window.firing.to_json(),
         "columns": values,
+        "state": operator_shape(step, schemas),
     }

@@ -14,13 +14,13 @@ from typing import Any
 
 from penstock.core.clock import Millis
 from penstock.core.errors import (
-    ComputationFailed,
     PenstockError,
     ProductionRefused,
     StateMismatch,
     StateRefused,
     TimerRefused,
 )
+from penstock.streams.blame import Place, blaming
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.computation import Computation, Context, Record, Timer, record_type
 from penstock.streams.outbox import Production, fits
@@ -66,12 +66,12 @@ class KeyedWork:
         self._behind_count = 0
         self._ctx = Context(self)
         self._ctx.low_watermark, self._ctx.now = low, now_ms
-        self.where: tuple[str, int | None] = ("", None)  # what runs, for whoever is blamed
+        self._where: tuple[str, int | None] = ("", None)  # what runs, should it fail
 
     def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
         """Wall timers that are due, records up to a cut, then the timers due at its low, on to the next."""
         self._up_to = cuts[-1].low if cuts else self._low
-        with _Blame(self, self._ctx, job=self._job):
+        with blaming(self._place):
             done = 0
             self._fire_due()
             for cut in cuts:
@@ -81,6 +81,11 @@ class KeyedWork:
                 done = cut.position
             self._process(records[done:], offsets[done:])
         self.counters["productions"] = sum(map(len, self.produced.values()))
+
+    def _place(self) -> Place:
+        what, offset = self._where
+        at = "" if offset is None else f" at {offset}"
+        return Place(self._job, f"key {self._ctx.key!r}, {what}{at}", key=self._ctx.key, offset=offset)
 
     def state_changes(self) -> dict[str, bytes | None]:
         """New state of each key that a hook changed; None where all values are back at their defaults."""
@@ -225,7 +230,7 @@ class KeyedWork:
             if state is None:
                 state = self._load(key)
             ctx.enter(key, state, record.ts, record.late)
-            self.where = ("record", offset)
+            self._where = ("record", offset)
             if aside is None:
                 hook(record, ctx)
             else:
@@ -261,7 +266,7 @@ class KeyedWork:
         if is_wall and self._low > LOW_MIN:
             hold = self._low  # it held nothing: what it produces may not come before what is promised by now
         self._ctx.enter(key, state, hold, late)
-        self.where = (f"timer {tag!r}", None)
+        self._where = (f"timer {tag!r}", None)
         self._computation.process_timer(Timer(key, tag, at, hold, late, is_wall), self._ctx)
         self.counters["timers"] += 1
         if self._aside is not None:
@@ -344,39 +349,6 @@ class _Skipping:
         why = f"{error.what}: {error.why}" if isinstance(error, PenstockError) else str(error)
         self._aside.put(self._record, self._offset, f"{type(error).__name__}: {why}")
         return True
-
-
-class _Blame:
-    """Turns whatever a hook raises into a ComputationFailed that says for whom it ran."""
-
-    def __init__(self, work: KeyedWork, ctx: Context, *, job: str) -> None:
-        self._work, self._ctx, self._job = work, ctx, job
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, StateMismatch):
-            return  # nothing, an interrupt, or an error of the rows that already says all
-        what, offset = self._work.where
-        place = f"job {self._job!r}, key {self._ctx.key!r}, {what}" + (
-            "" if offset is None else f" at {offset}"
-        )
-        if isinstance(error, ComputationFailed):
-            error.what = f"{error.what} ({place})"
-            error.job, error.key, error.offset = self._job, self._ctx.key, offset
-            return
-        raise ComputationFailed(
-            f"user code failed: {place}",
-            why=error.what if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}",
-            fix=(isinstance(error, PenstockError) and error.fix)
-            or "correct the computation and release a new version; the record comes again",
-            job=self._job,
-            key=self._ctx.key,
-            offset=offset,
-        ) from error
 
 
 def try_computation(

@@ -14,7 +14,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, ProductionRefused, StoreUnavailable
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, Log
 from penstock.streams.keys import partitions_of
-from penstock.streams.rows.row_store import OutboxRow
+from penstock.streams.rows.row_store import OutboxRow, counter_name, first_sequence
 from penstock.streams.step import OutputSpec, check_category
 
 # (timestamp, key, is late, values in the order of the stream's columns)
@@ -22,8 +22,21 @@ WEAK_INDEX_BITS = 24  # of one step and output partition
 Production = tuple[Millis, str, bool, tuple[object, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """The counters of an interval, and which of them its productions are counted by."""
+
+    next: Mapping[str, int]
+    in_life: bool = False
+
+    def first(self, category_birth: str, partition: int) -> int:
+        """The sequence that comes next there."""
+        name = counter_name(category_birth, partition, in_life=self.in_life)
+        return self.next.get(name, first_sequence(in_life=self.in_life))
+
+
 def pack_productions(
-    produced: Sequence[Production], output: OutputSpec, next_seq: Mapping[str, int], *, job: str
+    produced: Sequence[Production], output: OutputSpec, sequences: Sequences, *, job: str
 ) -> list[OutboxRow]:
     """One row per output partition; within a partition in the order of production."""
     if not produced:
@@ -36,10 +49,10 @@ def pack_productions(
     ]
     key_array = pa.array(keys, pa.string())
     times, flags = np.array(stamps, dtype=np.int64), np.array(lates, dtype=np.bool_)
-    return _packed(times, flags, key_array, arrays, output, next_seq)
+    return _packed(times, flags, key_array, arrays, output, sequences)
 
 
-def pack_table(produced: pa.Table, output: OutputSpec, next_seq: Mapping[str, int]) -> list[OutboxRow]:
+def pack_table(produced: pa.Table, output: OutputSpec, sequences: Sequences) -> list[OutboxRow]:
     """The same of a table with `_ts`, `_key`, `_late` and the output's columns."""
     if not produced.num_rows:
         return []
@@ -50,7 +63,7 @@ def pack_table(produced: pa.Table, output: OutputSpec, next_seq: Mapping[str, in
     ]
     times = np.asarray(whole.column("_ts").to_numpy(), dtype=np.int64)
     flags = np.asarray(whole.column("_late").to_numpy(), dtype=np.bool_)
-    return _packed(times, flags, arrays[0], arrays[1:], output, next_seq)
+    return _packed(times, flags, arrays[0], arrays[1:], output, sequences)
 
 
 def _packed(
@@ -59,17 +72,17 @@ def _packed(
     key_array: pa.Array,
     arrays: Sequence[pa.Array],
     output: OutputSpec,
-    next_seq: Mapping[str, int],
+    sequences: Sequences,
 ) -> list[OutboxRow]:
     targets = partitions_of(key_array, output.partitions)
     rows = []
     for partition in np.unique(targets).tolist():
         chosen = np.flatnonzero(targets == partition)
-        first = next_seq.get(f"{output.birth}:{partition}", 1)
-        sequences = np.arange(first, first + len(chosen), dtype=np.int64)
+        first = sequences.first(output.birth, partition)
+        numbers = np.arange(first, first + len(chosen), dtype=np.int64)
         own = [array.take(pa.array(chosen)) for array in (key_array, pa.array(flags), *arrays)]
         batch = pa.RecordBatch.from_arrays(
-            [pa.array(sequences), pa.array(times[chosen]), *own], schema=output.schema()
+            [pa.array(numbers), pa.array(times[chosen]), *own], schema=output.schema()
         )
         on_time = times[chosen][~flags[chosen]]
         rows.append(
@@ -146,16 +159,18 @@ def publish_weakly(
     return left
 
 
-def publish_outbox(
-    outbox: Iterable[OutboxRow], *, log: Log, producer: str, token: int, gapless: bool = True
-) -> list[int]:
-    """Send the rows in order, one publish in flight, and return their ids. The bus trims what it has."""
+def publish_outbox(outbox: Iterable[OutboxRow], *, log: Log, birth: str, token: int) -> list[int]:
+    """Send the rows in order, one publish in flight, and return their ids. The bus trims what it has.
+
+    Each goes out under the name that it was counted for, also if the job says otherwise by now.
+    """
     rows, sent = list(outbox), []
     check_outputs(log, rows)
     for group in _groups(rows):
-        category = group[0].category
+        category, in_life = group[0].category, group[0].in_life
+        producer = producer_in_life(birth, token) if in_life else birth
         batches = {row.partition: _batch_of(row) for row in group}
-        log.publish(category, producer=producer, epoch=token, batches=batches, gapless=gapless)
+        log.publish(category, producer=producer, epoch=token, batches=batches, gapless=not in_life)
         sent += [row.id for row in group]
     return sent
 
@@ -167,12 +182,13 @@ def check_outputs(log: Log, outbox: Iterable[OutboxRow]) -> None:
 
 
 def _groups(outbox: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-    """Neighbours that may share a publish: one category, each partition once."""
+    """Neighbours that may share a publish: one category and name, each partition once."""
     group: list[OutboxRow] = []
     for row in outbox:
-        is_same = not group or (row.category, row.category_birth) == (
+        is_same = not group or (row.category, row.category_birth, row.in_life) == (
             group[0].category,
             group[0].category_birth,
+            group[0].in_life,
         )
         if group and (not is_same or row.partition in {other.partition for other in group}):
             yield group

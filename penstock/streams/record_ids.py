@@ -128,8 +128,18 @@ class KeptFilters:
 class DropRepeated:
     """Drops records whose id was taken in before; the rest goes to the step's own work."""
 
-    def __init__(self, inner: StepLogic, *, column: str, slack_ms: Millis, filters: IdFilters) -> None:
+    def __init__(
+        self,
+        inner: StepLogic,
+        *,
+        column: str,
+        slack_ms: Millis,
+        filters: IdFilters,
+        inputs: Sequence[str] = (),
+    ) -> None:
+        """`inputs`: names of the inputs, by the number in `_input`; none: there is only one."""
         self._inner, self._column, self._slack_ms, self._filters = inner, column, slack_ms, filters
+        self._inputs = tuple(inputs)
         self._slot_ms = max(SLOT_MS_MIN, slack_ms // 4)
 
     @property
@@ -168,7 +178,7 @@ class DropRepeated:
         self, given: StepInput, lows: Ints
     ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], dict[Millis, list[Digest]]]:
         """For each record whether it is new, and what that adds to each slot."""
-        digests = list(_digests(given.table, self._column, given.job))
+        digests = list(_digests(given.table, self._column, given.job, self._inputs))
         stored = self._stored(given, {digest for digest in digests if digest is not None})
         stamps = np.asarray(given.table.column("_ts").to_numpy(), dtype=np.int64).tolist()
         is_new = np.ones(len(digests), dtype=np.bool_)
@@ -234,7 +244,8 @@ def id_name(slot: Millis, digest: Digest) -> str:
     return f"{PREFIX}i{slot}:{digest.hex()}"
 
 
-def _digests(table: pa.Table, column: str, job: str) -> Iterator[Digest | None]:
+def _digests(table: pa.Table, column: str, job: str, inputs: Sequence[str] = ()) -> Iterator[Digest | None]:
+    """Of each record what its id is known by: with its input and key; None if it has no id."""
     if not table.num_rows:
         return
     if column not in table.column_names:
@@ -245,6 +256,8 @@ def _digests(table: pa.Table, column: str, job: str) -> Iterator[Digest | None]:
             job=job,
         )
     columns = (table.column(name).to_pylist() for name in ("_input", "_key", column))
+    # By its name: the number is another one once the inputs are written in another order.
+    sources = [b"%d=%b" % (len(name), name.encode()) for name in inputs] or [b"0"]
     for number, key, own in zip(*columns, strict=True):
         if key.startswith(PREFIX):
             raise ComputationFailed(
@@ -260,7 +273,7 @@ def _digests(table: pa.Table, column: str, job: str) -> Iterator[Digest | None]:
         text = own if isinstance(own, bytes) else str(own).encode()
         name = key.encode()
         yield hashlib.blake2b(
-            b"%d:%d:%b%b" % (number, len(name), name, text), digest_size=DIGEST_BYTES
+            b"%b:%d:%b%b" % (sources[number], len(name), name, text), digest_size=DIGEST_BYTES
         ).digest()
 
 

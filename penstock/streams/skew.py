@@ -1,18 +1,22 @@
 """How far an injector may run ahead of what its consumers have finished (MillWheel 5.2).
 
 An injector that is far ahead fills the bus and the state of joins with what cannot be used yet. What
-consumers have finished shows in the watermarks of the categories they write.
+consumers have finished shows in the watermarks of the categories they write. How far the injector is, it
+says itself, or its records do: where the watermark follows event times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.core.system_clock import sleep_ms
-from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Log
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 
 LOOK_EVERY_MS: Millis = 100
 
@@ -42,6 +46,45 @@ def measure_skew(low: Millis, lows: dict[str, Millis], *, first: Millis, skew_ma
     slowest = lows[category] if lows[category] > LOW_MIN else first
     spread = 0 if low >= LOW_MAX or low <= LOW_MIN or slowest >= LOW_MAX else max(0, low - slowest)
     return Skew(low=low, slowest=slowest, category=category, spread_ms=spread, skew_max_ms=skew_max_ms)
+
+
+class EventTimes:
+    """How far each partition of an event-time category is by what was sent to it."""
+
+    def __init__(self, spec: CategorySpec) -> None:
+        self._spec = spec
+        self._newest: dict[int, Millis] = {}
+        self.are_watermark = spec.watermark == "event_time"
+
+    def add(self, batches: Mapping[int, pa.RecordBatch], *, now_ms: Millis) -> None:
+        """These were sent. Records from the future become dead letters and move no watermark."""
+        if not self.are_watermark:
+            return
+        latest = now_ms + self._spec.ahead_max_ms if self._spec.ahead_max_ms else LOW_MAX
+        for partition, batch in batches.items():
+            newest = max((time for time in self._times(batch) if time <= latest), default=LOW_MIN)
+            self._newest[partition] = max(newest, self._newest.get(partition, LOW_MIN))
+
+    def low(self, partitions: Iterable[int]) -> Millis:
+        """The low of that of these partitions which is least far: what goes there may be what all wait for.
+
+        The watermark is that of the slowest partition. One to which nothing was sent yet is not ahead.
+        """
+        newest = min((self._newest.get(partition, LOW_MIN) for partition in partitions), default=LOW_MIN)
+        return newest if newest <= LOW_MIN else newest - self._spec.lateness_ms
+
+    def _times(self, batch: pa.RecordBatch) -> Iterable[Millis]:
+        column = self._spec.ts_column
+        if not column:
+            yield from batch.column("_ts").to_pylist()
+            return
+        for value in batch.column("_value").to_pylist():
+            try:
+                found = msgspec.json.decode(value).get(column)
+            except (msgspec.MsgspecError, UnicodeError, TypeError, AttributeError):
+                continue  # its readers put it aside
+            if isinstance(found, int):
+                yield found
 
 
 class SkewLimit:

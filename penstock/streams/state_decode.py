@@ -7,18 +7,21 @@ keys of maps as text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from penstock.streams.bus.log import LOW_MIN
 from penstock.streams.operators.aggregates import KEY
 from penstock.streams.operators.blocks import INDEX, table_of
 from penstock.streams.record_names import PREFIX, is_of_ids
+from penstock.streams.windows import RANK, Firing
 
 _IN_BLOCKS = ("aggregate", "partial", "combine")
 _SIDES = ("left", "right")
+_Sessions = tuple[list[str], list[list[Any]], dict[str, Any]]
 
 
 def is_in_blocks(computation: Mapping[str, Any]) -> bool:
@@ -27,15 +30,20 @@ def is_in_blocks(computation: Mapping[str, Any]) -> bool:
     return computation.get("operator") in _IN_BLOCKS and window.get("kind") != "session"
 
 
-def decode_state(computation: Mapping[str, Any], name: str, value: bytes) -> dict[str, Any]:
-    """{"state": …}, and with `problem` if it is not what the plan says: then the state is its bytes."""
+def decode_state(
+    computation: Mapping[str, Any], name: str, value: bytes, columns: Sequence[str] = ()
+) -> dict[str, Any]:
+    """{"state": …}, and with `problem` if it is not what the plan says: then the state is its bytes.
+
+    `columns`: of what the job produces, for operators that keep records as they give them.
+    """
     if is_of_ids(name):
         return {"state": {"record_ids": name.removeprefix(PREFIX)}}
     try:
         if is_in_blocks(computation):
             return {"state": _block_summary(name, value)}
-        return {"state": shown(_decoded(computation, value))}
-    except (msgspec.DecodeError, msgspec.ValidationError, pa.ArrowException, ValueError, TypeError) as error:
+        return {"state": shown(_decoded(computation, value, columns))}
+    except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
         return {"state": shown(value), "problem": f"it is not what the job's plan says: {error}"}
 
 
@@ -71,18 +79,33 @@ def shown(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _decoded(computation: Mapping[str, Any], value: bytes) -> Any:
+def _decoded(computation: Mapping[str, Any], value: bytes, columns: Sequence[str]) -> Any:
     operator = computation.get("operator")
     if operator == "join":
         return {"waiting": [_joined(computation, row) for row in _listed(value)]}
     if operator == "aggregate":
-        names, rows, long = msgspec.msgpack.decode(
-            value, type=tuple[list[str], list[list[Any]], dict[str, Any]]
-        )
-        return {"sessions": [dict(zip(names, row, strict=True)) for row in rows], **long}
+        if Firing(**computation.get("firing") or {}).is_plain:
+            return _sessions(msgspec.msgpack.decode(value, type=_Sessions))
+        new, given = msgspec.msgpack.decode(value, type=tuple[_Sessions, _Sessions])
+        return {"new": _sessions(new), "given": _sessions(given)}
+    if operator == "dedup":
+        until, rows = msgspec.msgpack.decode(value, type=tuple[int, list[list[Any]]])
+        waiting = [{"ts": ts, "record": dict(zip(columns, own, strict=True))} for ts, *own in rows]
+        return {"given_until": None if until == LOW_MIN else until, "waiting": waiting}
+    if operator == "top":
+        names = [name for name in columns if name != RANK]
+        rows = msgspec.msgpack.decode(value, type=list[list[Any]])
+        return {"top": [{RANK: n, **dict(zip(names, row, strict=True))} for n, row in enumerate(rows, 1)]}
     if computation.get("vectorised"):
-        return dict(zip(computation.get("state") or {}, _listed(value), strict=True))
+        names, values = list(computation.get("state") or {}), _listed(value)
+        missing = len(names) - len(values)  # columns that were added since
+        return dict(zip(names, [*values, *([None] * missing)], strict=True))
     return msgspec.msgpack.decode(value, type=dict[str, Any])
+
+
+def _sessions(stored: _Sessions) -> dict[str, Any]:
+    names, rows, long = stored
+    return {"sessions": [dict(zip(names, row, strict=True)) for row in rows], **long}
 
 
 def _joined(computation: Mapping[str, Any], row: Any) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class KeptJob:
         return found
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of what it produces: an operator has one stream."""
+        return tuple(str(name) for output in self.config["outputs"][:1] for name, _ in output["columns"])
+
+    @property
     def partitions(self) -> int:
         """How many intervals it has."""
         return int(self.config["partitions"])
@@ -241,7 +246,8 @@ def state_json(job: KeptJob, partition: int, found: ScannedState) -> dict[str, A
     line: dict[str, Any] = {"partition": partition, "key": found.key}
     if found.value is None:
         return {**line, "state": None, "bytes": 0, "problem": found.damage}
-    return {**line, "bytes": len(found.value), **decode_state(job.computation, found.key, found.value)}
+    told = decode_state(job.computation, found.key, found.value, job.columns)
+    return {**line, "bytes": len(found.value), **told}
 
 
 def timer_json(partition: int, found: ScannedTimer) -> dict[str, Any]:

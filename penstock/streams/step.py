@@ -11,7 +11,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OffsetAhead, RowsOlderThanBus
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from penstock.streams.rows.row_changes import name_of
-from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
+from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, counter_name
 
 # A stateless step's sequence is the input offset and the index among the records made of that input record.
 INDEX_BITS = 16
@@ -171,7 +171,7 @@ def _bus_ahead(
 ) -> RowsOlderThanBus | None:
     for partition, last in published.items():
         if producer == ref.birth:  # stateful: sequences are counted by the outbox
-            known = row.next_seq.get(f"{output.birth}:{partition}", 1) - 1
+            known = row.next_seq.get(counter_name(output.birth, partition, in_life=False), 1) - 1
         else:  # stateless: sequences are input offsets, committed or promised by an intent
             _, promised = (row.intent.ranges if row.intent else {}).get(birth, (0, 0))
             known = (max(row.offsets.get(birth, 0), promised) + 1 << INDEX_BITS) - 1

@@ -23,10 +23,17 @@ def logic_of(
 
     If the plan says that records have ids of their own, those whose id came before are left out.
     """
-    logic, ids = _logic(task, partition, make), task.plan["computation"].get("ids")
+    computation = task.plan["computation"]
+    logic, ids = _logic(task, partition, make), computation.get("ids")
     if ids is None:
         return logic
-    return DropRepeated(logic, column=ids["column"], slack_ms=ids["slack_ms"], filters=filters)
+    return DropRepeated(
+        logic,
+        column=ids["column"],
+        slack_ms=ids["slack_ms"],
+        filters=filters,
+        inputs=[name for name, _ in computation.get("inputs", ())],
+    )
 
 
 def _logic(

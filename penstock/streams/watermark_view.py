@@ -49,7 +49,7 @@ class WatermarkView:
     ) -> dict[str, Any]:
         """The watermarks of a category, or of what a job or a pipeline writes; without a subject of all that
         nobody reads. With everything upstream, and who holds each back. `percent`: also the low that so many
-        per cent have reached, which is kept and only rises.
+        per cent have reached, by records (`percentile_low`), which is kept and only rises.
         """
         streaming = [job for job in jobs if job.config["kind"] in ("stateless", "stateful")]
         asked = self._asked(streaming, subject)
@@ -102,12 +102,12 @@ class WatermarkView:
         categories = {found.spec.name: found for found in self._log.categories() if found.spec.name in names}
         ends = {name: self._log.end_offsets(name) for name in categories}
         intervals: dict[Place, IntervalLow] = {}
-        producers: dict[str, Place] = {}
+        producers: dict[str, tuple[Place, int]] = {}
         reached: dict[str, dict[int, Millis]] = {}
         for job in jobs:
             sources = [categories[i["category"]] for i in job.config["inputs"] if i["category"] in categories]
             for partition in range(job.config["partitions"]):
-                producers |= _producers(job, sources, partition)
+                producers |= _producers(job, sources, ends, partition)
                 with suppress(
                     IntervalMissing, Fenced
                 ):  # its plan is just making it, or somebody takes it over
@@ -117,7 +117,7 @@ class WatermarkView:
                         known = reached.setdefault(source.category, {})
                         known[partition] = max(source.low, known.get(partition, LOW_MIN))
         lows = {
-            name: self._category(found, producers, reached.get(name, {}))
+            name: self._category(found, producers, reached.get(name, {}), ends[name])
             for name, found in categories.items()
         }
         return Topology(categories=lows, intervals=intervals)
@@ -161,23 +161,29 @@ class WatermarkView:
         return InputLow(category=spec.name, low=low, waiting=max(0, end - position))
 
     def _category(
-        self, found: Category, producers: Mapping[str, Place], reached: Mapping[int, Millis]
+        self,
+        found: Category,
+        producers: Mapping[str, tuple[Place, int]],
+        reached: Mapping[int, Millis],
+        ends: Sequence[int],
     ) -> CategoryLow:
         spec, low = found.spec, self._log.watermark(found.spec.name)
         partitions: tuple[Millis, ...] = ()
         if spec.watermark == "event_time" and low < LOW_MAX:
             partitions = tuple(reached.get(number, LOW_MIN) for number in range(spec.partitions))
             low = min(partitions)
-        registered = self._log.producers(spec.name)
+        registered, outside = self._log.producers(spec.name), (None, 0)
         return CategoryLow(
             name=spec.name,
             kind=spec.watermark,
             low=low,
             producers=tuple(
-                ProducerLow(name=name, low=at, place=producers.get(name))
+                ProducerLow(name=name, low=at, place=place, records=records)
                 for name, at in sorted(registered.items())
+                for place, records in [producers.get(name, outside)]
             ),
             partitions=partitions,
+            records=tuple(ends) if partitions else (),
             lateness_ms=spec.lateness_ms,
             idle_after_ms=spec.idle_after_ms,
         )
@@ -205,14 +211,19 @@ def _written(config: Mapping[str, Any]) -> list[str]:
     return [output["category"] for output in config["outputs"] if not is_dead(output["stream"])]
 
 
-def _producers(job: RunningJob, sources: Sequence[Category], partition: int) -> dict[str, Place]:
+def _producers(
+    job: RunningJob, sources: Sequence[Category], ends: Mapping[str, Sequence[int]], partition: int
+) -> dict[str, tuple[Place, int]]:
+    """Who writes for an interval, and how many records came to what each of them reads."""
     kind, lineage = job.config["kind"], job.config["lineage"]
-    return {
-        producer_of(
+    records: dict[str, int] = {}
+    for source in sources:
+        name = producer_of(
             job_birth=job.birth, kind=kind, lineage=lineage, input_birth=source.birth, partition=partition
-        ): (job.name, partition)
-        for source in sources
-    }
+        )
+        there = ends[source.spec.name][partition : partition + 1]
+        records[name] = records.get(name, 0) + sum(there)
+    return {name: ((job.name, partition), count) for name, count in records.items()}
 
 
 def _answer(topology: Topology, name: str, now_ms: Millis) -> dict[str, Any]:

@@ -104,6 +104,14 @@ def duration_ms(text: object) -> int:
     return found
 
 
+def duration_text(ms: int) -> str:
+    """A length of time for people, exactly: "10 s", "90 s", "1 h"."""
+    for unit, size in reversed(_UNITS.items()):
+        if ms % size == 0 and ms:
+            return f"{ms // size} {'min' if unit == 'm' else unit}"
+    return "0 s"
+
+
 def offset_ms(text: object) -> int:
     """As `duration_ms`, and 0 and "0s" too."""
     is_nothing = (isinstance(text, int) and text == 0) or re.fullmatch(r"\s*0\s*[A-Za-z]+\s*", str(text))

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from penstock.core.clock import Clock, Millis
-from penstock.jobs.config import COMMAND_FIELD
+from penstock.jobs.config_rules import COMMAND_FIELD
 from penstock.tasks.memory_groups import MemoryGroup, MemoryGroups
 from penstock.tasks.process_logs import LogPump, RotatedFile
 from penstock.tasks.runner import RunState, RunStatus

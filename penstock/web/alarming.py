@@ -17,6 +17,7 @@ from penstock.resources.alarm_sender import AlarmSender, Refusal
 from penstock.resources.alarm_service import AlarmService
 from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.alarm_watch import AlarmWatch
+from penstock.resources.behind_low import BehindLow
 from penstock.resources.levels import LoopTrouble
 from penstock.web.notifying import routes_of
 
@@ -38,6 +39,7 @@ class Alarming:
             plane.fleet,
             plane.journal,
             lambda: _troubles(loops()),
+            BehindLow(store.alarms),
             rest=partial(sleep_ms, REST_MS),
         )
         sources = {

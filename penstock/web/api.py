@@ -6,6 +6,7 @@ Routes are plain functions, which FastAPI runs beside its event loop; only uploa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -16,6 +17,7 @@ from penstock.web.alarm_routes import add_alarm_reads, add_alarm_writes
 from penstock.web.answers import answer_problems
 from penstock.web.beat_lane import BeatLane
 from penstock.web.container_routes import add_container_routes
+from penstock.web.dashboard import Dashboard
 from penstock.web.doctor import add_doctor_routes
 from penstock.web.events import EventHub
 from penstock.web.fast_lane import FastLane
@@ -33,10 +35,22 @@ from penstock.web.origin import CheckOrigin
 from penstock.web.overview import Overview
 from penstock.web.patch_lane import PatchLane
 from penstock.web.policy_routes import add_policy_routes
+from penstock.web.replies import describe_problems
 from penstock.web.server import PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
 from penstock.web.watermarks import add_watermark_routes
+
+
+class _Api(FastAPI):
+    """FastAPI's application, whose routes name the one form of all refusals instead of carrying it."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            describe_problems(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
 
 OPEN_ROUTES = frozenset({f"{PREFIX}/health"})
 
@@ -51,7 +65,7 @@ def build_api(
     front_secret: str = "",
 ) -> FastAPI:
     """The application over one control plane; `names` are what callers may call its host besides loopback."""
-    app = FastAPI(
+    app = _Api(
         title="Penstock",
         version="1",
         openapi_url=None,  # our own route, behind a verb
@@ -99,6 +113,7 @@ def build_api(
     app.add_middleware(BeatLane, prefix=PREFIX, guard=guard, plane=plane)
     app.add_middleware(PatchLane, prefix=PREFIX, guard=guard, desk=plane)
     app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
+    app.add_middleware(Dashboard)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)
     return app

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from penstock.app import ControlPlane
 from penstock.core.errors import PenstockError
 from penstock.core.token_store import Caller
 from penstock.jobs.job_service import Patch
@@ -29,6 +28,9 @@ from penstock.web.guard import Guard
 from penstock.web.pools import WRITES, Reads
 from penstock.web.problems import NeedsVersion
 from penstock.web.replies import WRITING, problems
+
+if TYPE_CHECKING:
+    from penstock.app import ControlPlane  # the scribe writes layers, and starts sooner without the rest
 
 LAYER = "/jobs/{name}/layers/{layer}"
 

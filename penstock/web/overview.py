@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from penstock.app import ControlPlane
 from penstock.core.clock import Clock, Millis
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_view import JobView
@@ -20,6 +19,9 @@ from penstock.resources.metrics import JobLoad
 from penstock.tasks.container_store import ContainerState
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import TaskReport
+
+if TYPE_CHECKING:
+    from penstock.app import ControlPlane  # the front reads pages, and starts sooner without the rest
 
 REPORTS_MS: Millis = 100
 ENCODED_MAX = 10_000
@@ -202,6 +204,7 @@ def _line_start(view: JobView) -> dict[str, Any]:
         "package": (running.config if running else config).get("package") or {},
         "plan": view.plan.step if view.plan else "",
         "problem": view.problem or (view.quarantine.reason if view.quarantine else ""),
+        "guarantees": view.guarantees,
     }
 
 

@@ -70,6 +70,7 @@ class JobLine(_Reply):
     package: dict[str, Any]
     plan: str
     problem: str
+    guarantees: list[str]
     scaler: str
     load: Load | None
     tasks: list[TaskLine]
@@ -118,6 +119,7 @@ class Job(_Reply):
     expected_version: int
     layers: list[Layer]
     config: dict[str, Any]
+    guarantees: list[str]
     problem: str
     provenance: dict[str, Provenance]
     is_in_sync: bool
@@ -405,10 +407,19 @@ class LogText(_Reply):
 Responses = dict[int | str, dict[str, Any]]
 
 
+# By name: with a model in each, building the API takes twice as long. `describe_problems` says what it is.
+_A_PROBLEM = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+
+
+def describe_problems(description: dict[str, Any]) -> None:
+    """Add what every refusal looks like to a description of the API."""
+    description["components"]["schemas"][Problem.__name__] = Problem.model_json_schema()
+
+
 def problems(*statuses: int) -> Responses:
     """How a route's refusals are described; each may refuse the token, the role, the input, the rate."""
     return {
-        status: {"model": Problem, "content": {PROBLEM: {}}, "description": DESCRIPTIONS[status]}
+        status: {"content": {PROBLEM: {"schema": _A_PROBLEM}}, "description": DESCRIPTIONS[status]}
         for status in sorted({*EVERY_ROUTE, *statuses})
     }
 

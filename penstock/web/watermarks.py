@@ -33,7 +33,7 @@ def add_watermark_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -
         caller: Caller = guard.allow("category.read"),
     ) -> Response:
         """Watermarks of a category, or of what a job or a pipeline writes, and who holds each back; with
-        `percent` also the low that so many per cent of its producers have reached.
+        `percent` also the low that so many per cent of its producers have reached, each by its records.
         """
         return answer(watermarks_of(plane, subject or "", percent))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from penstock.cli import main as cli
 from penstock.cli.connection import connect
@@ -26,7 +25,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
     }
 
 
-COMMANDS = commands_of(get_command(cli.app))
+COMMANDS = commands_of(cli.program())
 SILENT = {("up",), ("container", "run"), ("lend",), ("run",)}  # they run until they are stopped
 
 
@@ -204,6 +203,7 @@ def test_there_are_these_commands():
         "container ls",
         "container run",
         "container uncordon",
+        "dashboard",
         "doctor",
         "explain",
         "inject",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,22 @@ def test_a_task_is_its_job_and_index():
     assert split_task("demo.tick/12") == ("demo.tick", 12)
 
 
+def await_still(cli: Run) -> None:
+    """Wait until no shard has moved for two seconds: a container that was drained before is being filled."""
+    seen: list[tuple[float, Any]] = []
+
+    def is_still() -> bool:
+        rows = cli("shard", "ls", "-o", "json").json
+        now = [(row["shard"], row["container"], row["target"]) for row in rows]
+        if not seen or seen[-1][1] != now:
+            seen.append((time.monotonic(), now))
+        return time.monotonic() - seen[-1][0] > 2
+
+    wait(is_still)
+
+
 def test_shards_are_listed_explained_and_moved(cli: Run):
+    await_still(cli)
     rows = cli("shard", "ls", "-o", "json").json
     assert len(rows) == 64
     shard = next(str(row["shard"]) for row in rows if row["container"] == "c1" and not row["target"])

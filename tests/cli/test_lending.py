@@ -17,11 +17,14 @@ from penstock.tasks.lending import AGAIN_MS
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
 
+# Whole ways there and back, and two that write at once, on both stores; the rest is decided before anything is written.
+on_both_stores = pytest.mark.parametrize("clusters", ["sqlite", "postgres"], indirect=True)
 
-@pytest.fixture(params=["sqlite", "postgres"])
+
+@pytest.fixture
 def clusters(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clusters]:
     databases = ("", "")
-    if request.param == "postgres":
+    if getattr(request, "param", "sqlite") == "postgres":
         server = request.getfixturevalue("postgres")
         databases = server.new_database(), server.new_database()
     with two_clusters(tmp_path, databases) as found:
@@ -57,6 +60,7 @@ def lent(clusters: Clusters) -> str:
     return name
 
 
+@on_both_stores
 def test_a_container_goes_to_the_cluster_that_is_short_and_comes_back(short: Clusters):
     """Plan: one is lent, drained first, works for b, is seen to be borrowed; then b needs less and it goes home.
     Nothing is left behind, and both journals say why.
@@ -109,6 +113,7 @@ def test_a_container_goes_to_the_cluster_that_is_short_and_comes_back(short: Clu
     assert issued and all(row.revoked_ms for row in issued), "what was issued for it opens nothing any more"
 
 
+@on_both_stores
 def test_an_owner_in_need_gets_its_own_back(short: Clusters):
     short.lender().round()
     name = lent(short)
@@ -128,6 +133,7 @@ class Died(Exception):
     """The loop was killed."""
 
 
+@on_both_stores
 @pytest.mark.parametrize("after", ["expect", "lend"])
 def test_a_loop_that_dies_between_its_steps_is_followed_by_one_that_goes_on(
     short: Clusters, monkeypatch: pytest.MonkeyPatch, after: str
@@ -163,6 +169,7 @@ def test_a_loop_that_never_comes_back_leaves_a_finished_transfer(short: Clusters
     short.until("it works for b", lambda: short.is_at(name, "b"))
 
 
+@on_both_stores
 def test_an_expected_container_that_nobody_sent_is_forgotten(short: Clusters):
     short.planes["b"].plane.lending.expect("a1", lender="a", owner="a", version=0, reason="x", actor="lender")
     calm(short, "b")
@@ -172,6 +179,7 @@ def test_an_expected_container_that_nobody_sent_is_forgotten(short: Clusters):
     assert short.told("b", "a1")[-1].startswith("not here any more")
 
 
+@on_both_stores
 @pytest.mark.parametrize("state", ["asked", "draining", "ordered"])
 def test_a_way_that_takes_too_long_ends_where_it_began(short: Clusters, state: str):
     """Plan: its host falls silent in this state; the loop lets it stay, and it takes shards."""
@@ -201,6 +209,7 @@ def test_a_way_that_takes_too_long_ends_where_it_began(short: Clusters, state: s
     assert short.is_at(name, "a")
 
 
+@on_both_stores
 def test_two_loops_at_once_do_no_harm(short: Clusters):
     """Plan: both look, then both act. Of two that lend one container, one is told that it lost."""
     lenders = [short.lender(), short.lender()]

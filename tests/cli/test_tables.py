@@ -138,6 +138,7 @@ def a_view(**changes: Any) -> dict[str, Any]:
         "expected_version": 5,
         "problem": EVIL,
         "config": config,
+        "guarantees": [EVIL],
         "provenance": provenance,
         "layers": [layer],
         "tasks": [{**TASK, "error": EVIL + "\nsecond line"}],
@@ -255,6 +256,15 @@ def test_a_job_shows_each_field_with_the_layer_that_decided_it():
     assert "slo.lag_s 3 default" in text and "inputs queries (earliest) provisioner" in text
     assert "outputs counts (out, 6) default" in text and "labels none default" in text
     assert "second line" not in text
+
+
+def test_a_job_shows_what_it_promises():
+    for promises in ([], ["dedup off: at least once"], ["weak productions: at least once", "poison skip"]):
+        text = " ".join(
+            plain(shown(tables.job_tables(a_view() | {"guarantees": promises}), width=160)).split()
+        )
+        assert text.count("promise:") == len(promises)
+        assert all(f"promise: {promise}" in text for promise in promises)
 
 
 def test_an_error_has_three_parts_one_under_the_other():

@@ -27,6 +27,7 @@ from penstock.web.api import build_api
 from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, Listening, bind
 from tests.builders import CODE, PACKAGE
+from tests.ready import ready_folder
 from tests.tidy_rules import ROOT
 from tests.web.world import tables_of
 
@@ -115,7 +116,7 @@ def a_world(folder: Path) -> Iterator[World]:
     # Commands run in this process too: what the control plane logs is not what they say.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with bind(Listening()) as listener:
-        plane = ControlPlane(Settings(folder=folder, sync_ms=50, sync_gap_ms=0))
+        plane = ControlPlane(Settings(folder=ready_folder(folder), sync_ms=50, sync_gap_ms=0))
         plane.packages.put(PACKAGE, CODE)
         write_tokens(plane, folder)
         server = ApiServer(build_api(plane, rate=RateLimit(100_000)), listener).start()

@@ -17,6 +17,7 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.postgres_rows import PostgresRows
 from penstock.streams.rows.row_store import (
+    LIFE_SEQ,
     Changes,
     Intent,
     IntervalRef,
@@ -126,6 +127,17 @@ def test_an_old_token_neither_reads_nor_writes(rows: RowStore, owned: IntervalRo
         with pytest.raises(Fenced):
             call()
     assert rows.peek(REF) == new
+
+
+def test_what_is_sent_under_the_name_of_a_life_has_a_counter_of_its_own(
+    rows: RowStore, owned: IntervalRow
+) -> None:
+    row = commit(rows, owned, outbox=(an_outbox_row(), an_outbox_row(first=LIFE_SEQ + 1, count=3)))
+    assert row.next_seq == {"o1:0": 3, "o1:0~": LIFE_SEQ + 4}
+    row = commit(rows, row, outbox=(an_outbox_row(first=LIFE_SEQ + 4), an_outbox_row(first=3, count=1)))
+    assert row.next_seq == {"o1:0": 4, "o1:0~": LIFE_SEQ + 6} and rows.peek(REF) == row
+    stored = rows.snapshot(REF, token=row.token, keys=(), timers_up_to=0)
+    assert [out.in_life for out in stored.outbox] == [False, True, True, False]
 
 
 def test_a_step_is_written_whole(rows: RowStore, owned: IntervalRow) -> None:

@@ -1,10 +1,12 @@
 """A storm on real Spark: records without pause, a fault every few seconds, and in the end every count compared.
 
 `python -m tests.e2e.storm --minutes 10 --seed 1`: kill -9 of Python workers, of the JVM, of an engine, of a
-whole container; a container frozen beyond its lease and woken; rescaling 1 → 4 → 2 → 6; releases; a restart of
-the database. A quarter of the faults do not wait until the one before is over. Two pipelines are under it:
-Zeitgeist (window counter, model calculator, spike and dip detector; its counts go to a sink too), and a join of
-what was asked with clicks.
+whole container; a container frozen beyond its lease and woken; rescaling 1 → 4 → 2 → 6; releases that change what
+one job hands to the next; a restart of the database, which has the control plane's tables and, with
+`--rows postgres`, the state of the jobs. A quarter of the faults do not wait until the one before is over. Two
+pipelines are under it: Zeitgeist (window counter, model calculator, spike and dip detector; its counts go to a
+sink too), and a join of what was asked with clicks. A few of the queries come seconds after their time is over:
+they are dropped and counted, each once.
 """
 
 from __future__ import annotations
@@ -45,15 +47,20 @@ PARTITIONS = 6
 RECORDS_PER_SECOND = 400
 FROZEN_S = 14  # the lease is over after 8 s, fail-over comes after 12 s
 RECOVERY_S_MAX = 120
+ROWS_RECOVERY_S_MAX = 240  # without the server of the rows all tasks end, and they start at once
 QUERIES = 50
 TRIGGER_MS = 2_000  # nine jobs of up to six tasks: a batch a second of each would be more than two cores have
+LATE_PER_SECOND, LATE_S = 3, 3  # so many queries come so late
+CONNECTIONS_MAX = 300  # each worker of Spark and each query's planner keeps one to the rows
 COUNT, COUNTS = "anomalies.window_counter", "query_counts"
+MODELS = "anomalies.model_calculator"
 DETECTOR, ANOMALIES = "anomalies.spike_dip_detector", "anomalies"
 COLUMNS = ("--columns", "query:string,lang:string,ts:bigint", "--ts", "ts", "--watermark", "injector")
 CLICKS = ("--columns", "query:string,click:bigint,ts:bigint", "--ts", "ts", "--watermark", "injector")
 PAIRS, PAIRED, PAIRED_JOB = Path(__file__).parent / "pairs_pipeline.py", "query_clicks", "pairs.paired"
 CLICKS_PER_SECOND, JOIN_MS = 10, 500
-JOBS, OUTPUTS = (COUNT, DETECTOR, PAIRED_JOB), (COUNTS, ANOMALIES, PAIRED)
+ONE_COLUMN, OTHER_COLUMNS = '.select("lower(query) AS query")', '.select("lower(query) AS query", "lang")'
+JOBS, OUTPUTS = (COUNT, MODELS, DETECTOR, PAIRED_JOB), (COUNTS, ANOMALIES, PAIRED)
 
 
 def asked(second: int, n: int) -> str:
@@ -81,10 +88,12 @@ class Storm:
     server: PostgresServer
     seed: int
     folder: Path
+    has_rows: bool  # the state of the jobs is on the server too
     blows: list[Blow] = field(default_factory=list)
     lows: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in OUTPUTS})
     anomalies: int = 0
     clicks: list[tuple[int, str]] = field(default_factory=list)  # (ts, query), by number
+    late: int = 0  # queries that were sent behind the low
     _over: threading.Event = field(default_factory=threading.Event)
     _errors: list[BaseException] = field(default_factory=list)
 
@@ -125,6 +134,7 @@ class Storm:
         self._assert_in_order()
         self._assert_anomalies()
         self._assert_paired()
+        self._assert_late()
         for name, lows in self.lows.items():
             assert lows == sorted(lows), f"the watermark of {name} went back"
 
@@ -164,13 +174,17 @@ class Storm:
             # Results of what was injected after the fault.
             goal, log = max(low, self._injected_low()) + 1000, self.platform.log
             is_past = lambda: min(map(log.watermark, OUTPUTS)) >= goal - JOIN_MS  # noqa: E731
-            recovered = self.platform.wait(f"results after: {what}", is_past, seconds=RECOVERY_S_MAX)
+            recovered = self.platform.wait(f"results after: {what}", is_past, seconds=self._patience_s)
         self.blows.append(Blow(at_s, what, recovered))
         say(
             f"{at_s:6.1f} s  {what}"
             + ("" if recovered is None else f": results again after {recovered:.1f} s")
         )
         time.sleep(rng.uniform(0, 2))
+
+    @property
+    def _patience_s(self) -> float:
+        return ROWS_RECOVERY_S_MAX if self.has_rows else RECOVERY_S_MAX
 
     def _injected_low(self) -> int:
         return self.platform.injected[-1][0] * 1000
@@ -202,7 +216,22 @@ class Storm:
             self.clicks += zip(stamps, texts, strict=True)
             self._clicker.publish([str(first + n) for n in range(len(values))], stamps, values)
             self._clicker.report_low(low + 1000, now_ms=time.time_ns() // 1_000_000)
-        self.platform.inject(self._injector, seconds=seconds, per_second=RECORDS_PER_SECOND, asked=asked)
+            self._inject_late(second)
+            self.platform.inject(
+                self._injector, seconds=range(second, second + 1), per_second=RECORDS_PER_SECOND, asked=asked
+            )
+
+    def _inject_late(self, second: int) -> None:
+        """Queries of a second that is over: the low said so two reports ago."""
+        if second <= LATE_S:
+            return
+        stamps = [(second - LATE_S) * 1000 + n * 331 for n in range(LATE_PER_SECOND)]
+        values = [
+            json.dumps({"query": f"query {(second + n) % QUERIES}", "lang": "en", "ts": ts}).encode()
+            for n, ts in enumerate(stamps)
+        ]
+        self._injector.publish([f"late {n}" for n in range(LATE_PER_SECOND)], stamps, values)
+        self.late += len(stamps)
 
     def _watch(self) -> None:
         while not self._over.wait(0.2):
@@ -239,6 +268,22 @@ class Storm:
             expected.update((click, ts) for ts in near or [None])
         assert found == expected, (len(found), len(expected), list((found - expected).items())[:5])
 
+    def _assert_late(self) -> None:
+        """Both who read the queries dropped each late one, and counted it once whatever died."""
+        assert self.late > 0
+        for job in (COUNT, PAIRED_JOB):
+            counted: list[int] = []
+
+            def is_counted(job: str = job, counted: list[int] = counted) -> bool:
+                tasks = self.platform.running(job)
+                counted.append(int(sum(task["metrics"].get("late", 0) for task in tasks)))
+                return len(tasks) == self.platform.line(job)["task_count"] and counted[-1] == self.late
+
+            try:
+                self.platform.wait(f"{self.late} late ones in {job}", is_counted, seconds=30)
+            except AssertionError as error:
+                raise AssertionError(f"{job} counted {counted[-1:]} late ones of {self.late}") from error
+
     def _assert_in_order(self) -> None:
         """Seconds of one query were reported in their order: its timers fired so."""
         for category in (COUNTS, ANOMALIES):
@@ -256,7 +301,7 @@ class Storm:
         self.platform.wait(
             "somebody to hit",
             lambda: found.update(task["container"] for task in self.platform.running(job)) or found,
-            seconds=RECOVERY_S_MAX,
+            seconds=self._patience_s,
         )
         return rng.choice(sorted(found))
 
@@ -294,35 +339,42 @@ class Storm:
     def _rescale(self, rng: random.Random) -> str:
         tasks = next(self._rescales)
         for job in JOBS:
-            count = min(tasks, 2) if job == DETECTOR else tasks  # three times six are too many for two cores
+            # Four times six are too many for two cores.
+            count = min(tasks, 2) if job in (DETECTOR, MODELS) else tasks
             said = self.platform.cli("oncall", "set", job, f"task_count={count}", "--why", "storm")
             assert said.returncode == 0, said.stderr
         return f"rescale to {tasks} tasks"
 
     def _release(self, rng: random.Random) -> str:
+        """New code. Every other release hands one column more to the window counter, in another category."""
         self._releases += 1
+        columns = OTHER_COLUMNS if self._releases % 2 == 0 else ONE_COLUMN
         shutil.copy(ZEITGEIST / "pipeline.py", self.folder)  # the next one imports it
         for source, more in ((ZEITGEIST / "anomalies.py", f"counted.sink({COUNTS!r})"), (PAIRS, "")):
             path = self.folder / source.name
-            path.write_text(f"{source.read_text()}\n{more}\nRELEASE = {self._releases}\n")
+            text = source.read_text().replace(ONE_COLUMN, columns)
+            path.write_text(f"{text}\n{more}\nRELEASE = {self._releases}\n")
             said = self.platform.cli("submit", str(path), "--version", str(self._releases))
             assert said.returncode == 0, said.stderr
-        return f"release {self._releases}"
+        return f"release {self._releases}, with{'' if columns == OTHER_COLUMNS else 'out'} a further column"
 
     def _restart_database(self, rng: random.Random) -> str:
         self.server.restart()
-        return "restart of PostgreSQL"
+        return f"restart of PostgreSQL{' with the rows' if self.has_rows else ''}"
 
 
 @contextmanager
-def storm(folder: Path, *, seed: int) -> Iterator[Storm]:
-    """A platform on PostgreSQL to storm over; nothing of it is left afterwards."""
+def storm(folder: Path, *, seed: int, rows: str = "sqlite") -> Iterator[Storm]:
+    """A platform on PostgreSQL to storm over, its rows there too or on SQLite; nothing of it is left afterwards."""
     with postgres_server() as server:
         environment = {"PENSTOCK_DATABASE": server.new_database()}
+        if rows == "postgres":
+            server.restart_with_connections(CONNECTIONS_MAX)
+            environment["PENSTOCK_ROWS"] = server.new_database()
         platform = Platform(folder / "penstock", containers=CONTAINERS, environment=environment)
         try:
             platform.start()
-            yield Storm(platform, server, seed, folder)
+            yield Storm(platform, server, seed, folder, has_rows=rows == "postgres")
         finally:
             platform.kill()
 
@@ -333,15 +385,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--faults", type=int, default=20, help="at least so many")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", choices=("postgres", "sqlite"), default="postgres", help="where state is")
     options = parser.parse_args()
     console = Console()
     with (
         tempfile.TemporaryDirectory(prefix="storm-") as folder,
-        storm(Path(folder), seed=options.seed) as found,
+        storm(Path(folder), seed=options.seed, rows=options.rows) as found,
     ):
         found.run(seconds=options.minutes * 60, faults_min=options.faults, say=console.print)
         left = found.platform.stop()
-    table = Table(title=f"{len(found.blows)} faults, seed {options.seed}", title_justify="left")
+    where = {"postgres": "on PostgreSQL, as the control plane's tables", "sqlite": "on SQLite"}[options.rows]
+    title = f"{len(found.blows)} faults, seed {options.seed}, rows {where}"
+    table = Table(title=title, title_justify="left")
     for column in ("at", "fault", "results again after"):
         table.add_column(column, justify="left" if column == "fault" else "right")
     for blow in found.blows:
@@ -350,7 +405,8 @@ def main() -> int:
     console.print(table)
     console.print(
         f"{len(found.platform.injected):,} queries, {len(found.clicks):,} clicks; every count, every pair and each "
-        f"of {found.anomalies:,} spikes and dips is there once, seconds in order; no watermark went back"
+        f"of {found.anomalies:,} spikes and dips is there once, seconds in order; {found.late:,} late queries were "
+        "dropped and counted; no watermark went back"
     )
     return 1 if left else 0
 

@@ -5,7 +5,6 @@ To make the tables anew for each of some hundred tests would take most of their 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +16,7 @@ from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_store import LAYER_KINDS, insert_kind
 from penstock.jobs.layers import DEFAULT_LAYERS
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with all tables and no rows, to be copied."""
-    path = tmp_path_factory.mktemp("store") / "store.db"
-    Database(path).close()
-    return path
+from tests.ready import ready_file
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +45,7 @@ def ready_place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str | 
     if request.param == "memory":
         return None
     if request.param == "sqlite":
-        return Path(shutil.copy(request.getfixturevalue("migrated_file"), tmp_path / "store.db"))
+        return ready_file(tmp_path / "store.db")
     return str(request.getfixturevalue("emptied_url"))
 
 

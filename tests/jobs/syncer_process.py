@@ -58,6 +58,12 @@ class DurableTaskLayer:
             rows = sorted(producers_of(birth, config))
             connection.executemany("INSERT OR IGNORE INTO registered VALUES (?, ?)", rows)
 
+    def unread(
+        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
+    ) -> str:
+        self._begin("unread", job)
+        return ""
+
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
         self._begin("fence", job, generation)
         with self._open() as connection:

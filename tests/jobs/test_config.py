@@ -164,6 +164,7 @@ def test_every_field_says_what_a_change_of_it_costs() -> None:
         "state",
     }
     assert fields[Sync.LIVE] == {
+        "backlog",
         "slo",
         "scaler",
         "policies",

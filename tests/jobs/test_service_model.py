@@ -7,7 +7,6 @@ After each the whole of every job, its history and the audit are compared: one r
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -35,6 +34,7 @@ from penstock.jobs.layers import merge_layers
 from tests.jobs.asking import asked, everything
 from tests.jobs.mutants import ForgetsKeys, IgnoresVersions, RemovesInSilence, RestoresAnew
 from tests.jobs.service_model import FULL, ORDER, ServiceModel, merged, real_body
+from tests.ready import ready_file
 
 JOBS = ("demo.a", "demo.b")
 ROOT = Actor(name="root", role="admin")
@@ -298,7 +298,7 @@ EXAMPLES = {"memory": 25, "sqlite": 8, "postgres": 5}
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", EXAMPLES)
 def test_the_service_does_what_the_model_does(
-    store: str, tmp_path: Path, migrated_file: Path, request: pytest.FixtureRequest
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     numbers = iter(range(10**6))
 
@@ -306,7 +306,7 @@ def test_the_service_does_what_the_model_does(
         if store == "memory":
             return None
         if store == "sqlite":
-            return Path(shutil.copy(migrated_file, tmp_path / f"{next(numbers)}.db"))
+            return ready_file(tmp_path / f"{next(numbers)}.db")
         return str(request.getfixturevalue("postgres").new_database())
 
     run_state_machine_as_test(

@@ -31,6 +31,7 @@ def old_place(place: Path | str | None, request: pytest.FixtureRequest) -> Path 
         request.getfixturevalue("postgres").execute("CREATE DATABASE penstock_old")
         url = sa.make_url(place).set(drivername="postgresql+psycopg")
     else:
+        place = place.with_name("old.db")  # `place` has the tables of this version
         url = sa.URL.create("sqlite", database=str(place))
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -69,6 +69,7 @@ class FakeTaskLayer:
     registered: set[tuple[str, str]] = field(default_factory=set)
     fenced: dict[str, int] = field(default_factory=dict)
     stuck: set[str] = field(default_factory=set)
+    unread_of: dict[tuple[str, str], str] = field(default_factory=dict)  # (job, category): why
     looks: dict[tuple[str, int, int], int] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Fail | Lie | Hang] = field(default_factory=dict)
@@ -87,6 +88,12 @@ class FakeTaskLayer:
             self.registered |= set(producers[::2])
             self.point("prepare half-way")
             self.registered |= set(producers)
+
+    def unread(
+        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
+    ) -> str:
+        with self._call("unread", job, config):
+            return self.unread_of.get((job, category), "")
 
     def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
         with self._call("fence", job, config):

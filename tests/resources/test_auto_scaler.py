@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +19,19 @@ from penstock.resources.scaler.memory import ScalerMemory
 from penstock.resources.scaler.observe import Capacity
 from penstock.resources.scaler.shapes import Room
 from tests.builders import ADMIN, ONCALL
+from tests.ready import new_place
 from tests.resources.scaler_stage import Stage, Work
 
 JOB = "demo.count"
 
 
+# The scaler's decisions are made of what it reads, whoever keeps that: one store shows them. What it writes is shown on all.
+on_every_store = pytest.mark.parametrize("stage", ["memory", "sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
-def stage(place: Any) -> Iterator[Stage]:
-    database = Database(place)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    database = Database(new_place(getattr(request, "param", "memory"), request, tmp_path))
     yield Stage(database)
     database.close()
 
@@ -43,6 +49,7 @@ def set_oncall(stage: Stage, **changes: Any) -> None:
     stage.works[JOB].is_patched = True
 
 
+@on_every_store
 def test_a_backlog_gets_more_tasks_within_seconds(stage: Stage):
     """Plan: input of four threads hits one. From the moment the SLO is broken it takes about ten seconds."""
     work = stage.add(Work(JOB, input_rate=steps(at0=50, at30=400)))
@@ -147,6 +154,7 @@ def test_what_did_not_help_is_taken_back_and_not_tried_again(stage: Stage):
     assert "did not help" in stage.entries()[-1].reason
 
 
+@on_every_store
 def test_a_new_control_plane_knows_what_was_done_and_expected(stage: Stage):
     """Plan: after the step up another instance goes on: it judges the step, and takes it back."""
     stage.add(Work(JOB, input_rate=lambda s: 140.0, sink_rate_max=90.0))
@@ -160,6 +168,7 @@ def test_a_new_control_plane_knows_what_was_done_and_expected(stage: Stage):
     assert stage.done() == ["up", "undo"] and "action_ineffective" in stage.alarm_keys()
 
 
+@on_every_store
 def test_of_two_instances_one_acts(stage: Stage):
     stage.add(Work(JOB, input_rate=lambda s: 140.0, sink_rate_max=90.0))
     other = stage.new_scaler()
@@ -171,6 +180,7 @@ def test_of_two_instances_one_acts(stage: Stage):
     assert len([entry for entry in written if entry.actor == "scaler"]) == 2
 
 
+@on_every_store
 def test_a_write_that_somebody_else_was_first_with_is_decided_again(stage: Stage):
     """Plan: a person writes between the look and the write of the scaler, once."""
     stage.add(Work(JOB, input_rate=lambda s: 400.0))
@@ -261,6 +271,7 @@ def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: St
     assert "capacity: cpu" in entry.data["bounds"] and "held by" in entry.reason
 
 
+@on_every_store
 def test_in_seconds_too_privileged_jobs_are_first_and_others_get_a_part(stage: Stage):
     """Plan: both are over their SLO in the same second, and there are cores for nine more tasks."""
     stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
@@ -346,6 +357,7 @@ def test_a_fleet_that_only_advises_or_is_busy_holds_it(stage: Stage):
     assert stage.done() == ["up"]
 
 
+@on_every_store
 def test_a_job_of_the_same_name_is_another_job(stage: Stage):
     stage.add(Work(JOB))
     old = ScalerMemory(birth="an earlier life", thread_rate=7.0, restarts_s=(500.0,))
@@ -356,6 +368,7 @@ def test_a_job_of_the_same_name_is_another_job(stage: Stage):
     assert record.scaler.thread_rate != 7.0 and record.scaler.restarts_s == ()
 
 
+@on_every_store
 def test_a_job_that_is_gone_leaves_nothing(stage: Stage):
     stage.add(Work(JOB))
     stage.run(5)
@@ -365,6 +378,7 @@ def test_a_job_that_is_gone_leaves_nothing(stage: Stage):
     assert stage.scaler.loads == {} and stage.scaler.decisions == {}
 
 
+@on_every_store
 def test_a_damaged_record_costs_its_own_job_only(stage: Stage):
     """Plan: of two jobs that lag one's record is damaged; the other is served, and the first says why not."""
     other = "demo.other"

@@ -14,6 +14,7 @@ from penstock.resources.capacity_manager import CapacityManager
 from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
 from tests.builders import ADMIN, ONCALL, a_body
+from tests.ready import ready_folder
 
 PATIENCE_MS = 60_000
 NOW = 1_790_000_000_000
@@ -25,7 +26,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """A control plane without loops; rounds are run by hand."""
     shared = request.param == "postgres"
     database = request.getfixturevalue("postgres").new_database() if shared else ""
-    plane = ControlPlane(Settings(folder=tmp_path, database=database))
+    plane = ControlPlane(Settings(folder=ready_folder(tmp_path), database=database))
     yield plane, CapacityManager(plane.jobs, plane.fleet, plane.patch_layer, PATIENCE_MS)
     plane.stop()
 

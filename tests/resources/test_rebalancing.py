@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.core.errors import VersionConflict
 from penstock.core.sql_store import Database
 from penstock.resources.policies.round import FleetState
 from tests.builders import ONCALL
+from tests.ready import new_place
 from tests.resources.scaler_stage import Stage, Work
 
 JOB = "demo.count"
@@ -19,9 +21,13 @@ EVEN = (0, 0, 0, 0, 1, 1, 1, 1)
 PARTS = (0.4, 0.2, 0.2, 0.16, 0.01, 0.01, 0.01, 0.01)
 
 
+# The scaler's decisions are made of what it reads, whoever keeps that: one store shows them. What it writes is shown on all.
+on_every_store = pytest.mark.parametrize("stage", ["memory", "sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
-def stage(place: Any) -> Iterator[Stage]:
-    database = Database(place)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    database = Database(new_place(getattr(request, "param", "memory"), request, tmp_path))
     yield Stage(database)
     database.close()
 
@@ -44,6 +50,7 @@ def layer(stage: Stage, name: str = "scaler") -> dict[str, Any]:
     return next((dict(row.body) for row in stage.service.view(JOB).layers if row.layer == name), {})
 
 
+@on_every_store
 def test_hot_partitions_are_dealt_anew_once(stage: Stage):
     work = hot_job(stage)
     assert work.mapping == EVEN
@@ -87,6 +94,7 @@ def test_what_did_not_help_is_undone_once(stage: Stage):
     assert stage.done() == ["rebalance", "undo"]
 
 
+@on_every_store
 def test_another_number_of_tasks_takes_the_deal_back_in_the_same_write(stage: Stage):
     work = hot_job(stage, work={"input_rate": lambda s: 130.0 if s < 900 else 700.0})
     stage.run(900)
@@ -109,6 +117,7 @@ def test_who_set_the_deal_keeps_it(stage: Stage):
     assert stage.works[JOB].mapping == tuple(theirs)
 
 
+@on_every_store
 def test_oncalls_number_of_tasks_outlives_the_scalers_deal(stage: Stage):
     """Plan: three tasks while the scaler's deal is for two. The job runs, evenly, and the deal is back with two."""
     work = hot_job(stage)
@@ -139,6 +148,7 @@ def test_what_holds_a_resize_holds_a_new_deal(stage: Stage, scaler: Any, fleet: 
     assert any(why in entry.reason and "from task 0 to 1" in entry.reason for entry in stage.entries())
 
 
+@on_every_store
 def test_who_wrote_first_wins(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     """Plan: somebody writes between look and patch. Nothing is written, nothing is expected of it."""
     hot_job(stage)

@@ -25,12 +25,13 @@ Columns = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rec:
-    """One record of an input."""
+    """One record of an input. `promised`: behind the low its source has told, and yet not flagged."""
 
     key: str
     ts: int
     values: tuple[Any, ...] = ()
     input: int = 0
+    promised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ class OperatorWorld:
             self.log.report_low(name, producer="source", epoch=1, low=event.low, now_ms=self.clock_ms)
             return
         self._seq += 1
-        late = event.ts < self.log.watermark(name)
+        late = event.ts < self.log.watermark(name) and not event.promised
         own = {c: [v] for (c, _), v in zip(self.inputs[event.input], event.values, strict=True)}
         batch = pa.RecordBatch.from_pydict(
             {"_seq": [self._seq], "_ts": [event.ts], "_key": [event.key], "_late": [late], **own},

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.core.errors import ConfigError, Fenced, StoreUnavailable
+from penstock.core.errors import ConfigError, Fenced, NotYet, StoreUnavailable
 from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, OutboxRow
 
 OUT = {"stream": "out", "category": "out", "partitions": 3, "columns": [["q", "string"]]}
 DEAD = {"stream": "dead", "category": "in.dead", "partitions": 2, "columns": [["reason", "string"]]}
@@ -67,9 +67,15 @@ def test_a_job_that_could_never_be_prepared_can_be_removed(world: World):
     world.plane.retire("j", "b", a_config(), None)
 
 
-def test_a_fenced_owner_can_neither_commit_nor_publish():
-    from penstock.streams.rows.row_store import Changes
+def test_a_job_removed_before_its_plan_was_prepared_has_no_outputs_to_leave():
+    world = World().with_input()
+    world.log.create(CategorySpec(name="out", partitions=3, columns=(("q", "string"),)))
+    world.log.register_producer("out", "another")
+    world.plane.retire("j", "b", a_config(outputs=[OUT, OUT | {"category": "never made"}]), None)
+    assert set(world.log.producers("out")) == {"another"}
 
+
+def test_a_fenced_owner_can_neither_commit_nor_publish():
     world = World().with_input()
     world.plane.prepare("j", "b", a_config())
     old = world.rows.acquire(a_ref(0), generation=1, shard_epoch=7)
@@ -161,3 +167,108 @@ def test_the_largest_input_decides_how_many_intervals_there_are():
     world, config = two_inputs()
     with pytest.raises(ConfigError, match="expects 2 partitions of 'in', 'more'"):
         world.plane.prepare("j", "b", {**config, "partitions": 2})
+
+
+def a_batch(*sequences: int) -> pa.RecordBatch:
+    columns = {
+        "_seq": pa.array(sequences, pa.int64()),
+        "_ts": pa.array([1] * len(sequences), pa.int64()),
+        "_key": pa.array(["k"] * len(sequences)),
+        "_late": pa.array([False] * len(sequences)),
+        "q": pa.array([str(number) for number in sequences]),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def in_the_outbox(world: World, ref: IntervalRef, count: int = 2) -> None:
+    """A step was committed, and its worker died before it sent anything."""
+    sink = pa.BufferOutputStream()
+    batch = a_batch(*range(1, count + 1))
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    row = world.rows.acquire(ref, generation=1, shard_epoch=1)
+    outbox = OutboxRow(
+        id=0,
+        category="out",
+        category_birth=world.log.describe("out").birth,
+        partition=1,
+        first_seq=1,
+        count=count,
+        ts_min=1,
+        payload=sink.getvalue().to_pybytes(),
+    )
+    world.rows.commit(ref, token=row.token, version=row.version, changes=Changes(outbox=(outbox,)))
+
+
+def test_producers_stay_until_what_they_promised_is_there():
+    world = World().with_input()
+    other = a_config(outputs=[{**OUT, "category": "other"}])
+    for config in (a_config(), other):
+        world.plane.prepare("j", "b", config)
+    in_the_outbox(world, a_ref(1))
+    for _ in range(2):
+        with pytest.raises(NotYet, match="has yet to send what it promised to 'out'"):
+            world.plane.retire("j", "b", a_config(), other)
+    assert len(world.log.producers("out")) == 2
+    row = world.rows.acquire(a_ref(1), generation=2, shard_epoch=1)  # the next task sends it
+    world.rows.delivered(a_ref(1), token=row.token, ids=[1])
+    world.plane.retire("j", "b", a_config(), other)
+    assert world.log.producers("out") == {}
+
+
+def test_an_intent_for_an_output_that_is_left_keeps_its_producers():
+    world = World().with_input()
+    config = a_config(kind="stateless")
+    other = a_config(kind="stateless", outputs=[{**OUT, "category": "other"}])
+    for one in (config, other):
+        world.plane.prepare("j", "b", one)
+    birth = interval_birth("b", "stateless", 0, 0)
+    ref = IntervalRef(job="j", job_birth="b", partition=0, birth=birth)
+    row = world.rows.acquire(ref, generation=1, shard_epoch=1)
+    source = world.log.describe("in").birth
+    intent = Intent(ranges={source: (0, 5)}, package="p", plan={"outputs": [OUT]}, plan_hash="h")
+    row = world.rows.commit(ref, token=row.token, version=row.version, changes=Changes(intent=intent))
+    with pytest.raises(NotYet):
+        world.plane.retire("j", "b", config, other)
+    world.rows.commit(ref, token=row.token, version=row.version, changes=Changes(clear_intent=True))
+    world.plane.retire("j", "b", config, other)
+    assert world.log.producers("out") == {}
+
+
+def test_the_outbox_of_a_removed_job_is_sent_before_it_is_forgotten():
+    world = World().with_input()
+    world.plane.prepare("j", "b", a_config())
+    in_the_outbox(world, a_ref(1), count=3)
+    for _ in range(2):
+        world.plane.retire("j", "b", a_config(), None)
+    assert world.log.end_offsets("out") == (0, 3, 0) and world.log.producers("out") == {}
+
+
+def test_a_reader_is_at_the_end_when_the_writers_are_gone_and_all_is_read():
+    world = World().with_input()
+    world.plane.prepare("j", "b", a_config())
+    reads = a_config(partitions=3, inputs=[{"category": "out"}], outputs=[])
+    world.plane.prepare("r", "c", reads)
+    world.log.publish("out", producer=a_ref(0).birth, epoch=1, batches={1: a_batch(1, 2)}, gapless=True)
+
+    def unread(is_stopped: bool = False) -> str:
+        return world.plane.unread("r", "c", reads, "out", is_stopped=is_stopped)
+
+    assert "has not moved on" in unread()
+    assert unread(is_stopped=True) == "1 of its 3 partitions are not read to their end yet"
+    world.plane.retire("j", "b", a_config(), None)
+    assert unread() == "1 of its 3 partitions are not read to their end yet"
+    ref = IntervalRef(job="r", job_birth="c", partition=1, birth=interval_birth("c", "stateful", 0, 1))
+    row = world.rows.acquire(ref, generation=1, shard_epoch=1)
+    offsets = {world.log.describe("out").birth: 2}
+    world.rows.commit(ref, token=row.token, version=row.version, changes=Changes(offsets=offsets))
+    assert unread() == "" and world.plane.unread("r", "c", reads, "gone", is_stopped=False) == ""
+
+
+def test_the_earliest_record_is_the_first_that_retention_left():
+    world = World().with_input()
+    world.log.publish("in", producer="p", epoch=1, batches={0: a_batch(1, 2, 3)}, gapless=True)
+    world.log.truncate("in", {0: 2})
+    world.plane.prepare("j", "b", a_config())
+    source = world.log.describe("in").birth
+    assert [world.rows.peek(a_ref(p)).offsets[source] for p in range(2)] == [2, 0]

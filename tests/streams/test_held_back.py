@@ -151,6 +151,32 @@ def test_a_percentile_leaves_the_slowest_out(percent: int, low: int):
     assert percentile_low(a_category("x", 0, producers=lows), percent) == low
 
 
+@pytest.mark.parametrize(
+    ("records", "percent", "low"),
+    [
+        ((9, 300, 300, 400), 99, 20),  # the slowest has less than one in a hundred
+        ((11, 300, 300, 400), 99, 10),
+        ((10, 300, 300, 390), 99, 20),  # just one in a hundred
+        ((9, 300, 300, 400), 100, 10),
+        ((4, 4, 300, 692), 99, 30),  # two together
+        ((0, 300, 300, 400), 99, 20),  # who has had none counts as one
+        ((0, 0, 0, 0), 75, 20),
+        ((0, 0, 0, 0), 99, 10),
+    ],
+)
+def test_a_straggler_with_a_small_share_of_the_records_is_left_out(
+    records: tuple[int, ...], percent: int, low: int
+):
+    lows = (10, 20, 30, 40)
+    producers = tuple(
+        ProducerLow(name=f"p{n}", low=at, records=count)
+        for n, (at, count) in enumerate(zip(lows, records, strict=True))
+    )
+    assert percentile_low(a_category("x", 10, producers=producers), percent) == low
+    partitions = a_category("x", 10, "event_time", partitions=lows, records=records)
+    assert percentile_low(partitions, percent) == low
+
+
 def test_a_percentile_is_never_below_the_exact_low():
     assert percentile_low(a_category("x", 7), 99) == 7
     assert percentile_low(a_category("x", LOW_MAX, producers=(ProducerLow(name="a", low=3),)), 99) == LOW_MAX

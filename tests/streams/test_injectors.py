@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.injector import Injector, dismiss_injector, expect_injectors
+from penstock.streams.keys import partition_of
 from penstock.streams.skew import SkewLimit, measure_skew
 
 
@@ -131,3 +134,72 @@ def test_the_end_is_told_without_waiting():
 def test_a_limit_needs_a_bound_and_somebody_to_be_paced_by(bound: int, by: list[str]):
     with pytest.raises(ConfigError):
         SkewLimit(a_log(), skew_max_ms=bound, paced_by=by)
+
+
+def an_event_time_log(**more: Any) -> MemoryLog:
+    log = MemoryLog()
+    log.create(
+        CategorySpec(
+            name="in",
+            partitions=2,
+            columns=(("at", "bigint"),),
+            format="json",
+            watermark="event_time",
+            lateness_ms=100,
+            **more,
+        )
+    )
+    log.create(CategorySpec(name="out", partitions=1, columns=()))
+    log.register_producer("out", "job")
+    return log
+
+
+class Waited(Exception):
+    """It would have waited."""
+
+
+def a_paced(log: MemoryLog) -> Injector:
+    def pause(ms: int) -> None:
+        raise Waited
+
+    return Injector(log, "in", "me", epoch=1, skew_max_ms=1000, paced_by=["out"], pause=pause)
+
+
+def test_where_the_watermark_follows_event_times_the_records_say_how_far_an_injector_is():
+    log = an_event_time_log()
+    mine = a_paced(log)
+    mine.publish(["a"], [5000], [b"{}"])
+    mine.publish(["a", "a"], [6001, 5500], [b"{}"] * 2)
+    with pytest.raises(Waited):
+        mine.publish(["a"], [5400], [b"{}"])
+    assert mine.waits is not None and (mine.waits.low, mine.waits.spread_ms) == (5901, 1001)
+    log.report_low("out", producer="job", epoch=1, low=4901, now_ms=0)
+    mine.publish(["a"], [5400], [b"{}"])
+    log.report_low("out", producer="job", epoch=1, low=4902, now_ms=1000)
+    mine.publish(["a"], [6902], [b"{}"])  # an older record did not take its low back
+    with pytest.raises(Waited):
+        mine.publish(["a"], [5400], [b"{}"])
+    assert mine.waits.low == 6802 and sum(log.end_offsets("in")) == 5
+
+
+def test_what_goes_to_a_partition_that_is_behind_does_not_wait_for_itself():
+    log = an_event_time_log()
+    mine = a_paced(log)
+    one = "a"
+    other = next(key for key in "bcdefgh" if partition_of(key, 2) != partition_of(one, 2))
+    for at in (1000, 9000):
+        mine.publish([one], [at], [b"{}"])
+    mine.publish([other], [1000], [b"{}"])
+    with pytest.raises(Waited):
+        mine.publish([one], [9001], [b"{}"])
+    mine.publish([one, other], [9001, 1500], [b"{}"] * 2)
+
+
+def test_the_event_time_may_be_a_column_and_records_from_the_future_do_not_count():
+    log = an_event_time_log(ts_column="at", ahead_max_ms=3_600_000)
+    mine = a_paced(log)
+    mine.publish(["a"], [1], [b'{"at": 5000}'])
+    mine.publish(["a"] * 4, [1] * 4, [b'{"at": %d}' % 2**60, b"{", b"[]", b'{"at": null}'])
+    mine.publish(["a"], [1], [b'{"at": 9000}'])
+    with pytest.raises(Waited):
+        mine.publish(["a"], [1], [b'{"at": 9000}'])

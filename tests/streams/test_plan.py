@@ -81,7 +81,13 @@ def test_the_example_compiles_to_exactly_these_jobs():
             "kind": "stateful",
             "package": package,
             "partitions": 6,
-            "inputs": [{"category": "zeitgeist.by_query.96ab69a9", "start": "earliest"}],
+            "inputs": [
+                {
+                    "category": "zeitgeist.by_query.96ab69a9",
+                    "start": "earliest",
+                    "writer": "zeitgeist.by_query",
+                }
+            ],
             "outputs": [
                 {
                     "stream": "out",
@@ -177,7 +183,8 @@ def test_steps_behind_a_computation_are_a_further_job():
     assert list(jobs) == ["p.by_query", "p.count", "p.big"]
     between = out_of(jobs["p.count"])
     assert between["internal"] and between["category"].startswith("p.count.")
-    assert jobs["p.big"]["inputs"] == [{"category": between["category"], "start": "earliest"}]
+    read = {"category": between["category"], "start": "earliest", "writer": "p.count"}
+    assert jobs["p.big"]["inputs"] == [read]
     assert jobs["p.big"]["plan"]["key"] is None  # keyed as the computation produced it
 
 

@@ -22,6 +22,7 @@ from penstock.streams.plan import compile_pipeline
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.trial import Faults
 from penstock.streams.trial_run import Schedule
+from penstock.streams.windows import tumbling
 from tests.streams.step_world import REF, SMALL_LOG, CountPerSecond, Points, World, faulty, published
 
 
@@ -197,6 +198,28 @@ def test_the_plan_says_what_a_job_promises_and_its_config_may_say_otherwise() ->
     assert "weak productions: at least once" in drawn and "dedup off: at least once" in drawn
     config = validate_config(body["name"], {**body, "productions": "strong", "straggler_ms": 50}).to_json()
     assert "productions" not in config and (config["dedup"], config["straggler_ms"]) == ("off", 50)
+
+
+class Strong(CountPerSecond):
+    outputs = {"out": CountPerSecond.outputs["out"]}
+
+
+def test_the_plan_states_what_every_job_with_state_promises() -> None:
+    p = Pipeline("counts", partitions=1)
+    words = p.source("words")
+    words.filter("query > ''").sink("copies")
+    keyed = words.key_by("query")
+    keyed.process(Strong).sink("counts")
+    keyed.dedup(within="1h").sink("firsts")
+    keyed.window(tumbling("1h")).aggregate("count(*) AS n").sink("hours")
+    asked = {"name": "words", "partitions": 1, "columns": [["query", "string"]]}
+    package = PackageRef(name="counts", version="1", hash="0" * 64, entry="counts.py")
+    compiled = compile_pipeline(p, StaticCatalogue([category_from_json(asked)]), package)
+    stateful = [job for job in compiled.jobs if job.kind == "stateful"]
+    drawn = draw_plan(compiled)
+    said = [line for line in drawn.splitlines() if "promise" in line]
+    assert len(stateful) == len(said) == 3 < len(compiled.jobs)
+    assert all("strong productions: exactly once; checkpointed with the state, then sent" in s for s in said)
 
 
 def test_another_word_for_productions_is_refused() -> None:

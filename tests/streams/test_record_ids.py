@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +26,7 @@ from penstock.streams.packages import build_package, load_pipeline
 from penstock.streams.plan import compile_pipeline
 from penstock.streams.record_ids import (
     CHUNK_IDS_MAX,
+    DIGEST_BYTES,
     FAN,
     INDEX,
     Chunk,
@@ -31,6 +34,7 @@ from penstock.streams.record_ids import (
     IdFilters,
     KeptFilters,
     _absorbed,
+    _digests,
     _first_ids,
 )
 from penstock.streams.record_names import PREFIX
@@ -266,6 +270,15 @@ def test_the_testing_kit_drops_them_too_and_no_crash_or_cut_changes_it():
     assert testing.crash_everywhere(lambda: testing.Run(Running()), a_day).runs > 10
     tried = testing.cut_everywhere(lambda: testing.Run(Running()), a_day)
     assert tried.result["state of key 'a'"] == {"n": 2}
+
+
+def test_an_id_belongs_to_the_name_of_its_input_and_that_of_a_single_one_is_what_it_always_was():
+    def digest(number: int, *inputs: str) -> bytes | None:
+        table = pa.table({"_input": pa.array([number], pa.int8()), "_key": ["k"], "own": ["id1"]})
+        return next(_digests(table, "own", "j", inputs))
+
+    assert digest(0, "a", "b") == digest(1, "b", "a") != digest(1, "a", "b")
+    assert digest(0) == hashlib.blake2b(b"0:1:kid1", digest_size=DIGEST_BYTES).digest() != digest(0, "0")
 
 
 def test_windows_count_a_repeat_once():

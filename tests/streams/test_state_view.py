@@ -209,6 +209,8 @@ def test_windows_sessions_joins_and_tables_are_decoded_as_their_steps_wrote_them
     rows = stored(test_vectorised.a_world(events[:2]), 2)
     plan = {"class": "Running", "vectorised": True, "keys": ["k"], "state": test_vectorised.Running.state}
     assert decode_state(plan, "a", rows["a"]) == {"state": {"n": 2, "total": 11}}
+    longer = {**plan, "state": {**test_vectorised.Running.state, "added": "string"}}
+    assert decode_state(longer, "a", rows["a"]) == {"state": {"n": 2, "total": 11, "added": None}}
 
 
 def test_a_windows_key_is_gathered_from_its_blocks():

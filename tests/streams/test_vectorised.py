@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import VectorComputation
-from penstock.core.errors import ComputationFailed, ProductionRefused
+from penstock.core.errors import (
+    ComputationFailed,
+    PenstockError,
+    ProductionRefused,
+    StateMismatch,
+    StateRefused,
+)
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.vectorised import VectorLogic
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
@@ -90,9 +96,81 @@ class Fails(Running):
         return 1 // 0
 
 
+class Breaks(Running):
+    """Raises what no list of errors has."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        raise RuntimeError("the model is gone")
+
+
+class Complains(Running):
+    """Raises an error of Penstock's own."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        raise PenstockError("the model is old", why="it is from May", fix="train it")
+
+
+class Foreign(Running):
+    """Gives a state to a key that has no record here."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        return pa.table({"_key": ["a", "elsewhere"], "n": [1, 1], "total": [1, 1]}), {}
+
+
+class Twice(Running):
+    """Gives a key two states."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        return pa.table({"_key": ["a", "a"], "n": [1, 2], "total": [1, 1]}), {}
+
+
+class Short(Running):
+    """Gives states that lack a column."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        return pa.table({"_key": ["a"], "n": [1]}), {}
+
+
+class Typed(Running):
+    """Gives states of another type."""
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        return pa.table({"_key": ["a"], "n": ["many"], "total": [1]}), {}
+
+
+class Makes(Running):
+    """Gives whatever it is told to give to its streams."""
+
+    made: Any = None
+
+    def process_batch(self, records: pa.Table, states: pa.Table) -> Any:
+        return super().process_batch(records, states)[0], self.made
+
+
+def making(name: str, made: Any) -> type[VectorComputation]:
+    return type(name, (Makes,), {"made": made})
+
+
+def a_row(**changes: Any) -> dict[str, pa.Table]:
+    return {"out": pa.table({"_key": ["a"], "_ts": [5], "k": ["a"], "n": [1], "total": [1], **changes})}
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [
+        (making("Nothing", None), ComputationFailed, "NoneType where tables by stream belong"),
+        (making("Row", {"out": {"n": 1}}), ProductionRefused, "given was dict"),
+        (making("Elsewhere", {"other": a_row()["out"]}), ProductionRefused, "the streams out"),
+        (making("NoStamp", a_row(_ts=pa.array([None], pa.int64()))), ProductionRefused, "a stamp is null"),
+        (making("NoKey", a_row(_key=pa.array([None], pa.string()))), ProductionRefused, "a stamp is null"),
+        (making("Day", a_row(_ts=["monday"])), ProductionRefused, "monday"),
+        (making("Word", a_row(n=["many"])), ProductionRefused, "many"),
+        (Breaks, ComputationFailed, "RuntimeError: the model is gone"),
+        (Complains, ComputationFailed, "train it"),
+        (Foreign, StateRefused, "key 'elsewhere' has no record in this batch"),
+        (Twice, StateRefused, "comes twice"),
+        (Short, StateRefused, "declared are _key, n, total"),
+        (Typed, StateRefused, "many"),
         (Early, ProductionRefused, "before its key's records"),
         (Wrong, ProductionRefused, "exactly the declared columns"),
         (Fails, ComputationFailed, "ZeroDivisionError"),
@@ -102,5 +180,23 @@ def test_a_mistake_is_named_and_nothing_is_written(kind: type[VectorComputation]
     world = a_world([Rec(key="a", ts=5, values=(1,)), Low(low=LOW_MAX)], kind)
     with pytest.raises(error) as caught:
         world.live([10])
-    assert said in str(caught.value)
+    assert said in str(caught.value) and caught.value.job and caught.value.why and caught.value.fix
     assert world.out_rows() == [] and world.result()["counters"]["records"] == 0
+
+
+class Longer(Running):
+    """Keeps one column more."""
+
+    state = {**Running.state, "more": "string"}
+
+
+def test_states_from_before_a_column_was_added_are_read_without_it_and_longer_ones_are_not_read():
+    short = VectorLogic(Running())._changed(pa.table({"_key": ["a"], "n": [1], "total": [2]}), {})
+    rows = {key: row for key, row in short.items() if row is not None}
+    (found,) = VectorLogic(Longer())._decoded(rows, "j").to_pylist()
+    assert found == {"_key": "a", "n": 1, "total": 2, "more": None}
+    longer = VectorLogic(Longer())._changed(
+        pa.table({"_key": ["a"], "n": [1], "total": [2], "more": ["x"]}), {}
+    )
+    with pytest.raises(StateMismatch, match="more columns than n, total"):
+        VectorLogic(Running())._decoded({"a": longer["a"] or b""}, "j")

@@ -54,6 +54,12 @@ class World:
             "out", producer=ref.birth, epoch=row.token, low=new.output_low, now_ms=partition * 1000
         )
 
+    def percentile(self, percent: int) -> dict[str, tuple[int, int]]:
+        """Of each category its low, and the percentile."""
+        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p")
+        found = WatermarkView(self.log, self.rows).explain([job], "out", now_ms=10_000, percent=percent)
+        return {line["category"]: (line["low"], line["percentile_low"]) for line in found["categories"]}
+
     def text(self, subject: str = "out") -> str:
         job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
         found = WatermarkView(self.log, self.rows).explain([job], subject, now_ms=10_000)
@@ -112,6 +118,33 @@ def test_the_partition_of_an_event_time_source_is_named():
         "held back by partition 1 of in, because its newest record is from 1970-01-01T00:00:00.150Z"
     )
     assert world.text("in").startswith("held back by partition 1 of in")
+
+
+def test_a_partition_with_few_of_the_records_does_not_hold_a_percentile():
+    """Two intervals, one stands still: at first it has little to read, then half of all. What was said stays."""
+    world = World()
+    world.log.register_producer("in", "a")
+    world.publish(0, *range(1, 200))
+    world.publish(1, 1)
+    world.log.report_low("in", producer="a", epoch=1, low=500, now_ms=0)
+    world.commit(0, input_low=500)
+    world.commit(1, input_low=100)
+    assert world.percentile(99) == {"out": (100, 500), "in": (500, 500)}
+    assert world.percentile(100)["out"] == (100, 100)
+    world.publish(1, *range(2, 200))
+    world.commit(0, input_low=600)
+    assert world.percentile(98)["out"] == (100, 100), "it has half of the records now"
+    assert world.percentile(99)["out"] == (100, 500), "it never goes back"
+
+
+def test_a_partition_of_a_source_with_few_of_the_records_does_not_hold_a_percentile():
+    world = World("event_time")
+    world.log.register_producer("in", "a")
+    world.publish(0, *range(1, 400))
+    world.publish(1, 1)
+    world.commit(0, input_low=400, event_time_max={world.birth: 400})
+    world.commit(1, input_low=150, event_time_max={world.birth: 150})
+    assert world.percentile(99)["in"] == (150, 400) and world.percentile(100)["in"] == (150, 150)
 
 
 def test_what_has_ended_is_held_by_nobody():

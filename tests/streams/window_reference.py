@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.streams.bus.log import LOW_MIN
@@ -57,12 +57,13 @@ def results_with_firing(
     lateness: int | None,
     accumulating: bool,
     functions: Sequence[str],
+    value: Callable[[str, Sequence[Any]], Any] = value_of,
 ) -> list[tuple[Any, ...]]:
     """(_ts, late, window_start, key, values…) in the order of giving. `lateness` None: late ones are dropped."""
     low, new, given, found = LOW_MIN, {}, {}, []
 
     def give(stamp: int, is_late: bool, start: int, key: str, values: Sequence[Any]) -> None:
-        results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
+        results = [len(values) if f == "count(*)" else value(f, values) for f in functions]
         found.append((stamp, is_late, start, key, *results))
 
     for event in events:
@@ -138,6 +139,7 @@ def sessions_with_firing(
     lateness: int | None,
     accumulating: bool,
     functions: Sequence[str],
+    value: Callable[[str, Sequence[Any]], Any] = value_of,
 ) -> list[tuple[Any, ...]]:
     """(_ts, late, window_start, window_end, key, values…) in the order of giving. `lateness` None: late ones
     are dropped.
@@ -146,7 +148,7 @@ def sessions_with_firing(
     sessions: list[dict[str, Any]] = []
 
     def give(stamp: int, is_late: bool, one: dict[str, Any], values: Sequence[Any]) -> None:
-        results = [len(values) if f == "count(*)" else value_of(f, values) for f in functions]
+        results = [len(values) if f == "count(*)" else value(f, values) for f in functions]
         found.append((stamp, is_late, one["start"], one["end"], one["key"], *results))
 
     for event in events:
@@ -159,8 +161,8 @@ def sessions_with_firing(
                 "key": event.key,
                 "start": min([start, *(s["start"] for s in mine)]),
                 "end": max([end, *(s["end"] for s in mine)]),
-                "new": [value for s in mine for value in s["new"]],
-                "given": [value for s in mine for value in s["given"]],
+                "new": [one for s in mine for one in s["new"]],
+                "given": [one for s in mine for one in s["given"]],
             }
             if whole["end"] <= low and whole["end"] + (lateness or 0) <= low:
                 continue

@@ -18,6 +18,7 @@ from penstock.web.events import EventHub
 from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, Listening, bind
 from tests.builders import CODE, PACKAGE, a_body
+from tests.ready import ready_folder
 
 
 @dataclass
@@ -66,6 +67,8 @@ def served(
     """Serve a new control plane, without loops and containers."""
     listening = listening or Listening()
     with bind(listening) as listener:
+        if not database:
+            ready_folder(folder)
         plane = ControlPlane(Settings(folder=folder, database=database, rows_place=rows))
         plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()

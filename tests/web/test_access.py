@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from penstock.core.errors import Refused
 from penstock.core.system_clock import SystemClock
 from penstock.core.token_store import ROLES
+from penstock.web.answers import PROBLEM
 from penstock.web.api import OPEN_ROUTES, PREFIX
 from penstock.web.auth import EVERYBODY, VERBS, require
 from penstock.web.guard import Guard
@@ -129,6 +130,18 @@ def routes_of(app: Any) -> list[dict[str, Any]]:
         for path, operations in schema["paths"].items()
     ]
     return [*found, {"path": f"{PREFIX}/openapi.json", "methods": ["GET"]}]  # it does not describe itself
+
+
+def test_every_refusal_is_described_as_the_problem_that_it_is(shared: World):
+    described = shared.ask("GET", "/openapi.json").json()
+    assert set(described["components"]["schemas"]["Problem"]["required"]) <= set(
+        shared.ask("GET", "/jobs/none.none").json()
+    )
+    operations = [each for path in described["paths"].values() for each in path.values()]
+    refusals = [said for each in operations for code, said in each["responses"].items() if code >= "4"]
+    assert len(refusals) > len(operations)
+    for said in refusals:
+        assert said["content"] == {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
 
 def test_health_is_open_and_says_nothing_else(shared: World):

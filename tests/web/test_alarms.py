@@ -17,6 +17,7 @@ from penstock.resources.alarm_sender import AlarmSender
 from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.policies.policy import RaiseAlert
 from penstock.settings import Settings
+from penstock.tasks.messages import Heartbeat, TaskReport
 from penstock.web.webhooks import WebhookRoute
 from tests.builders import ADMIN
 from tests.web.hooks import SECRET, Hook, a_hook
@@ -94,6 +95,20 @@ def test_a_loop_that_fails_fires_and_is_over_by_itself(tmp_path: Path):
         loop.streak = 0
         plane._alarming.tick(plane.clock.now_ms() + 6 * 60_000)
         assert plane.alarms.alarms() == () and len(plane.alarms.alarms(everything=True)) == 1
+
+
+def test_records_behind_a_low_watermark_that_a_task_reports_fire(tmp_path: Path):
+    with a_world(tmp_path / "plane") as world, a_client(world, "container") as client:
+        client.register("c1", "c1-1", "folder")
+        metrics = {"behind_low": 3.0, "behind_low.1": 3.0}
+        task = TaskReport(
+            task_id=f"{JOB}/0", job=JOB, generation=1, shard=0, state="running", metrics=metrics
+        )
+        client.beat(Heartbeat(container="c1", incarnation="c1-1", sequence=1, tasks=(task,)))
+        world.plane._alarming.tick(world.plane.clock.now_ms())
+        (alarm,) = world.plane.alarms.alarms(job=JOB)
+        assert (alarm.key, alarm.evidence) == ("behind_low", {"behind_low": 3, "behind_low.1": 3})
+        assert alarm.text and alarm.what_to_do
 
 
 def test_people_see_acknowledge_and_know_who(world: World):

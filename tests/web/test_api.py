@@ -289,7 +289,7 @@ def test_parameters_have_bounds(shared: World, path: str, parameter: str, value:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/api", "/api/v1", "/api/v1/", "/api/v2/jobs", "/docs", "/api/v1/jobs/"]
+    "path", ["/dashboard", "/api", "/api/v1", "/api/v1/", "/api/v2/jobs", "/docs", "/api/v1/jobs/"]
 )
 def test_an_unknown_route_is_404(shared: World, path: str):
     is_problem(shared.ask("GET", path, raw=True), 404, "NotFound")

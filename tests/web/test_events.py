@@ -26,6 +26,13 @@ def world(tmp_path: Path) -> Iterator[Served]:
         yield world
 
 
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for all tests that are refused."""
+    with served(tmp_path_factory.mktemp("events") / "plane") as world:
+        yield world
+
+
 class Watcher:
     """Collects events in a thread of its own."""
 
@@ -229,8 +236,8 @@ def test_watch_gives_up_when_its_patience_ends():
         ("subject", "a\x00b"),
     ],
 )
-def test_parameters_have_bounds(world: Served, name: str, value: str):
-    with raw(world) as http:
+def test_parameters_have_bounds(seen: Served, name: str, value: str):
+    with raw(seen) as http:
         answer = http.get("/events", params={name: value})
         assert answer.status_code == 422 and answer.json()["fix"]
         assert http.get("/events", headers={"Last-Event-ID": "x"}).status_code == 422

@@ -26,6 +26,7 @@ from penstock.app import ControlPlane
 from penstock.core.token_store import ROLES
 from penstock.resources.metrics import JobLoad
 from penstock.settings import Settings
+from penstock.web.dashboard import FILES
 from penstock.web.forward import Forward
 from penstock.web.front_process import FrontProcess, serve_behind_front
 from penstock.web.server import Listening, bind
@@ -107,6 +108,16 @@ def fronted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         finally:
             server.stop()
             plane.stop()
+
+
+def test_the_dashboard_comes_through_it(fronted: Fronted):
+    connection = http.client.HTTPConnection("127.0.0.1", fronted.port, timeout=30)
+    for path in FILES:
+        connection.request("GET", path)
+        found = connection.getresponse()
+        assert found.status == 200 and found.getheader("content-security-policy"), path
+        assert found.read()
+    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,10 @@ def test_a_job_of_which_nothing_is_known_has_no_lines(world: World):
         ("minuets=5", 422, "did you mean `minutes`?"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(world: World, query: str, status: int, says: str):
-    world.submit()
-    answer = world.ask("GET", f"/jobs/{JOB}/metrics?{query}")
+def test_what_cannot_be_asked_is_refused(shared: World, query: str, status: int, says: str):
+    answer = shared.ask("GET", f"/jobs/{JOB}/metrics?{query}")
     assert answer.status_code == status and says in answer.text
 
 
-def test_nobody_has_no_metrics(world: World):
-    assert world.ask("GET", "/jobs/nobody/metrics").status_code == 404
+def test_nobody_has_no_metrics(shared: World):
+    assert shared.ask("GET", "/jobs/nobody/metrics").status_code == 404

@@ -22,6 +22,7 @@ from penstock.settings import Settings
 from penstock.web.api import PREFIX, build_api
 from penstock.web.limits import RateLimit
 from tests.builders import CODE, PACKAGE, a_body, a_pipeline
+from tests.ready import ready_folder
 
 JOB = "demo.count"
 
@@ -92,7 +93,7 @@ def tables_of(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 @contextmanager
 def a_world(folder: Path, *, requests_max: int = 100_000) -> Iterator[World]:
     """Generous with requests, unless the test is about their number."""
-    plane = ControlPlane(Settings(folder=folder))
+    plane = ControlPlane(Settings(folder=ready_folder(folder)))
     plane.packages.put(PACKAGE, CODE)
     tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=plane.clock.now_ms()) for role in ROLES}
     api = build_api(plane, rate=RateLimit(requests_max))

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from penstock.core.clock import Millis
-from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
+from penstock.jobs.config_rules import ISOLATED_MEMORY_MB_MIN
 from penstock.jobs.partition_tasks import FIELD
 from penstock.resources.frames import MINUTE_MS, Frame
 from penstock.resources.policies.controls import ControlSettings

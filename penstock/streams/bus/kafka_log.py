@@ -127,8 +127,11 @@ class KafkaLog:
         arranged = admission.arrange(spec, batches)
         self._fault("publish:before")
         trimmed: dict[int, int] = {}
+        tries = 0
 
         def decide(_: ControlState, mine: ProducerState) -> Change | None:
+            nonlocal tries
+            tries += 1
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             if gapless:
                 for partition, batch in arranged.items():
@@ -152,7 +155,7 @@ class KafkaLog:
             self._all.transact(category, found, decide, producer)
         self._fault("publish:after")
         appended = {p: batch.num_rows - trimmed[p] for p, batch in arranged.items()}
-        return Published(appended=appended, trimmed=trimmed)
+        return Published(appended=appended, trimmed=trimmed, retried=tries > 1)
 
     def start_offsets(self, category: str) -> tuple[int, ...]:
         """The first offset of each partition that is still there."""

@@ -131,10 +131,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publish did, per partition: records appended, records trimmed as already there."""
+    """What a publish did, per partition: records appended, records trimmed as already there.
+
+    `retried`: the bus tried more than once, and cannot tell whether what it trimmed was of its first try.
+    """
 
     appended: Mapping[int, int] = field(default_factory=dict)
     trimmed: Mapping[int, int] = field(default_factory=dict)
+    retried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ class LoadMeter:
             "records": float(sum(row.counters.get("records", 0) for row in rows)),
             "late": float(sum(row.counters.get("late", 0) for row in rows)),
             "bad": float(sum(row.counters.get("bad", 0) for row in rows)),
+            **self._behind_low(rows),
             "input_low": float(min(row.input_low for row in rows)),
             "output_low": float(min(row.output_low for row in rows)),
             **self._totals(query, progress, rows, read, at_s * 1000),
@@ -113,6 +114,17 @@ class LoadMeter:
         if any(abs(low) >= _LOW_MAX for low in lows):
             return {}
         return {"watermark_lag_s": max(0.0, (now_ms - min(lows)) / 1000)}
+
+    def _behind_low(self, rows: list[IntervalRow]) -> dict[str, float]:
+        """Records that came behind the low without a flag, since each interval began; by partition, since a
+        rescale moves partitions, not what they counted.
+        """
+        counts = {
+            interval.ref.partition: float(row.counters.get("behind_low", 0))
+            for interval, row in zip(self._task.intervals, rows, strict=True)
+        }
+        found = {f"behind_low.{partition}": count for partition, count in counts.items() if count}
+        return {"behind_low": sum(counts.values()), **found}
 
     def _kept(self, rows: list[IntervalRow]) -> dict[str, float]:
         """How many keys it keeps and the bytes of their state, as far as they were counted."""

@@ -27,7 +27,7 @@ from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, Ta
 from penstock.streams.task_logic import logic_of
 from penstock.streams.vectorised import VectorComputation
 
-REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint"
+REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint, behind_low bigint"
 # Of this worker. Which intervals it gets is Spark's choice: what others do to them it hears.
 _CACHES = StateCaches()
 _FILTERS = KeptFilters()
@@ -80,6 +80,7 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
             "published": report.published,
             "late": report.late,
             "bad": report.bad,
+            "behind_low": report.behind_low,
         }
     )
 

@@ -228,9 +228,6 @@ def _group_numbers(merged: Partials, name: str) -> tuple[Ints, Ints, Ints]:
 def _grouped(tables: Sequence[pa.Table], by: Sequence[str], how: str = "") -> pa.Table:
     """Rows with the same `by` as one; what to do with a column its name says, or `how`."""
     table = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
-    for place, field in enumerate(table.schema):
-        if pa.types.is_null(field.type):  # nothing is known of it yet
-            table = table.set_column(place, field.name, table.column(place).cast(pa.int64()))
     if not table.num_rows:
         return table
     # One number per group is grouped much faster than texts.

@@ -73,7 +73,7 @@ class SessionFirings:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        held = _decoded(given.states, given.job)
+        held = _decoded(given.states, self._aggregates, given.job)
         made: list[pa.Table] = []
         fired = 0
         for stretch in flags.stretches(given, apart=True):
@@ -249,12 +249,12 @@ def _turns(keys: pa.ChunkedArray) -> Sequence[Ints]:
     return [np.flatnonzero(turn == number) for number in range(int(turn.max(initial=-1)) + 1)]
 
 
-def _decoded(states: Mapping[str, bytes], job: str) -> _Held:
+def _decoded(states: Mapping[str, bytes], aggregates: Aggregates, job: str) -> _Held:
     try:
         rows = {key: msgspec.msgpack.decode(data, type=tuple[KeyRow, KeyRow]) for key, data in states.items()}
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise mismatch(job, error) from error
     return _Held(
-        new=decoded({key: new for key, (new, _) in rows.items()}),
-        given=decoded({key: given for key, (_, given) in rows.items()}),
+        new=decoded({key: new for key, (new, _) in rows.items()}, aggregates, job),
+        given=decoded({key: given for key, (_, given) in rows.items()}, aggregates, job),
     )

@@ -113,27 +113,40 @@ def parted(sessions: Partials, chosen: Any) -> tuple[Partials, Partials]:
     return halves[0], halves[1]
 
 
-def decoded(rows: Mapping[str, KeyRow]) -> Partials | None:
-    """The sessions of all these keys; None if there are none."""
+def decoded(rows: Mapping[str, KeyRow], aggregates: Aggregates, job: str) -> Partials | None:
+    """The sessions of all these keys; None if there are none. StateMismatch: another plan wrote them."""
     names: dict[str, None] = {}
     found: list[dict[str, Any]] = []
     long: dict[str, list[list[Any]]] = {}
-    for key, row in rows.items():
-        names |= dict.fromkeys(row.names)
-        found += [{KEY: key, **dict(zip(row.names, values, strict=True))} for values in row.rows]
-        for name, more in row.long.items():
-            long.setdefault(name, []).extend([cell, key, bucket, number] for cell, bucket, number in more)
-    if not found:
-        return None
-    ordered = [CELL, KEY, *(name for name in names if name != CELL)]
-    main = pa.table({name: pa.array([row.get(name) for row in found]) for name in ordered})
-    tables = {}
-    for name, lines in long.items():
-        columns = zip(*lines, strict=True)
-        tables[name] = pa.table(
-            {n: pa.array(c) for n, c in zip((CELL, KEY, "bucket", "number"), columns, strict=True)}
-        )
-    return Partials(main=main, long=tables)
+    try:
+        for key, row in rows.items():
+            names |= dict.fromkeys(row.names)
+            found += [{KEY: key, **dict(zip(row.names, values, strict=True))} for values in row.rows]
+            for name, more in row.long.items():
+                long.setdefault(name, []).extend([cell, key, bucket, number] for cell, bucket, number in more)
+        if not found:
+            return None
+        ordered = [CELL, KEY, *(name for name in names if name != CELL)]
+        main = {n: pa.array([row.get(n) for row in found], _type_of(aggregates, n)) for n in ordered}
+        tables = {name: _long_table(lines) for name, lines in long.items()}
+    except (pa.ArrowException, ValueError, TypeError, IndexError) as error:
+        raise mismatch(job, error) from error
+    return Partials(main=pa.table(main), long=tables)
+
+
+def _type_of(aggregates: Aggregates, name: str) -> pa.DataType:
+    # Never from the values: as long as all of them are null they say nothing.
+    if name == KEY:
+        return pa.string()
+    return pa.int64() if name in (CELL, _END) else aggregates.type_of(name)
+
+
+def _long_table(lines: Sequence[Sequence[Any]]) -> pa.Table:
+    cells, keys, buckets, numbers = zip(*lines, strict=True)
+    columns = {CELL: cells, KEY: keys, "bucket": buckets, "number": numbers}
+    return pa.table(
+        {name: pa.array(c, pa.string() if name == KEY else pa.int64()) for name, c in columns.items()}
+    )
 
 
 def encoded(held: Partials | None) -> dict[str, KeyRow]:

@@ -55,7 +55,7 @@ class SessionAggregate:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        held = decoded(_rows_of(given.states, given.job))
+        held = decoded(_rows_of(given.states, given.job), self._aggregates, given.job)
         made: list[pa.Table] = []
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
             parts = [part for part in (held, self._lifted(stretch)) if part is not None]

@@ -11,7 +11,14 @@ from dataclasses import replace
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
 from penstock.streams.record_names import PREFIX, is_of_ids
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
+from penstock.streams.rows.row_store import (
+    Changes,
+    IntervalRef,
+    IntervalRow,
+    Kept,
+    counter_name,
+    first_sequence,
+)
 
 NOTHING = Kept(rows=0, bytes=0)
 
@@ -162,8 +169,8 @@ def _kept_after(kept: Kept, changes: Changes, unseen: Kept) -> Kept:
 def _next_seq(row: IntervalRow, changes: Changes) -> dict[str, int]:
     next_seq = dict(row.next_seq)
     for out in changes.outbox:
-        name = f"{out.category_birth}:{out.partition}"
-        assert out.count > 0 and out.first_seq == next_seq.get(name, 1), (
+        name = counter_name(out.category_birth, out.partition, in_life=out.in_life)
+        assert out.count > 0 and out.first_seq == next_seq.get(name, first_sequence(in_life=out.in_life)), (
             f"outbox sequences of {name} have a gap"
         )
         next_seq[name] = out.first_seq + out.count

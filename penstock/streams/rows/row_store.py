@@ -13,6 +13,10 @@ from typing import Any, Protocol
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MIN
 
+# Outbox sequences above this are counted for the names of an interval's lives, those below for its own name.
+# So a row says under which name it goes out, whatever the job's settings are by then.
+LIFE_SEQ = 1 << 48
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRef:
@@ -54,6 +58,21 @@ class OutboxRow:
     ts_min: Millis  # of the productions that are not late; LOW_MAX if all are
     payload: bytes  # Arrow IPC stream, schema of the category
 
+    @property
+    def in_life(self) -> bool:
+        """Whether it is sent under the name of a life, and not compared with what earlier ones sent."""
+        return self.first_seq > LIFE_SEQ
+
+
+def counter_name(category_birth: str, partition: int, *, in_life: bool) -> str:
+    """Each output partition has two counters: a name of the bus has its own sequences, without gaps."""
+    return f"{category_birth}:{partition}{'~' * in_life}"
+
+
+def first_sequence(*, in_life: bool) -> int:
+    """Where such a counter begins."""
+    return LIFE_SEQ + 1 if in_life else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
@@ -91,7 +110,7 @@ class IntervalRow:
     input_low: Millis
     output_low: Millis
     event_time_max: Mapping[str, Millis]  # running maximum per event_time input category birth
-    next_seq: Mapping[str, int]  # "<category birth>:<partition>" -> next outbox sequence (starts at 1)
+    next_seq: Mapping[str, int]  # by `counter_name`: the next outbox sequence
     intent: Intent | None = None
     counters: Mapping[str, int] = field(
         default_factory=dict

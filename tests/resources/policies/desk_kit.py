@@ -21,6 +21,7 @@ from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.packages import build_package
 from penstock.tasks.messages import Heartbeat, ShardEntry, TaskReport
 from tests.builders import ADMIN, CODE, ONCALL, PACKAGE, a_body
+from tests.ready import ready_folder
 
 JOB = "demo.count"
 TASKS = 4
@@ -42,7 +43,7 @@ class Scene:
     """One job, one container that reports its tasks, and the desk."""
 
     def __init__(self, folder: Path, code: str, *, budget_ms: int = 60_000, **settings: Any) -> None:
-        self.plane = ControlPlane(Settings(folder=folder, **settings))
+        self.plane = ControlPlane(Settings(folder=ready_folder(folder), **settings))
         self.clock = SetClock()
         self.plane.clock = self.clock
         self.plane.packages.put(PACKAGE, CODE)

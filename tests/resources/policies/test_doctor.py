@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.main import get_command
 
-from penstock.cli.main import app
+from penstock.cli.main import program
 from penstock.jobs.config import JobConfig
 from penstock.resources.frames import NoFrame
 from penstock.resources.policies.controls import ControlSettings
@@ -178,7 +177,7 @@ def every_command(group: Any, words: tuple[str, ...] = ()) -> dict[tuple[str, ..
     return {name: command for group in below for name, command in group.items()}
 
 
-COMMANDS = every_command(get_command(app))
+COMMANDS = every_command(program())
 
 
 @pytest.mark.parametrize("name", sorted(TROUBLES))

@@ -259,7 +259,8 @@ def test_a_writer_that_lost_its_answer_looks_and_repeats_nothing(place: KafkaPla
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the answer was lost"))
 
     slow = KafkaLog(place, fault=fault)
-    assert publish(slow, "a", 1, 10).trimmed == {0: 10, 1: 10}
+    answer = publish(slow, "a", 1, 10)
+    assert answer.trimmed == {0: 10, 1: 10} and answer.retried
     assert lost and stored(log, 0) == list(range(1, 11))
     slow.close()
 
