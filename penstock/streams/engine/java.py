@@ -12,8 +12,8 @@ from penstock.core.errors import EnvironmentProblem
 JAVA_VERSIONS = (17, 21)
 
 
-def require_java() -> None:
-    """Find Java 17 or 21, or say what to install."""
+def require_java() -> str:
+    """Find Java 17 or 21 and return what it says of itself, or say what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -24,13 +24,15 @@ def require_java() -> None:
             "openjdk@17), or run `make setup`",
         )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    version = java_version(answer.stderr + answer.stdout)
+    said = answer.stderr + answer.stdout
+    version = java_version(said)
     if version not in JAVA_VERSIONS:
         raise EnvironmentProblem(
             f"this Java is version {version}",
             why=f"{java} answers so; Spark 4.3 runs on Java 17 or 21",
             fix="install Java 17 or 21 and set JAVA_HOME to it",
         )
+    return said
 
 
 def java_version(text: str) -> int:

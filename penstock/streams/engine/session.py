@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from pyspark.sql import SparkSession
 
 import penstock
 from penstock.streams.bus.spark_source import PenstockSource
+from penstock.streams.engine.class_archive import archive_options, spark_home
 from penstock.streams.engine.java import require_java
 from penstock.streams.engine.planners import OPENED, Planners
 from penstock.streams.engine.warm_up import warm_up
@@ -47,16 +47,18 @@ def build_session(
     heap_mb: int = 1024,
     master: str = "",
     is_shared: bool = True,
+    recorded: Path | None = None,
 ) -> SparkSession:
     """A session that has run its first batch: local, or with executors of another Spark (`master`).
 
     `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
     see the folders of bus, rows and packages under the same paths. A session that is not shared has one
-    query: a process from which planners of queries are forked would only take memory.
+    query: a process from which planners of queries are forked would only take memory. With `recorded`, the
+    classes it loads are written there when its JVM ends.
     """
-    require_java()
+    java = require_java()
     scratch.mkdir(parents=True, exist_ok=True)
-    os.environ["SPARK_HOME"] = str(_home_without_zips(scratch))
+    os.environ["SPARK_HOME"] = str(spark_home(java, scratch, is_recorded=recorded is not None))
     # Executors elsewhere start their workers with the same name, and have no file of ours.
     has_planners = is_shared and not master and (OPENED.exists() or _fits_sockets(scratch))
     planners = Planners(_temporary(scratch)) if has_planners else None
@@ -66,7 +68,9 @@ def build_session(
     builder = _elsewhere(builder, master, cores) if master else _here(builder, cores, scratch)
     session = (
         builder.config("spark.driver.memory", f"{heap_mb}m")
-        .config("spark.driver.extraJavaOptions", _java_options(scratch))
+        .config(
+            "spark.driver.extraJavaOptions", f"{_java_options(scratch)} {archive_options(java, recorded)}"
+        )
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.local.dir", str(scratch / "spark"))
@@ -132,7 +136,7 @@ def _elsewhere(builder: SparkSession.Builder, master: str, cores: int) -> SparkS
     )
 
 
-def end_session(session: SparkSession) -> None:
+def end_session(session: SparkSession, *, wait_s: float = END_S) -> None:
     """Stop it, and wait until its JVM is gone: a command that has ended leaves nothing behind."""
     gateway: Any = session.sparkContext._gateway
     planners = _planners.pop(session.sparkContext.applicationId, None)
@@ -140,7 +144,7 @@ def end_session(session: SparkSession) -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     try:
-        gateway.proc.wait(timeout=END_S)
+        gateway.proc.wait(timeout=wait_s)
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
@@ -157,18 +161,3 @@ def _java_options(scratch: Path) -> str:
         f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}" '
         f'"-Dlog4j2.configurationFile={logging}"'
     )
-
-
-def _home_without_zips(scratch: Path) -> Path:
-    """Spark's folder, seen through links, without its zipped copy of pyspark.
-
-    Python workers would put those zips first on their path and compile pyspark anew in every process: one
-    second of CPU each, instead of a quarter with the installed package and its byte code.
-    """
-    original, home = Path(pyspark.__file__).parent, scratch / "spark-home"
-    home.mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "jars", "sbin"):
-        link = home / name
-        if not link.exists():
-            link.symlink_to(original / name)
-    return home
