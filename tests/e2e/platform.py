@@ -159,7 +159,7 @@ class Platform:
         expected = Counter({(second, query, n): 1 for (second, query), n in Counter(self.injected).items()})
         assert found == expected
 
-    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = 120) -> float:
+    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = 300) -> float:
         """Poll until it holds; on failure show the end of every log."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:

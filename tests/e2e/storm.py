@@ -280,7 +280,7 @@ class Storm:
                 return len(tasks) == self.platform.line(job)["task_count"] and counted[-1] == self.late
 
             try:
-                self.platform.wait(f"{self.late} late ones in {job}", is_counted, seconds=30)
+                self.platform.wait(f"{self.late} late ones in {job}", is_counted, seconds=120)
             except AssertionError as error:
                 raise AssertionError(f"{job} counted {counted[-1:]} late ones of {self.late}") from error
 

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from tests.builders import a_process
 from tests.e2e.platform import Platform
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 JOB = "demo.tick"
 # Locks each partition that it is given: two readers of one would clash. Then it writes down what it reads.
 READER = """
@@ -59,18 +59,18 @@ def test_a_new_deal_reaches_processes_and_no_partition_has_two_readers(platform:
         running = len(platform.running(JOB)) == len(partitions)
         return running and [found.get(str(n)) for n in range(len(partitions))] == [*partitions]
 
-    platform.wait("an even deal", lambda: reads("0,1,2", "3,4,5"), seconds=60)
+    platform.wait("an even deal", lambda: reads("0,1,2", "3,4,5"), seconds=150)
     deal = [1, 0, 0, 1, 1, 1]
     platform.client.patch_layer(
         JOB, "oncall", {"partition_tasks": deal}, why="partition 0 is hot", key=new_key()
     )
-    platform.wait("another deal", lambda: reads("1,2", "0,3,4,5"), seconds=60)
+    platform.wait("another deal", lambda: reads("1,2", "0,3,4,5"), seconds=150)
     shown = json.loads(platform.cli("config", "show", JOB, "--output", "json").stdout)
     assert shown["config"]["partition_tasks"] == deal
     assert shown["provenance"]["partition_tasks"]["layer"] == "oncall"
 
     platform.client.patch_layer(JOB, "oncall", {"task_count": 3}, why="more", key=new_key())
-    platform.wait("an even deal of three", lambda: reads("0,1", "2,3", "4,5"), seconds=60)
+    platform.wait("an even deal of three", lambda: reads("0,1", "2,3", "4,5"), seconds=150)
     assert "partition_tasks is ignored: task 2 of 3" in " ".join(
         platform.cli("job", "get", JOB).stdout.split()
     )
@@ -83,5 +83,5 @@ def test_a_new_deal_reaches_processes_and_no_partition_has_two_readers(platform:
         )
     assert "3 entries, the job has 6 partitions" in caught.value.why
     platform.client.patch_layer(JOB, "oncall", {"task_count": None}, why="two again", key=new_key())
-    platform.wait("the deal again", lambda: reads("1,2", "0,3,4,5"), seconds=60)
+    platform.wait("the deal again", lambda: reads("1,2", "0,3,4,5"), seconds=150)
     assert not [*marks.glob("clash *")]

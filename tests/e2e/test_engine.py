@@ -12,7 +12,7 @@ from penstock.streams.injector import Injector
 from tests.e2e.platform import COUNT, PARSE, ZEITGEIST, Platform
 from tests.kin import kin_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture

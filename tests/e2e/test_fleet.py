@@ -20,7 +20,7 @@ from tests.e2e.platform import Platform
 from tests.kin import kill_all, kin_of
 from tests.tidy_rules import ROOT
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 JOB = "demo.tick"
 # Says who it is and what it was given, then writes down that it lives; one file per process.
 WORKER = """

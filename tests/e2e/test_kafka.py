@@ -17,7 +17,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.streams.injector import Injector
 from tests.e2e.platform import Platform
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 CLEAN = """
 from penstock import Pipeline

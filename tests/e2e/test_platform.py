@@ -12,7 +12,7 @@ import pytest
 from penstock.streams.injector import Injector
 from tests.e2e.platform import COUNT, PARSE, ZEITGEIST, Platform, pause
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture

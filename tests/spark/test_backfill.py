@@ -213,7 +213,7 @@ def test_zeitgeist_finds_the_same_in_a_stream_and_in_a_batch(spark: Any, tmp_pat
         publish(stage, batch, injector, low=low, now_ms=1000 + first)
     injector.close(now_ms=10**6)
     ids = [task for job in stage.configs for task in stage.start(job)]
-    wait_for(lambda: stage.log.watermark("anomalies") == LOW_MAX, "the end of the stream", seconds=100)
+    wait_for(lambda: stage.log.watermark("anomalies") == LOW_MAX, "the end of the stream", seconds=300)
     stage.stop(ids)
     rows = read_category(spark, stage.bus, stage.log.describe("queries"))
     found = batched(stage, "anomalies", {"queries": rows})

@@ -17,7 +17,7 @@ import pytest
 
 from tests.kin import kill_all, kin_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 
 

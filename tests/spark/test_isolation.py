@@ -17,7 +17,7 @@ from penstock.tasks.specs import TaskSpec
 from tests.kin import kin_of
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def a_spec(stage: Stage, job: str, **changes: Any) -> TaskSpec:

@@ -27,7 +27,7 @@ def stage(spark: Any, kafka: Any, tmp_path: Path) -> Stage:
     return Stage(spark, tmp_path, ZEITGEIST / "pipeline.py", category, bus=kafka.new_place())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_counts_on_kafka_are_exact_across_a_rescale_with_zombies(stage: Stage) -> None:
     """Plan: one task each; two each under a new generation, while the old ones go on until they are refused; end."""
     injector = stage.injector("queries")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.spark.test_tasks import ZEITGEIST, queries, reference
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
