@@ -220,7 +220,7 @@ def _group_numbers(merged: Partials, name: str) -> tuple[Ints, Ints, Ints]:
     numbered = merged.main.select([CELL, KEY]).append_column(
         "_place", pa.array(np.arange(merged.main.num_rows, dtype=np.int64))
     )
-    joined = merged.long[name].join(numbered, keys=[CELL, KEY], join_type="inner")
+    joined = merged.long[name].join(numbered, keys=[CELL, KEY], join_type="inner", use_threads=False)
     place, bucket = (_ints(_whole(joined.column(one))) for one in ("_place", _BUCKET))
     return place, bucket, _ints(_whole(joined.column(_NUMBER)))
 

@@ -183,4 +183,4 @@ def _placed(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
             "_place": pa.array(places),
         }
     )
-    return rows.join(made_by, keys=["window_start", "_key"], join_type="inner")
+    return rows.join(made_by, keys=["window_start", "_key"], join_type="inner", use_threads=False)

@@ -234,7 +234,8 @@ def _same_sessions(whole: Partials, groups: pa.Table) -> Partials:
     """Those sessions of `whole` that are named, by start and key."""
     tables = {"": whole.main, **whole.long}
     found = {
-        name: rows.join(groups, keys=[CELL, KEY], join_type="left semi") for name, rows in tables.items()
+        name: rows.join(groups, keys=[CELL, KEY], join_type="left semi", use_threads=False)
+        for name, rows in tables.items()
     }
     return Partials(main=found.pop(""), long=found)
 

@@ -95,7 +95,7 @@ def ends_of(sessions: Partials) -> Ints:
 
 
 def _moved(table: pa.Table, renamed: pa.Table) -> pa.Table:
-    joined = table.join(renamed, keys=[CELL, KEY], join_type="inner")
+    joined = table.join(renamed, keys=[CELL, KEY], join_type="inner", use_threads=False)
     return pa.table({CELL: joined.column("_to"), **{n: joined.column(n) for n in table.column_names[1:]}})
 
 
@@ -106,7 +106,7 @@ def parted(sessions: Partials, chosen: Any) -> tuple[Partials, Partials]:
         main = sessions.main.filter(pa.array(mask))
         groups = main.select([CELL, KEY])
         long = {
-            name: table.join(groups, keys=[CELL, KEY], join_type="left semi")
+            name: table.join(groups, keys=[CELL, KEY], join_type="left semi", use_threads=False)
             for name, table in sessions.long.items()
         }
         halves.append(Partials(main=main, long=long))
