@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.streams.arrow_expressions import ArrowExpression, Unsure, as_type, in_arrow
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.keys import key_texts
 from penstock.streams.task import DATA, SYSTEM_COLUMNS
 
 _SYSTEM = [name for name, _ in SYSTEM_COLUMNS]
@@ -111,7 +112,7 @@ def _key(key: ArrowExpression | None) -> _Stage | None:
     place = _SYSTEM.index("_key")
 
     def run(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.set_column(place, "_key", pc.fill_null(_spread(text, rows), ""))
+        return rows.set_column(place, "_key", key_texts(_spread(text, rows)))
 
     return run
 

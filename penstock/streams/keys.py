@@ -1,13 +1,73 @@
-"""Which partition a key belongs to: the same on every machine, for ever. Pure."""
+"""A record's key as text, and which partition it belongs to: the same on every machine, for ever. Pure.
+
+The text of a key of one column is the value's own. NULL has the text `[null]`, so that it is a key of its
+own, apart from ''; a value with just this text, or with more opening brackets, gets another one in front. The
+text of a key of several columns is a JSON array of their texts, with null for NULL.
+"""
 
 from __future__ import annotations
 
 import zlib
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+NULL_KEY = "[null]"
+_AFTER_BRACKETS = "null]"
+_PARTS = msgspec.json.Decoder(list[str | None])
+
+
+def key_texts(values: pa.Array) -> pa.Array:
+    """The text of a key for each value of its one expression; never null."""
+    texts = pc.fill_null(values, NULL_KEY)
+    alike = _is_bracketed(texts)
+    if alike is None:
+        return texts
+    escaped = pc.and_(alike, pc.is_valid(values))
+    return pc.if_else(escaped, pc.binary_join_element_wise("[", texts, ""), texts)
+
+
+def key_sql(text: str) -> str:
+    """`key_texts` in Spark's SQL, of an expression that gives a string."""
+    return rf"coalesce(regexp_replace({text}, '^(\\[+null\\])\\z', '[$1'), '{NULL_KEY}')"
+
+
+def key_values(texts: pa.Array) -> pa.Array:
+    """The values of a key of one column, from their texts."""
+    alike = _is_bracketed(texts)
+    if alike is None:
+        return texts
+    values = pc.if_else(pc.equal(texts, NULL_KEY), pa.scalar(None, pa.string()), texts)
+    return pc.if_else(alike, pc.utf8_slice_codeunits(values, 1), values)
+
+
+def key_parts(text: str, count: int) -> list[str | None]:
+    """The texts of the columns of a key of several; of a key that is missing, NULL for each."""
+    return _PARTS.decode(text) if text else [None] * count
+
+
+def has_null_part(texts: pa.Array, count: int) -> npt.NDArray[np.bool_]:
+    """Which of these keys of `count` columns have NULL in one of them: they are equal to no key."""
+    if count == 1:
+        found = pc.equal(texts, NULL_KEY)
+    else:
+        found = pc.match_substring(texts, "null")
+        if pc.any(found).as_py():
+            flags = [None in key_parts(text, count) for text in texts.filter(found).to_pylist()]
+            found = pc.replace_with_mask(found, found, pa.array(flags, pa.bool_()))
+    return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _is_bracketed(texts: pa.Array) -> pa.Array | None:
+    """Which of these are `null]` behind one opening bracket or more; None if none is."""
+    ends = pc.ends_with(texts, _AFTER_BRACKETS)
+    if not pc.any(ends).as_py():
+        return None
+    bare = pc.equal(pc.utf8_ltrim(texts, "["), _AFTER_BRACKETS)
+    return pc.and_(bare, pc.starts_with(texts, "["))
 
 
 def partition_of(key: str, partitions: int) -> int:

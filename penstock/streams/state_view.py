@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError, IntervalMissing, NotFound
 from penstock.jobs.births import interval_birth
 from penstock.jobs.state_fit import STATEFUL
 from penstock.streams.bus.log import Log
-from penstock.streams.keys import partition_of
+from penstock.streams.keys import NULL_KEY, partition_of
 from penstock.streams.rows.row_store import IntervalRef, Look, RowStore, ScannedState, ScannedTimer
 from penstock.streams.rows.scanning import PAGE_BYTES, key_after
 from penstock.streams.state_decode import decode_block, decode_state, is_in_blocks
@@ -226,6 +226,8 @@ def check_keeps(job: KeptJob) -> None:
 def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: str) -> str:
     """The text under which a key is stored; ConfigError if it cannot be a key of these columns. Pure."""
     if len(names) <= 1:
+        if given == NULL_KEY:
+            return given
         return _checked(job, names[0] if names else "", types, given)
     example = json.dumps([f"<{name}>" for name in names])
     try:

@@ -81,6 +81,36 @@ def test_a_plan_makes_the_same_rows(spark: Any):
     assert [repr(list(row.items())) for row in ours] == [repr(list(row.items())) for row in theirs]
 
 
+def test_both_give_a_key_the_same_text(spark: Any):
+    """NULL, '' and what looks like the text of NULL, from a filter on, so that Spark may put stages together."""
+    values = [None, "", "[null]", "[[null]", "[null]\n", "x[null]", '[null,"a"]', "null", "$1", "ß[null]"]
+    plan = {"stages": [{"op": "filter", "expr": "s IS NULL OR s <> 'x'"}], "key": "s"}
+    columns = (("s", "string"),)
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([*values, "elsewhere"])
+            if field.name in ("s", "_key")
+            else pa.array([*[DATA] * len(values), BAD], pa.int8())
+            if field.name == "_kind"
+            else pa.array(range(len(values) + 1), pa.int64())
+            if field.name == "_offset"
+            else pa.nulls(len(values) + 1, field.type)
+            for field in schema_of(columns)
+        ],
+        schema=schema_of(columns),
+    )
+    in_arrow_ = plan_in_arrow(plan, columns)
+    assert in_arrow_ is not None
+    made = in_arrow_.run(rows)
+    assert made is not None
+    ours = {row["_offset"]: row["_key"] for part in made for row in part.to_pylist()}
+    frame = spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1)
+    theirs = {row["_offset"]: row["_key"] for row in apply_stages(frame, plan).collect()}
+    assert ours == theirs
+    assert list(ours.values())[:4] == ["[null]", "", "[[null]", "[[[null]"]
+    assert ours[len(values)] == "elsewhere"
+
+
 @pytest.fixture
 def stage(spark: Any, tmp_path: Path) -> Stage:
     path = tmp_path / "loud.py"

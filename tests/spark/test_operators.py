@@ -79,7 +79,7 @@ def inject(stage: Stage, category: str, rows: list[dict[str, Any]]) -> None:
     injector.close(now_ms=2 * 10**6)
 
 
-def run_all(stage: Stage, sink: str) -> list[dict[str, Any]]:
+def run_all(stage: Stage, sink: str, *others: str) -> list[dict[str, Any]]:
     ids = [task for job in stage.configs for task in stage.start(job, tasks=2)]
 
     def is_done() -> bool:
@@ -87,7 +87,7 @@ def run_all(stage: Stage, sink: str) -> list[dict[str, Any]]:
             stage.log.advance(category.spec.name, now_ms=10**12)
         views = stage.tasks.poll()
         assert all(view.state in ("starting", "running") for view in views), views
-        return stage.log.watermark(sink) >= LOW_MAX
+        return all(stage.log.watermark(name) >= LOW_MAX for name in (sink, *others))
 
     wait_for(is_done, f"the end of {sink}")
     stage.stop(ids)
@@ -109,13 +109,13 @@ def as_rows(stage: Stage, sink: str, records: list[dict[str, Any]]) -> Counter[t
     return Counter(tuple(record[name] for name in names) for record in records)
 
 
-def a_stage(spark: Any, folder: Path, name: str, text: str) -> Stage:
+def a_stage(spark: Any, folder: Path, name: str, text: str, bus: str = "") -> Stage:
     from penstock.streams.places import open_log
 
-    open_log(f"embedded:{folder / 'bus'}").create(category_from_json(VISITS))
+    open_log(bus or f"embedded:{folder / 'bus'}").create(category_from_json(VISITS))
     path = folder / name
     path.write_text(text)
-    return Stage(spark, folder, path, SALES)
+    return Stage(spark, folder, path, SALES, bus=bus)
 
 
 def test_windows_run_on_spark_and_a_batch_makes_the_same_rows(spark: Any, tmp_path: Path):
@@ -173,3 +173,56 @@ def test_a_join_of_sql_runs_on_spark(spark: Any, tmp_path: Path):
     records = run_all(stage, "sql_pairs")
     expected = Counter({pair: n for pair, n in pairs_of(1500).items() if pair[2] is not None})
     assert Counter((row["shop"], row["amount"], row["seen"]) for row in records) == expected
+
+
+NULLS_SQL = """
+CREATE PIPELINE nulls WITH (partitions = 2);
+INSERT INTO per_shop
+SELECT shop, count(*) AS n FROM sales GROUP BY shop, window(event_time, '1 hour');
+INSERT INTO per_till
+SELECT shop, till, count(*) AS n FROM sales GROUP BY shop, till, window(event_time, '1 hour');
+INSERT INTO best
+SELECT shop, till, count(*) AS n FROM sales GROUP BY shop, till, window(event_time, '1 hour')
+QUALIFY row_number() OVER (PARTITION BY window, shop ORDER BY n DESC) <= 1;
+INSERT INTO met
+SELECT s.shop AS shop, amount, seen
+FROM (SELECT shop, amount FROM sales) s LEFT JOIN (SELECT shop, ts AS seen FROM visits) v
+ON s.shop = v.shop AND v.event_time BETWEEN s.event_time - INTERVAL 1 HOUR AND s.event_time + INTERVAL 1 HOUR;
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bus", ["embedded", "kafka"])
+def test_null_keys_on_spark_are_apart_from_the_empty_text_and_join_nothing(
+    spark: Any, tmp_path: Path, bus: str, request: pytest.FixtureRequest
+):
+    """Streams on both buses, and the batch over the same records, beside plain Python."""
+    place = "" if bus == "embedded" else request.getfixturevalue("kafka").new_place()
+    stage = a_stage(spark, tmp_path, "nulls.sql", NULLS_SQL, bus=place)
+    names = [None, "", "a", None, "[null]"]
+    sold = [
+        {"shop": names[n % 5], "till": n % 3 or None, "amount": float(n), "ts": 1000 + n} for n in range(60)
+    ]
+    came = [{"shop": names[n], "ts": 1500 + n} for n in range(5)]
+    for category, rows in (("sales", sold), ("visits", came)):
+        injector = stage.injector(category)
+        injector.publish(
+            [str(n) for n in range(len(rows))],
+            [row["ts"] for row in rows],
+            [json.dumps(row).encode() for row in rows],
+        )
+        injector.close(now_ms=2 * 10**6)
+    found = {"per_shop": run_all(stage, "per_shop", "per_till", "best", "met")}
+    found |= {sink: stage.records(sink) for sink in ("per_till", "best", "met")}
+    assert {row["shop"]: row["n"] for row in found["per_shop"]} == Counter(row["shop"] for row in sold)
+    assert len(found["per_shop"]) == 4
+    both = Counter((row["shop"], row["till"]) for row in sold)
+    assert {(row["shop"], row["till"]): row["n"] for row in found["per_till"]} == both
+    assert Counter(row["shop"] for row in found["best"]) == dict.fromkeys(set(names), 1)
+    met = Counter()
+    for row in sold:
+        partners = [visit["ts"] for visit in came if visit["shop"] == row["shop"] and row["shop"] is not None]
+        met.update((row["shop"], row["amount"], seen) for seen in partners or [None])
+    assert Counter((row["shop"], row["amount"], row["seen"]) for row in found["met"]) == met
+    for sink, rows in found.items():
+        assert batched(spark, stage, sink, ["sales", "visits"]) == as_rows(stage, sink, rows)

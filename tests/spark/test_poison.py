@@ -131,7 +131,7 @@ def test_a_job_that_is_to_stop_at_poison_stops_and_goes_on_when_told_otherwise(m
 
 
 def test_null_keys_stay_together_whatever_they_come_with(make: MakeStage):
-    """A batch of nulls alone and one with others: the empty key has one partition, so one state."""
+    """A batch of nulls alone and one with others: the key NULL has one partition, so one state."""
     stage = make()
     publish(stage, [sale(None, "1", 1)], key="k")
     run_until(stage, "shares", 1)
@@ -142,6 +142,6 @@ def test_null_keys_stay_together_whatever_they_come_with(make: MakeStage):
         for partition, end in enumerate(stage.log.end_offsets("shares"))
         for batch in stage.log.read("shares", partition, 0, end)
         for row in batch.to_pylist()
-        if not row["_key"]
+        if row["_key"] == "[null]"
     }
     assert len(places) == 1

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.keys import NULL_KEY
 from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.windows import Spans, sliding, tumbling
@@ -45,9 +46,11 @@ def logs(draw: st.DrawFn) -> list[Event]:
             lows[side] += draw(st.integers(1, 20))
             events.append(Low(low=lows[side], input=side))
         else:
-            key = draw(st.sampled_from(["x", "y", ""]))
+            key = draw(st.sampled_from(["x", "y", "", NULL_KEY]))
             ts = max(0, lows[side] + draw(st.integers(-10, 25)))
-            events.append(Rec(key=key, ts=ts, values=(side, key, number), input=side))
+            events.append(
+                Rec(key=key, ts=ts, values=(side, None if key == NULL_KEY else key, number), input=side)
+            )
     return [*events, Low(low=LOW_MAX, input=0), Low(low=LOW_MAX, input=1)]
 
 
@@ -72,7 +75,7 @@ def expected(events: list[Event], how: str, window: Spans | None) -> Counter[tup
                 times = len(starts[0] & starts[1])
             else:
                 times = int(left.ts - BEFORE <= right.ts <= left.ts + AFTER)
-            if left.key == right.key and times:
+            if left.key == right.key != NULL_KEY and times:
                 matched |= {left, right}
                 found[max(left.ts, right.ts), left.key, left.values[2], right.values[2]] += times
     for side, mine in enumerate(sides):
@@ -103,8 +106,9 @@ def test_joins_are_those_of_plain_python_however_the_logs_are_cut_and_whoever_di
         world.live_and_die(cuts, at)
     world.live(cuts)
     rows = world.out_rows()
-    assert all(row["k"] == row["_key"] and not row["_late"] for row in rows)
-    found = Counter((row["_ts"], row["k"], row["a"], row["b"]) for row in rows)
+    assert all(row["_key"] == (NULL_KEY if row["k"] is None else row["k"]) for row in rows)
+    assert not any(row["_late"] for row in rows)
+    found = Counter((row["_ts"], row["_key"], row["a"], row["b"]) for row in rows)
     assert found == expected(events, how, window)
     world.check_marks()
     assert isinstance(world.rows, MemoryRows)

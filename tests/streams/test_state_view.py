@@ -254,7 +254,9 @@ def test_what_cannot_be_shown_is_refused_with_the_reason(
     [
         (["query"], {}, "cats", "cats"),
         (["n"], {"n": "bigint"}, "-7", "-7"),
-        (["n"], {"n": "bigint"}, "", ""),  # the text of NULL
+        (["n"], {"n": "bigint"}, "[null]", "[null]"),
+        (["query"], {}, "[null]", "[null]"),
+        (["n"], {"n": "bigint"}, "", ""),  # the text of NULL until it had one of its own
         (["a", "b"], {"b": "bigint"}, '["north", 3]', '["north","3"]'),
         (["a", "b"], {"b": "boolean"}, '["nörd", true]', '["nörd","true"]'),
         (["a", "b"], {}, '[null, ""]', '[null,""]'),

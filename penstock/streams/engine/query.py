@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.streams.engine.step_worker import REPORT_DDL, step_function
+from penstock.streams.keys import key_sql
 from penstock.streams.stage_checks import check_plan
 from penstock.streams.task import DATA, SYSTEM_COLUMNS, TaskDescriptor
 
@@ -76,8 +77,8 @@ def _apply(rows: DataFrame, stage: Mapping[str, Any], mine: str, *carried: str) 
     if stage["op"] == "filter":
         return rows.where(f"NOT ({mine}) OR coalesce(({stage['expr']}), false)")
     if stage["op"] == "key":
-        # A missing key is the empty one: it has a place of its own, the same in every batch.
-        key = f"CASE WHEN {mine} THEN coalesce(CAST(({stage['expr']}) AS STRING), '') ELSE _key END"
+        text = key_sql(f"CAST(({stage['expr']}) AS STRING)")
+        key = f"CASE WHEN {mine} THEN {text} ELSE _key END"
         return rows.withColumn("_key", F.expr(key))
     if stage["op"] == "explode":
         names, kinds = zip(*stage["columns"], strict=True)

@@ -2,7 +2,8 @@
 
 Pure. A record waits in its key's state row until the low watermark says that nothing on time can match it any
 more. A pair is given when the second of the two comes, stamped like the later one; what found no partner, if
-it is wanted, when its wait is over. Which pairs there are depends on the log and its marks alone.
+it is wanted, when its wait is over. A key with NULL in it is equal to no key: its record waits for nobody.
+Which pairs there are depends on the log and its marks alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.keys import has_null_part
 from penstock.streams.operators.kept_rows import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
@@ -132,9 +134,10 @@ class StreamJoin:
         held = decode_rows(given.states, self._schema, job=given.job, operator="join")
         made: list[pa.Table] = []
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
-            held, pairs = self._paired(held, self._fresh(stretch))
+            fresh, unequal = self._without_null_keys(self._fresh(stretch))
+            held, pairs = self._paired(held, fresh)
             held, alone = self._expired(held, stretch.low_after)
-            made += [table for table in (pairs, alone) if table.num_rows]
+            made += [table for table in (unequal, pairs, alone) if table.num_rows]
         keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys)
         return kept_result(given, states, timers, made, counters=flags.counters(len(given.timers)), tag=_TAG)
@@ -149,6 +152,14 @@ class StreamJoin:
         chosen = rows.filter(pa.array(~flagged & (~stretch.late | waits)))
         blank = pa.array(np.zeros(chosen.num_rows, dtype=np.bool_))
         return chosen.append_column(_MATCHED, blank).select(self._schema.names).cast(self._schema)
+
+    def _without_null_keys(self, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Those that may find a partner, and what is told of the others, at once."""
+        keys = fresh.column("_key").combine_chunks()
+        nulls = has_null_part(keys, len(self._spec.keys[LEFT]))
+        if not nulls.any():
+            return fresh, self._results(fresh, _NONE, _NONE, _NONE)
+        return fresh.filter(pa.array(~nulls)), self._told_alone(fresh, nulls)
 
     def _paired(self, held: pa.Table, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
         """All rows that wait now, and the pairs in which one is fresh."""
@@ -178,17 +189,21 @@ class StreamJoin:
         if not over.any():
             return rows, self._results(rows, _NONE, _NONE, _NONE)
         matched = np.asarray(rows.column(_MATCHED).to_numpy(), dtype=np.bool_)
+        return rows.filter(pa.array(~over)), self._told_alone(rows, over & ~matched)
+
+    def _told_alone(self, rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
+        """What is told of these rows, which have no partner, if their side is told at all."""
+        sides = _ints(rows, SIDE)
+        until = self._spec.waits_until(times_of(rows), sides)
         told = {"inner": (), "left": (LEFT,), "outer": (LEFT, RIGHT)}[self._spec.how]
-        alone = np.flatnonzero(over & ~matched & np.isin(sides, told))
+        alone = np.flatnonzero(chosen & np.isin(sides, told))
         keys = rows.column("_key").take(pa.array(alone)).to_pylist()
-        offsets = np.arange(len(alone))
-        order = sorted(range(len(alone)), key=lambda n: (until[alone[n]], keys[n], offsets[n]))
+        order = sorted(range(len(alone)), key=lambda n: (until[alone[n]], keys[n], n))
         alone = alone[np.array(order, dtype=np.int64)]
         is_left = sides[alone] == LEFT
-        results = self._results(
+        return self._results(
             rows, np.where(is_left, alone, -1), np.where(is_left, -1, alone), until[alone] - 1
         )
-        return rows.filter(pa.array(~over)), results
 
     def _results(self, rows: pa.Table, left: Ints, right: Ints, stamps: Ints) -> pa.Table:
         """Result rows; -1 stands for no record on that side."""
