@@ -11,7 +11,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from penstock.streams.functions import AGGREGATES, GENERATORS
 from penstock.streams.graph import safe_name
 from penstock.streams.pipeline import Pipeline, Stream
-from penstock.streams.sql_joins import read_condition
+from penstock.streams.sql_joins import Sides, read_condition
 from penstock.streams.sql_qualify import FIRST, TOP, check_first, read_qualify, top_column
 from penstock.streams.sql_tokens import Cursor
 from penstock.streams.windows import WINDOW_END, WINDOW_START, Spans, session, sliding, tumbling
@@ -145,7 +145,7 @@ class Query:
     def _from(self) -> tuple[Stream, set[str]]:
         cursor = self._cursor
         stream, alias = self._table()
-        names = {alias}
+        names, timed = {alias}, frozenset({alias})
         while True:
             if cursor.take("LATERAL"):
                 stream = self._lateral(stream, names)
@@ -156,8 +156,10 @@ class Query:
             self._here()
             cursor.take(*how)
             right, other = self._table()
-            stream = self._joined(stream, names, right, other, _JOINS[how])
+            sides = Sides(left=frozenset(names), timed=timed, right=other)
+            stream = self._joined(stream, right, sides, _JOINS[how])
             names.add(other)
+            timed = frozenset()  # a pair has the later of two times
 
     def _table(self) -> tuple[Stream, str]:
         cursor = self._cursor
@@ -219,14 +221,14 @@ class Query:
         made = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
         return stream.flat_map(f"{function}({array}) AS {made}")
 
-    def _joined(self, left: Stream, names: set[str], right: Stream, other: str, how: str) -> Stream:
+    def _joined(self, left: Stream, right: Stream, sides: Sides, how: str) -> Stream:
         cursor, at = self._cursor, self._pipeline._place_of_sql
         cursor.expect("ON", fix="write JOIN … ON a.key = b.key AND b.event_time BETWEEN …")
-        found = read_condition(cursor, cursor.expression(), left=names, right=other)
+        found = read_condition(cursor, cursor.expression(), sides)
         self._pipeline._place_of_sql = at
         keyed = [
             stream.key_by(*keys, name=self._free(safe_name(f"{side}_by_{'_'.join(keys)}")))
-            for stream, keys, side in ((left, found.left, min(names)), (right, found.right, other))
+            for stream, keys, side in ((left, found.left, min(sides.left)), (right, found.right, sides.right))
         ]
         within = (found.before_ms, found.after_ms)
         return keyed[0].join(keyed[1], within=within, how=how, name=self._free("join"))
