@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
 from penstock.streams.bus.kafka_log import KafkaLog
-from penstock.streams.bus.log import CategorySpec, Log
+from penstock.streams.bus.log import ARROW_TYPES, CategorySpec, Log
 from tests.contracts.buses import (
     EXAMPLES,
     SPEC,
@@ -128,6 +128,39 @@ def test_records_come_back_as_they_were_published(log: Log):
     log.publish("clicks", producer="a", epoch=1, batches={0: sent}, gapless=True)
     (read,) = log.read("clicks", 0, 0, 3)
     assert read.schema.equals(SPEC.schema()) and read.equals(sent)
+
+
+VALUES: dict[str, list[object]] = {
+    "string": ["", "ä\n\0", "[null]"],
+    "bigint": [0, 2**63 - 1, -(2**63)],
+    "int": [0, 2**31 - 1, -(2**31)],
+    "double": [-0.0, 5e-324, float("inf")],
+    "float": [1.5, -(2.0**100), float("-inf")],
+    "boolean": [True, False, True],
+    "binary": [b"", b"\xff\0", b"ab"],
+}
+
+
+def test_values_of_every_type_of_column_come_back(log: Log):
+    """Each type and an array of it: values, no value, an array with one in it, an empty one, and no array."""
+    assert set(ARROW_TYPES) == {*VALUES, *(f"array<{kind}>" for kind in VALUES)}
+    columns = tuple((kind.translate({60: "_", 62: None}), kind) for kind in ARROW_TYPES)
+    spec = CategorySpec(name="typed", partitions=1, columns=columns)
+    log.create(spec)
+    own = [
+        [[*VALUES[kind[6:-1]], None], [], [None], None]
+        if kind.startswith("array<")
+        else [*VALUES[kind], None]
+        for _, kind in columns
+    ]
+    system = [[1, 2, 3, 4], [7] * 4, [None, "", "[null]", "k"], [False] * 4]
+    sent = pa.RecordBatch.from_arrays(
+        [pa.array(values, field.type) for values, field in zip([*system, *own], spec.schema(), strict=True)],
+        schema=spec.schema(),
+    )
+    log.publish("typed", producer="a", epoch=1, batches={0: sent}, gapless=True)
+    read = pa.Table.from_batches(log.read("typed", 0, 0, log.end_offsets("typed")[0]))
+    assert read.equals(pa.Table.from_batches([sent]))
 
 
 @pytest.mark.parametrize("format_", ["json", "avro", "bytes"])

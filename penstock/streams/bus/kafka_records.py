@@ -35,6 +35,9 @@ _MSGPACK_TYPES: dict[str, Any] = {
     "boolean": bool,
     "binary": bytes,
 }
+_MSGPACK_TYPES |= {
+    f"array<{name}>": list.__class_getitem__(kind | None) for name, kind in _MSGPACK_TYPES.items()
+}
 
 
 class Received(Protocol):
