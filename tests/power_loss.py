@@ -5,7 +5,9 @@ The recorder stands between SQLite and its own way to the disk (a VFS, registere
 Python's `sqlite3` uses), so the code under test is not touched. Files that Python writes itself count as synced
 with what they hold when `os.fsync` is called.
 
-Not modelled: names. A file that was synced once keeps its name.
+A name that Python's code gives, to a new file or by renaming, is durable when the name's folder was synced after
+it; until then the old name may be found, or none. Not modelled: names of folders, and names that SQLite gives,
+which syncs the folder itself.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from __future__ import annotations
 import ctypes as c
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +53,32 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class Rename:
+    path: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFolder:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """Somebody was told that it is done, whatever `what` is."""
 
     what: Any
 
 
-Event = Write | Cut | Sync | Delete | Acknowledged
+Event = Write | Cut | Sync | Delete | Rename | SyncFolder | Acknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name that may be lost: by the sync of which folder it lasts, and what is found without it."""
+
+    folder: str
+    before: str | None
 
 
 def disk_after(
@@ -69,6 +91,7 @@ def disk_after(
     """
     durable = {str(folder / path.relative_to(before)): path.read_bytes() for path in _files(before)}
     pending: dict[str, list[Write | Cut]] = {}
+    names: dict[str, list[_Name]] = {}  # of each file that may be found under another name, oldest first
     for event in events:
         match event:
             case Write(path) | Cut(path):
@@ -76,15 +99,34 @@ def disk_after(
             case Sync(path, None):
                 durable[path] = _applied(durable.get(path, b""), pending.pop(path, []))
             case Sync(path, whole):
+                if path not in durable:
+                    names[path] = [_Name(os.path.dirname(path), None)]
                 durable[path] = whole
+            case Rename(path, new):
+                for old in [one for one in durable if one == path or one.startswith(f"{path}/")]:
+                    moved = new + old.removeprefix(path)
+                    durable[moved] = durable.pop(old)
+                    names[moved] = [*names.pop(old, []), _Name(os.path.dirname(new), old)]
+            case SyncFolder(folder_):
+                # What was done to a name before is on disk with it, or does not matter any more.
+                for path, found in names.items():
+                    last = max((n for n, name in enumerate(found) if name.folder == folder_), default=-1)
+                    names[path] = found[last + 1 :]
             case Delete(path):
                 durable.pop(path, None)
                 pending.pop(path, None)
-    for path in {*durable, *pending}:
+    for path in sorted({*durable, *pending}):
         if path.endswith(SHARED_MEMORY):
             continue
+        known: str | None = path
+        for name in reversed(names.get(path, [])):
+            if rng.random() < 0.5:
+                break
+            known = name.before
+        if known is None:
+            continue
         left = [kept for event in pending.get(path, []) for kept in _what_is_left(event, rng)]
-        target = into / Path(path).relative_to(folder)
+        target = into / Path(known).relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(_applied(durable.get(path, b""), left))
 
@@ -184,19 +226,27 @@ class Recorder:
     def recording(self, folder: Path) -> Iterator[list[Event]]:
         """Files that are opened meanwhile, below this folder."""
         self.events, self._folder, fsync = [], str(folder), os.fsync
+        rename, replace = os.rename, os.replace
 
         def recorded(descriptor: int) -> None:
             fsync(descriptor)
             path = os.readlink(f"/proc/self/fd/{descriptor}")
-            if path.startswith(str(folder)) and os.path.isfile(path):
-                self.events.append(Sync(path, Path(path).read_bytes()))
+            if path.startswith(str(folder)):
+                is_file = os.path.isfile(path)
+                self.events.append(Sync(path, Path(path).read_bytes()) if is_file else SyncFolder(path))
+
+        def renamed(call: Callable[..., None], old: Any, new: Any) -> None:
+            call(old, new)
+            if os.fspath(new).startswith(str(folder)):
+                self.events.append(Rename(os.fspath(old), os.fspath(new)))
 
         self._library.sqlite3_vfs_register(c.addressof(self._vfs), 1)
         os.fsync = recorded
+        os.rename, os.replace = partial(renamed, rename), partial(renamed, replace)
         try:
             yield self.events
         finally:
-            os.fsync, self._folder = fsync, None
+            os.fsync, os.rename, os.replace, self._folder = fsync, rename, replace, None
             self._library.sqlite3_vfs_register(self._original, 1)
 
     def _open(self, _vfs: Any, name: int | None, file: int, flags: int, out: Any) -> int:

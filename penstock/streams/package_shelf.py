@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.core.disk import make_folder, sync_folder
 from penstock.core.errors import ConfigError, DiskFull, NotFound
 from penstock.streams.packages import unpack_package
 
@@ -21,10 +22,12 @@ class PackageShelf:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     def put(self, hash_: str, data: bytes) -> None:
-        """Keep a package. Repeating does nothing; a wrong hash is refused."""
+        """Keep a package: on disk, bytes and name, when it returns. Repeating does nothing; a wrong hash is
+        refused.
+        """
         path = self._path(hash_)
         actual = hashlib.sha256(data).hexdigest()
         if actual != hash_:
@@ -33,15 +36,17 @@ class PackageShelf:
                 why=f"it was sent as {hash_[:12]}… but its content hashes to {actual[:12]}…",
                 fix="send it again: it was damaged on its way",
             )
-        if path.exists():
-            return
         temporary = self._folder / f".{secrets.token_hex(8)}"
         try:
+            if path.exists():
+                sync_folder(self._folder)  # whoever put it here may have died before that
+                return
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            sync_folder(self._folder)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise DiskFull(

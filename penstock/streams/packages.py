@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from penstock.core.disk import make_folder, sync_folder
 from penstock.core.errors import CorruptData, DiskFull, PipelineError
 from penstock.streams.compiled import PackageRef
 from penstock.streams.graph import safe_name
@@ -173,7 +174,7 @@ def _is_skipped(path: Path) -> bool:
 
 
 def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
     try:
         for name, content in files.items():
@@ -184,24 +185,16 @@ def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         for folder, _, _ in os.walk(unfinished):
-            _sync_folder(Path(folder))
+            sync_folder(Path(folder))
         unfinished.chmod(0o755)
         os.rename(unfinished, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         # Another process was first: its folder is as good as ours, and is compared below.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_unpacked(files: Mapping[str, bytes], target: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
+from penstock.core.disk import make_folder, sync_folder
 from penstock.core.errors import CorruptData
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus import admission, idle, log_index, log_marks, log_retention
@@ -29,7 +30,7 @@ from penstock.streams.bus.embedded_compact import compact_category
 from penstock.streams.bus.embedded_publish import Publish, SegmentCleaned, publish_once
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
 from penstock.streams.bus.log_index import Entry, LogIndex
-from penstock.streams.bus.segments import read_batch, segment_path, sync_folder, translated
+from penstock.streams.bus.segments import read_batch, segment_path, translated
 
 # How often a publish starts again when the cleaner took its file for a dead publisher's.
 PUBLISH_TRIES = 5
@@ -326,7 +327,7 @@ class EmbeddedLog:
         """Made aside and renamed, so that nobody ever sees half a category."""
         unfinished = self._folder / f"{UNFINISHED}{secrets.token_hex(8)}"
         try:
-            unfinished.mkdir(parents=True)
+            make_folder(unfinished)
             log_index.build(unfinished, Category(spec=spec, birth=self._new_birth()))
             sync_folder(unfinished)
             self._fault("create:before")

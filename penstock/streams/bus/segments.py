@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.core.disk import sync_folder
 from penstock.core.errors import CorruptData, DiskFull, StoreUnavailable
 
 SUFFIX = ".arrow"
@@ -72,15 +73,6 @@ def write_segment(path: Path, encoded: Encoded, fault: Callable[[str], None]) ->
             path.unlink(missing_ok=True)
             raise
         fault("sync:after")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_batch(schema: pa.Schema, place: Place, *, path: Path, inline: bytes | None) -> pa.RecordBatch:

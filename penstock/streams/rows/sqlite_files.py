@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from penstock.core.disk import make_folder
 from penstock.core.errors import CorruptData
 from penstock.core.sqlite_errors import translate_sqlite
 
@@ -117,7 +118,7 @@ class SqliteFiles:
 def creating(path: Path) -> Iterator[sqlite3.Connection]:
     """One transaction in which the file may be new: until it commits the file counts as absent."""
     try:
-        _make_folder(path.parent)
+        make_folder(path.parent)
         connection = _connect(path, "rwc")
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -171,15 +172,3 @@ def _inode(path: Path) -> int | None:
         return path.stat().st_ino
     except FileNotFoundError:
         return None
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
