@@ -35,6 +35,7 @@ from penstock.resources.recorder import MetricRecorder
 from penstock.scaling import JobsOfPlane, build_scaler
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
+from penstock.streams.bus_care import BusCare
 from penstock.streams.catalogue import category_to_json
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
@@ -87,12 +88,12 @@ class ControlPlane:
         self._lead(seize=not self.database.is_shared)
         self.metrics = MetricStore(self.database)
         self._recorder = MetricRecorder(self.metrics)
-        self._cleaned_ms: Millis = 0
+        self._bus_care = BusCare(self.log, clean_ms=settings.clean_ms, clean_after_ms=settings.clean_after_ms)
         rest = partial(sleep_ms, REST_MS)
         self.capacity: CapacityManager = CapacityManager(
             self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms, rest=rest
         )
-        self._alarming = Alarming(self, self._store, lambda: self._loops)
+        self._alarming = Alarming(self, self._store, lambda: self._loops, lambda: self._bus_care.failing)
         self.alarms = self._alarming.service
         self._scaled = JobsOfPlane(
             self.jobs,
@@ -272,12 +273,7 @@ class ControlPlane:
     def _tend_bus(self) -> None:
         if not self.is_active:
             return
-        now_ms = self.clock.now_ms()
-        for category in self.log.categories():
-            self.log.advance(category.spec.name, now_ms=now_ms)
-        if now_ms - self._cleaned_ms >= self.settings.clean_ms:
-            self._cleaned_ms = now_ms
-            self.log.clean(now_ms=now_ms, older_than_ms=self.settings.clean_after_ms)
+        self._bus_care.tick(now_ms=self.clock.now_ms(), boot_ms=self.clock.boot_ms())
 
     def _wall_of(self, boot_ms: Millis) -> Millis:
         return self.clock.now_ms() - self.clock.boot_ms() + boot_ms
@@ -354,6 +350,18 @@ class ControlPlane:
 
     # -- streams ----------------------------------------------------------------------------------------
 
+    def category_views(self) -> dict[str, Any]:
+        """Every category, and of those that cannot be read why."""
+        views, unreadable = [], {}
+        for name in self.log.names():
+            try:
+                views.append(self.category_view(name))
+            except NotFound:
+                continue  # it is just being made
+            except PenstockError as error:
+                unreadable[name] = f"{error.what}: {error.why}"
+        return {"categories": views, **({"unreadable": unreadable} if unreadable else {})}
+
     def category_view(self, name: str) -> dict[str, Any]:
         """One category: spec, birth, how much is in it, how far its watermark is."""
         category = self.log.describe(name)
@@ -372,7 +380,7 @@ class ControlPlane:
                 why="records from outside have `event_time` or `injector`; `producers` is for jobs' outputs",
                 fix="choose one of the two",
             )
-        is_new = spec.name not in {category.spec.name for category in self.log.categories()}
+        is_new = spec.name not in self.log.names()
         self.log.create(spec)
         entry = Entry(
             at_ms=self.clock.now_ms(),

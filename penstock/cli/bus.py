@@ -20,9 +20,15 @@ import typer
 
 from penstock.cli import bus_tables
 from penstock.cli.connection import FOLDER, Folder, connect, endpoint_file
-from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
+from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line, tell_unreadable
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem, NotFound, StoreUnavailable
+from penstock.core.errors import (
+    ConfigError,
+    CorruptData,
+    EnvironmentProblem,
+    NotFound,
+    StoreUnavailable,
+)
 from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.settings import BUS_VARIABLE, Settings
 from penstock.streams import bus_copy
@@ -79,15 +85,23 @@ def described(log: Log, name: str) -> Category:
     try:
         return log.describe(name)
     except NotFound:
-        raise no_category(name, [found.spec.name for found in log.categories()]) from None
+        raise no_category(name, log.names()) from None
 
 
 @app.command(epilog=EXIT_CODES)
 def ls(folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> None:
     """Every category of the bus."""
     log = find_bus(folder, bus)
-    found = [_view(log, category) for category in log.categories()]
+    found, unreadable = [], dict[str, str]()
+    for name in log.names():
+        try:
+            found.append(_view(log, log.describe(name)))
+        except NotFound:
+            continue  # it is just being made
+        except (CorruptData, EnvironmentProblem, ConfigError) as error:
+            unreadable[name] = f"{error.what}: {error.why}"
     show(found, output, lambda: bus_tables.categories_table(found))
+    tell_unreadable(unreadable)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -34,7 +34,7 @@ from penstock.cli import (
     watermarks,
 )
 from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show
+from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show, tell_unreadable
 from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
@@ -289,6 +289,7 @@ def category(
     output: Output = Form.TABLE,
 ) -> None:
     """Show the categories of the bus, or create one of JSON records."""
+    unreadable: dict[str, str] = {}
     if create:
         spec = {
             "name": name,
@@ -307,7 +308,9 @@ def category(
     else:
         with connect(folder, role="reader") as client:
             found = [client.category(name)] if name else client.categories()
+            unreadable = {} if name else client.unreadable_categories()
     show(found[0] if name else found, output, lambda: tables.categories_table(found))
+    tell_unreadable(unreadable)
 
 
 def _columns(text: str) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -70,6 +70,15 @@ def exit_code_of(error: PenstockError) -> int:
     if isinstance(error, VersionConflict):
         return CONFLICT
     return NO_ANSWER if isinstance(error, StoreUnavailable) else FAILED
+
+
+_MEND = "restore what is named from a backup, or put the category's folder away; all others go on"
+
+
+def tell_unreadable(categories: Mapping[str, str]) -> None:
+    """Name the categories that a list cannot show."""
+    for name, why in sorted(categories.items()):
+        err.print(tables.error_text(f"category {name!r} cannot be read", why, _MEND))
 
 
 def fail(error: PenstockError) -> None:

@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from penstock.core.clock import Millis
 
@@ -22,6 +24,15 @@ class SystemClock:
         # time.monotonic() stands still while the host sleeps; a lease must not.
         clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         return int(time.clock_gettime(clock_id) * 1000)
+
+
+@cache
+def boot_id() -> str:
+    """Tells one start of this machine from another; "" where the machine does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def sleep_ms(duration_ms: Millis) -> None:

@@ -12,6 +12,7 @@ from penstock.jobs.job_view import JobView
 from penstock.resources.behind_low import BehindLow
 from penstock.resources.levels import (
     EVENT_MS,
+    CategoryTrouble,
     FleetEvent,
     JobTrouble,
     LoopTrouble,
@@ -39,12 +40,13 @@ class AlarmFacts:
         loops: Callable[[], tuple[LoopTrouble, ...]],
         behind: BehindLow,
         *,
+        categories: Callable[[], tuple[CategoryTrouble, ...]] = tuple,
         rest: Rest = no_rest,
     ) -> None:
         """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
         self._rest = rest
         self._jobs, self._fleet, self._journal, self._loops = jobs, fleet, journal, loops
-        self._behind = behind
+        self._behind, self._categories = behind, categories
         self._read_to: int | None = None  # the journal's newest entry that was read
         self._events: tuple[FleetEvent, ...] = ()
         self._invalid: tuple[JobTrouble, ...] = ()
@@ -82,6 +84,7 @@ class AlarmFacts:
                 if row.is_quarantined
             ),
             loops=self._loops(),
+            categories=self._categories(),
             events=self._events,
         )
 

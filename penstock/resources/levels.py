@@ -77,6 +77,16 @@ class LoopTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryTrouble:
+    """A category of the bus for which the last rounds of the control plane could do nothing."""
+
+    name: str
+    streak: int
+    error: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetEvent:
     """Something the Shard Manager or the State Syncer told the journal."""
 
@@ -96,6 +106,7 @@ class Observed:
     behind: tuple[BehindTrouble, ...] = ()
     shards: tuple[ShardTrouble, ...] = ()
     loops: tuple[LoopTrouble, ...] = ()
+    categories: tuple[CategoryTrouble, ...] = ()
     events: tuple[FleetEvent, ...] = ()
 
 
@@ -113,6 +124,7 @@ def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
     fleet = [
         *(_of_shard(shard) for shard in observed.shards),
         *(_of_loop(loop) for loop in observed.loops if loop.streak >= LOOP_FAILURES_MIN),
+        *(_of_category(one) for one in observed.categories if one.streak >= LOOP_FAILURES_MIN),
     ]
     for event in observed.events:
         if 0 <= now_ms - event.at_ms < EVENT_MS:
@@ -213,6 +225,19 @@ def _of_loop(loop: LoopTrouble) -> RaiseAlert:
         text=_short(f"the last {loop.streak} rounds of the {loop.name} failed: {loop.error}"),
         what_to_do="look at the log of the control plane",
         evidence={"streak": loop.streak},
+    )
+
+
+def _of_category(category: CategoryTrouble) -> RaiseAlert:
+    return RaiseAlert(
+        key=f"category_{category.name}_fails",
+        severity="critical",
+        text=_short(
+            f"category {category.name} gets no marks and is not cleaned, its readers wait: "
+            f"{category.error}: {category.why}"
+        ),
+        what_to_do="restore what is named from a backup, or put it away; all other categories go on",
+        evidence={"streak": category.streak},
     )
 
 

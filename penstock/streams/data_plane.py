@@ -57,8 +57,9 @@ class StreamDataPlane:
         """Why the tasks of this config are not at the end of an input that its writers leave; "" once they
         are.
         """
-        there = {found.spec.name: found for found in self._log.categories()}
-        if category not in there:
+        try:
+            source = self._log.describe(category)
+        except NotFound:
             return ""
         if not is_stopped and self._log.producers(
             category
@@ -67,7 +68,7 @@ class StreamDataPlane:
         ends, left = self._log.end_offsets(category), 0
         for ref in _intervals(job, birth, config):
             if ref.partition < len(ends) and self._rows.exists(ref):
-                done = self._rows.peek(ref).offsets.get(there[category].birth, ends[ref.partition])
+                done = self._rows.peek(ref).offsets.get(source.birth, ends[ref.partition])
                 left += done < ends[ref.partition]
         return f"{left} of its {len(ends)} partitions are not read to their end yet" if left else ""
 
@@ -124,14 +125,21 @@ class StreamDataPlane:
         """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named,
         and a plan given up before it was prepared made no outputs: the removal must end all the same.
         """
-        there = {category.spec.name for category in self._log.categories()}
-        if any(item["category"] not in there for item in old.get("inputs", ())):
+        if not all(self._is_there(item["category"]) for item in old.get("inputs", ())):
             return set()
         try:
             found = self._registered(job, birth, old)
         except ConfigError:
             return set()
+        there = {name for name in {category for category, _ in found} if self._is_there(name)}
         return {(category, producer) for category, producer in found if category in there}
+
+    def _is_there(self, category: str) -> bool:
+        try:
+            self._log.describe(category)
+        except NotFound:
+            return False
+        return True
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
         if _is_process(config) or config["kind"] == "spark":

@@ -79,7 +79,7 @@ class WatermarkView:
         return {"percent": percent, "percentile_low": kept}
 
     def _asked(self, jobs: Sequence[RunningJob], subject: str) -> list[str]:
-        there = [category.spec.name for category in self._log.categories()]
+        there = self._log.names()
         written = {job.name: _written(job.config) for job in jobs}
         read = {item["category"] for job in jobs for item in job.config["inputs"]}
         if not subject:
@@ -99,7 +99,11 @@ class WatermarkView:
         )
 
     def _topology(self, jobs: Sequence[RunningJob], names: Collection[str]) -> Topology:
-        categories = {found.spec.name: found for found in self._log.categories() if found.spec.name in names}
+        categories = {}
+        for name in self._log.names():
+            with suppress(NotFound):  # it is just being made
+                if name in names:
+                    categories[name] = self._log.describe(name)
         ends = {name: self._log.end_offsets(name) for name in categories}
         intervals: dict[Place, IntervalLow] = {}
         producers: dict[str, tuple[Place, int]] = {}

@@ -18,7 +18,8 @@ from penstock.resources.alarm_service import AlarmService
 from penstock.resources.alarm_store import AlarmStore
 from penstock.resources.alarm_watch import AlarmWatch
 from penstock.resources.behind_low import BehindLow
-from penstock.resources.levels import LoopTrouble
+from penstock.resources.levels import CategoryTrouble, LoopTrouble
+from penstock.streams.bus_care import FailingCategory
 from penstock.web.notifying import routes_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 class Alarming:
     """What one control plane does about alarms."""
 
-    def __init__(self, plane: ControlPlane, jobs: JobStore, loops: Callable[[], Iterable[Loop]]) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        jobs: JobStore,
+        loops: Callable[[], Iterable[Loop]],
+        categories: Callable[[], Iterable[FailingCategory]],
+    ) -> None:
         settings = plane.settings
         routes = routes_of(webhook=settings.alarm_webhook, channels=settings.alarm_channels)
         store = AlarmStore(plane.database, plane.journal, [route.name for route in routes])
@@ -40,6 +47,7 @@ class Alarming:
             plane.journal,
             lambda: _troubles(loops()),
             BehindLow(store.alarms),
+            categories=lambda: _troubled(categories()),
             rest=partial(sleep_ms, REST_MS),
         )
         sources = {
@@ -62,4 +70,13 @@ def _troubles(loops: Iterable[Loop]) -> tuple[LoopTrouble, ...]:
         LoopTrouble(name=loop.name, streak=loop.streak, error=loop.last_error)
         for loop in loops
         if loop.streak
+    )
+
+
+def _troubled(categories: Iterable[FailingCategory]) -> tuple[CategoryTrouble, ...]:
+    return tuple(
+        CategoryTrouble(
+            name=found.name, streak=found.streak, error=str(found.error.what), why=found.error.why
+        )
+        for found in categories
     )

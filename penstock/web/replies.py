@@ -302,9 +302,10 @@ class Category(_Reply):
 
 
 class Categories(_Reply):
-    """Every category of the bus."""
+    """Every category of the bus; `unreadable`: those that cannot be read, and why."""
 
     categories: list[Category]
+    unreadable: dict[str, str] = {}
 
 
 class Watermarks(_Reply):

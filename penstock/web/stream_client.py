@@ -20,6 +20,10 @@ class StreamQuestions:
         """All categories of the bus."""
         return list(self._question("/categories")["categories"])
 
+    def unreadable_categories(self) -> dict[str, str]:
+        """Those that cannot be read, and why."""
+        return dict(self._question("/categories").get("unreadable", {}))
+
     def category(self, name: str) -> Json:
         """One category's spec, birth, end offsets and watermark."""
         return self._question(f"/categories/{path_part(name)}")

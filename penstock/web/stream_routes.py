@@ -58,9 +58,8 @@ def add_stream_routes(router: APIRouter, plane: ControlPlane, guard: Guard, pref
     @router.get("/categories", response_model=replies.Categories, responses=problems())
     @LONG
     def list_categories(caller: Caller = guard.allow("category.read")) -> Response:
-        """Every category of the bus."""
-        names = [item.spec.name for item in plane.log.categories()]
-        return answer({"categories": [plane.category_view(name) for name in names]})
+        """Every category of the bus; `unreadable`: those that are damaged, and why."""
+        return answer(plane.category_views())
 
     @router.get("/categories/{name}", response_model=replies.Category, responses=problems(404))
     @LONG

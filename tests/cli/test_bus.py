@@ -202,6 +202,14 @@ def test_categories_are_listed_and_described(folder: Path, run: Run):
     assert "producers" in run("bus", "describe", "sales", "--folder", folder).text
 
 
+def test_a_damaged_category_is_named_and_the_others_are_listed(folder: Path, run: Run):
+    (folder / "bus" / "sales" / "index.db").write_bytes(bytes(8192))
+    said = run("bus", "ls", "--folder", folder, "-o", "json")
+    assert [found["spec"]["name"] for found in said.json] == ["copies", "totals"]
+    assert "category 'sales' cannot be read" in said.err and "damaged" in said.err
+    assert "sales" in run("bus", "tail", "sales", "--folder", folder).is_refused()
+
+
 def test_tail_shows_the_last_records_of_each_partition(folder: Path, run: Run):
     lines = [sale("north", n, n) for n in range(30)]
     run("bus", "publish", "sales", a_file(folder, *lines), "--key", "shop", "--folder", folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock.core.sql_store import Database
 from penstock.core.workers import InlineWorkers
 from penstock.resources.alarm_sender import AlarmSender
 from penstock.resources.alarm_store import AlarmStore
+from penstock.resources.levels import LOOP_FAILURES_MIN
 from penstock.resources.policies.policy import RaiseAlert
 from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
@@ -95,6 +97,38 @@ def test_a_loop_that_fails_fires_and_is_over_by_itself(tmp_path: Path):
         loop.streak = 0
         plane._alarming.tick(plane.clock.now_ms() + 6 * 60_000)
         assert plane.alarms.alarms() == () and len(plane.alarms.alarms(everything=True)) == 1
+
+
+def test_a_damaged_category_fires_by_its_name_and_the_others_are_listed_and_marked(tmp_path: Path):
+    """Plan: three categories, the index of one is overwritten; rounds of the bus, and what people see."""
+    with a_world(tmp_path / "plane") as world:
+        plane = world.plane
+        for name in ("clicks", "orders", "views"):
+            body = {"name": name, "partitions": 1, "columns": [["user", "string"]], "watermark": "injector"}
+            assert world.ask("POST", "/categories", json=body).status_code == 201
+            plane.log.register_producer(name, "injector")
+        index = Path(plane.settings.bus.partition(":")[2]) / "orders" / "index.db"
+        (tmp_path / "damaged").write_bytes(bytes(8192))
+        os.replace(tmp_path / "damaged", index)
+        for name in ("clicks", "views"):
+            for low in (5, 6):
+                plane.log.report_low(name, producer="injector", epoch=1, low=low, now_ms=1000)
+        for _ in range(LOOP_FAILURES_MIN):
+            plane._tend_bus()
+        assert [plane.log.watermark(name) for name in ("clicks", "views")] == [6, 6]
+        plane._alarming.tick(plane.clock.now_ms())
+        (alarm,) = plane.alarms.alarms(job="fleet")
+        assert alarm.key == "category_orders_fails" and alarm.severity == "critical"
+        assert "orders" in alarm.text and "damaged" in alarm.text and "the others" not in alarm.text
+        told = world.ask("GET", "/categories").json()
+        assert [found["spec"]["name"] for found in told["categories"]] == ["clicks", "views"]
+        assert list(told["unreadable"]) == ["orders"] and "damaged" in told["unreadable"]["orders"]
+        with a_client(world) as client:
+            assert len(client.categories()) == 2 and list(client.unreadable_categories()) == ["orders"]
+        assert world.ask("GET", "/watermarks").status_code == 200
+        assert world.ask("GET", "/watermarks", params={"subject": "views"}).status_code == 200
+        refused = world.ask("GET", "/categories/orders")
+        assert refused.status_code >= 500 and "orders/index.db" in refused.text
 
 
 def test_records_behind_a_low_watermark_that_a_task_reports_fire(tmp_path: Path):

@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, RecordsExpired, SequenceGap
+from penstock.core.errors import (
+    ConfigError,
+    CorruptData,
+    Fenced,
+    NotFound,
+    PenstockError,
+    RecordsExpired,
+    SequenceGap,
+    StoreUnavailable,
+)
 from penstock.streams.bus.log import (
     ARROW_TYPES,
     HEADERS_FIELD,
@@ -248,6 +257,19 @@ def check_gapless(category: str, partition: int, batch: pa.RecordBatch, mark: in
             why=f"sequence {int(expected[wrong[0]])} comes next, {int(new[wrong[0]])} was sent",
             fix="send what lies between first; nothing was written",
         )
+
+
+def check_cleaned(failed: Mapping[str, PenstockError]) -> None:
+    """Tell which categories could not be cleaned; the error of one alone is its own."""
+    if not failed:
+        return
+    if len(failed) == 1:
+        raise next(iter(failed.values()))
+    raise StoreUnavailable(
+        f"{len(failed)} categories could not be cleaned: {', '.join(sorted(failed))}",
+        why="; ".join(f"{name}: {error.what} ({error.why})" for name, error in sorted(failed.items())),
+        fix="mend these; all others were cleaned",
+    )
 
 
 def decide_mark(

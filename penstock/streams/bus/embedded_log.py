@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.disk import make_folder, sync_folder
-from penstock.core.errors import CorruptData
+from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.system_clock import SystemClock
+from penstock.core.system_clock import boot_id as this_boot
 from penstock.streams.bus import admission, idle, log_index, log_marks, log_retention
 from penstock.streams.bus.embedded_clean import (
     UNFINISHED,
@@ -51,9 +52,14 @@ class EmbeddedLog:
         fault: Callable[[str], None] | None = None,
         new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
         now_ms: Callable[[], Millis] = _CLOCK.now_ms,
+        boot_id: str | None = None,
     ) -> None:
         self._folder = folder.absolute()
         self._fault, self._new_birth, self._now_ms = fault or (lambda point: None), new_birth, now_ms
+        self._boot_id = this_boot() if boot_id is None else boot_id
+        self._unfinished: dict[
+            str, Millis
+        ] = {}  # categories that were never finished: when each was first seen
         self._opened: dict[str, tuple[int, LogIndex, Category]] = {}  # with the index file's inode
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -83,10 +89,12 @@ class EmbeddedLog:
 
     def categories(self) -> tuple[Category, ...]:
         """All categories, by name."""
-        if not self._folder.exists():
-            return ()
-        names = (path.parent.name for path in self._folder.glob(f"*/{log_index.INDEX}"))
-        return tuple(self.describe(name) for name in sorted(names) if not name.startswith("."))
+        return tuple(self.describe(name) for name in self.names())
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all categories, also of those that cannot be read."""
+        found = (path.parent.name for path in self._folder.glob(f"*/{log_index.INDEX}"))
+        return tuple(sorted(name for name in found if not name.startswith(".")))
 
     def publish(
         self,
@@ -290,17 +298,30 @@ class EmbeddedLog:
         """Remove what dead publishers and creators left, and what is past its retention; move small publishes
         from the index into files. Returns how many files and folders went.
 
-        A pending file's age counts from the first `clean` that saw it. A live publisher whose file is taken
-        publishes again, so `older_than_ms` only has to be longer than most publishes.
+        A category that cannot be cleaned does not keep the others from it. `now_ms` is of the clock that runs
+        since the machine's start. A pending file's age counts from the first `clean` that saw it. A live
+        publisher whose file is taken publishes again, so `older_than_ms` only has to be longer than most
+        publishes.
         """
-        categories, removed = self.categories(), 0
-        for category in categories:
-            index = self._of(category.spec.name)[0]
-            removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
-            removed += expire_category(index, category.spec, now_ms=now_ms)
-        removed += clean_unfinished(self._folder, now_ms=now_ms, older_than_ms=older_than_ms)
-        for category in categories:  # last: it needs room, the others make some
-            compact_category(self._of(category.spec.name)[0], category.spec.schema(), self._fault)
+        removed, failed = 0, dict[str, PenstockError]()
+        for name in self.names():
+            try:
+                index, category = self._of(name)
+                removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
+                removed += expire_category(index, category.spec, boot_id=self._boot_id, now_ms=now_ms)
+            except PenstockError as error:
+                failed[name] = error
+        removed += clean_unfinished(
+            self._folder, self._unfinished, now_ms=now_ms, older_than_ms=older_than_ms
+        )
+        for name in self.names():  # last: it needs room, the others make some
+            if name not in failed:
+                try:
+                    index, category = self._of(name)
+                    compact_category(index, category.spec.schema(), self._fault)
+                except PenstockError as error:
+                    failed[name] = error
+        admission.check_cleaned(failed)
         return removed
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:

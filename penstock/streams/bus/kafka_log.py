@@ -103,12 +103,15 @@ class KafkaLog:
 
     def categories(self) -> tuple[Category, ...]:
         """All categories, by name."""
-        names = self._place.category_names(self._all.clients.names())
         found = []
-        for name in names:
+        for name in self.names():
             with suppress(NotFound):  # its topics are there, but its creator is not done, or died before
                 found.append(self.describe(name))
         return tuple(found)
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all categories, also of those that cannot be read."""
+        return tuple(self._place.category_names(self._all.clients.names()))
 
     # Records
 

@@ -165,7 +165,12 @@ class Log(Protocol):
         """NotFound if there is none."""
 
     def categories(self) -> tuple[Category, ...]:
-        """All categories, by name."""
+        """All categories, by name. An error if one of them cannot be read."""
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all categories, also of those that cannot be read; one that is just being made may be
+        among them, and is NotFound.
+        """
 
     def publish(
         self,
@@ -284,4 +289,9 @@ class Log(Protocol):
         """
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
-        """Remove what dead publishers left and what is past its retention; returns how much there was."""
+        """Remove what dead publishers left and what is past its retention; returns how much there was.
+
+        `now_ms` is of the clock that runs since the machine's start, which nobody sets. A record goes when
+        calls of `clean` have known of it for its retention. Categories that cannot be cleaned are told at the
+        end, when the others are.
+        """

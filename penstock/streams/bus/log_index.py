@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.core.clock import Millis
-from penstock.core.errors import EnvironmentProblem
+from penstock.core.errors import CorruptData, EnvironmentProblem
 from penstock.core.sqlite_errors import translate_sqlite
 from penstock.streams.bus import admission
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec
@@ -238,10 +238,17 @@ def load_category(connection: sqlite3.Connection) -> Category:
             why=f"its index has format {version}, this version reads format {_FORMAT}",
             fix="run the version that wrote it, or use another folder",
         )
-    text, birth = connection.execute("SELECT spec, birth FROM category").fetchone()
-    data = json.loads(text)
-    data["columns"] = tuple((name, kind) for name, kind in data["columns"])
-    return Category(spec=CategorySpec(**data), birth=birth)
+    found = connection.execute("SELECT spec, birth FROM category").fetchone()
+    try:
+        data = json.loads(found[0])
+        data["columns"] = tuple((name, kind) for name, kind in data["columns"])
+        return Category(spec=CategorySpec(**data), birth=found[1])
+    except (TypeError, ValueError, KeyError) as error:
+        raise CorruptData(
+            "the index of a category is damaged",
+            why=f"what it says of the category cannot be read: {error}",
+            fix=f"restore its {INDEX} from a backup",
+        ) from error
 
 
 def load_ends(connection: sqlite3.Connection) -> tuple[int, ...]:
@@ -398,8 +405,11 @@ def load_pending(connection: sqlite3.Connection) -> dict[int, Millis | None]:
 
 
 def see_pending(connection: sqlite3.Connection, now_ms: Millis) -> None:
-    """Start the clock of pending files that the cleaner sees for the first time."""
-    connection.execute("UPDATE segments SET seen_ms = ? WHERE visible = 0 AND seen_ms IS NULL", (now_ms,))
+    """Start the clock of pending files that the cleaner sees for the first time since the machine's start."""
+    connection.execute(
+        "UPDATE segments SET seen_ms = :now WHERE visible = 0 AND (seen_ms IS NULL OR seen_ms > :now)",
+        {"now": now_ms},
+    )
 
 
 def known_segments(connection: sqlite3.Connection, segments: Iterable[int]) -> Mapping[int, bool]:

@@ -13,6 +13,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.log import Lag
 from penstock.streams.bus.log_index import Entry, entry_of
 from penstock.streams.bus.log_marks import forget_passed
+from penstock.streams.bus.retention_age import Reading
 from penstock.streams.bus.segments import Place
 
 # Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
@@ -20,6 +21,14 @@ _BELOW = "partition = :partition AND first < :before AND first + rows <= :before
 _FROM = (
     "partition = :partition AND first + rows > :start AND first >= coalesce("
     "(SELECT max(first) FROM batches WHERE partition = :partition AND first <= :start), 0)"
+)
+
+# Made when the first note is: an index of before has none, and is read by the version that wrote it.
+_NOTES = (
+    "CREATE TABLE IF NOT EXISTS readings (one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL,"
+    " boot_ms INTEGER NOT NULL, counted_ms INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS noted_ends (partition INTEGER, next INTEGER, counted_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, next)) WITHOUT ROWID",
 )
 
 
@@ -85,14 +94,43 @@ def replace_runs(
     _drop_unused(connection, {entry.segment for entry in entries})
 
 
-def find_expired(connection: sqlite3.Connection, oldest_ms: Millis) -> dict[int, int]:
-    """Per partition, below which offset everything was appended at or before `oldest_ms`."""
-    rows = connection.execute(
-        "SELECT partition, first, coalesce((SELECT min(first) FROM batches b"
-        " WHERE b.partition = p.partition AND b.at_ms > ?), next) FROM partitions p",
-        (oldest_ms,),
+def load_reading(connection: sqlite3.Connection) -> Reading | None:
+    """The last reading that was noted; None if there is none."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'readings'").fetchone() is None:
+        return None
+    found = connection.execute("SELECT boot_id, boot_ms, counted_ms FROM readings").fetchone()
+    return None if found is None else Reading(boot_id=found[0], boot_ms=found[1], counted_ms=found[2])
+
+
+def note_ends(connection: sqlite3.Connection, now: Reading) -> None:
+    """Note this reading, and how long the partitions are that grew since the note before."""
+    for table in _NOTES:
+        connection.execute(table)
+    connection.execute(
+        "INSERT OR REPLACE INTO readings VALUES (1, ?, ?, ?)", (now.boot_id, now.boot_ms, now.counted_ms)
     )
-    return {partition: kept for partition, first, kept in rows if first < kept}
+    connection.execute(
+        "DELETE FROM noted_ends WHERE next <= (SELECT p.first FROM partitions p"
+        " WHERE p.partition = noted_ends.partition)"
+    )
+    connection.execute(
+        "INSERT INTO noted_ends SELECT partition, next, ? FROM partitions p WHERE next > first AND next >"
+        " coalesce((SELECT max(e.next) FROM noted_ends e WHERE e.partition = p.partition), 0)",
+        (now.counted_ms,),
+    )
+
+
+def find_expired(connection: sqlite3.Connection, counted_ms: Millis) -> dict[int, int]:
+    """Per partition, below which offset everything was there when so much time had been counted.
+
+    Requires: a reading was noted.
+    """
+    rows = connection.execute(
+        "SELECT e.partition, max(e.next), p.first FROM noted_ends e JOIN partitions p USING (partition)"
+        " WHERE e.counted_ms <= ? GROUP BY e.partition",
+        (counted_ms,),
+    )
+    return {partition: kept for partition, kept, first in rows if first < kept}
 
 
 def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_ms: Millis) -> Lag:

@@ -25,6 +25,7 @@ from penstock.streams.bus.log import (
     Seen,
     TimedRun,
 )
+from penstock.streams.bus.retention_age import Reading, count_on, is_note_due
 
 
 @dataclass(slots=True)
@@ -81,6 +82,8 @@ class _Stored:
     lows: dict[str, Millis] = field(default_factory=dict)  # registered producers
     marks: list[tuple[Millis, tuple[int, ...]]] = field(default_factory=list)  # (W, end offsets)
     marked_ms: Millis | None = None
+    reading: Reading | None = None  # of the last note for retention
+    noted_ends: list[tuple[Millis, tuple[int, ...]]] = field(default_factory=list)  # by the time counted then
     percentiles: dict[int, Millis] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)  # of event-time categories whose idle partitions follow
     idle_marks: list[tuple[int, Mark]] = field(default_factory=list)  # with their partitions
@@ -109,12 +112,17 @@ class _Stored:
     def expire(self, now_ms: Millis) -> int:
         if not self.category.spec.retention_ms:
             return 0
-        oldest_ms, before = now_ms - self.category.spec.retention_ms, {}
-        for number, partition in enumerate(self.partitions):
-            old = sum(at_ms <= oldest_ms for at_ms in partition.times)
-            if old:
-                before[number] = (*partition.starts, partition.end)[old]
+        retention_ms, last = self.category.spec.retention_ms, self.reading
+        now = count_on(last, boot_id="", boot_ms=now_ms)
+        before: dict[int, int] = {}
+        for counted_ms, ends in self.noted_ends:
+            if counted_ms <= now.counted_ms - retention_ms:
+                before |= {n: end for n, end in enumerate(ends) if self.partitions[n].first < end}
         self.truncate(before)
+        if is_note_due(last, now, retention_ms=retention_ms):
+            self.reading = now
+            kept = [note for note in self.noted_ends if note[0] > now.counted_ms - retention_ms]
+            self.noted_ends = [*kept, (now.counted_ms, self.ends())]
         return len(before)
 
     def mark_if_due(self, now_ms: Millis) -> None:
@@ -184,6 +192,11 @@ class MemoryLog:
         """All categories, by name."""
         with self._lock:
             return tuple(self._stored[name].category for name in sorted(self._stored))
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all categories."""
+        with self._lock:
+            return tuple(sorted(self._stored))
 
     def publish(
         self,

@@ -1,0 +1,69 @@
+"""What the control plane does for the bus in rounds: marks that are due, and the cleaning. Each category is
+worked on by itself: one that is damaged keeps no other from its marks, its retention or its compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.core.clock import Millis
+from penstock.core.errors import NotFound, PenstockError
+from penstock.streams.bus.log import Log
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingCategory:
+    """A category whose last rounds failed: since how many, and why."""
+
+    name: str
+    streak: int
+    error: PenstockError
+
+
+class BusCare:
+    """One control plane's rounds over a bus."""
+
+    def __init__(self, bus: Log, *, clean_ms: Millis, clean_after_ms: Millis) -> None:
+        self._bus, self._clean_ms, self._clean_after_ms = bus, clean_ms, clean_after_ms
+        self._cleaned_ms: Millis | None = None
+        self._failing: Mapping[str, FailingCategory] = {}
+
+    @property
+    def failing(self) -> tuple[FailingCategory, ...]:
+        """The categories that the last round could not do anything for."""
+        return tuple(self._failing.values())
+
+    def tick(self, *, now_ms: Millis, boot_ms: Millis) -> None:
+        """One round. Cleaning goes by `boot_ms`, of the clock since the machine's start: nobody sets it."""
+        failed: dict[str, PenstockError] = {}
+        for name in self._bus.names():
+            try:
+                self._bus.advance(name, now_ms=now_ms)
+            except NotFound:
+                continue  # it was just removed, or is just being made
+            except PenstockError as error:
+                failed[name] = error
+        self._note(failed)
+        if self._cleaned_ms is None or boot_ms - self._cleaned_ms >= self._clean_ms:
+            self._cleaned_ms = boot_ms
+            try:
+                self._bus.clean(now_ms=boot_ms, older_than_ms=self._clean_after_ms)
+            except PenstockError as error:
+                log.error("the cleaning of the bus is not complete", error=str(error))
+
+    def _note(self, failed: Mapping[str, PenstockError]) -> None:
+        for name in self._failing.keys() - failed.keys():
+            log.info("a category is well again", category=name)
+        found = {}
+        for name, error in failed.items():
+            known = self._failing.get(name)
+            if known is None or str(known.error) != str(error):
+                log.error("a category fails, the others go on", category=name, error=str(error))
+            streak = 1 if known is None else known.streak + 1
+            found[name] = FailingCategory(name=name, streak=streak, error=error)
+        self._failing = found
