@@ -150,6 +150,8 @@ def run_medium(bench: Bench) -> None:
     mixed = a_fleet(100_000, 5_000, sizes=(0.8, 1.0, 1.25))
     found = bench.case("cold, three sizes", mixed.pose(), Mode.PERIODIC, limit_ms=300)
     bench.need(found.in_band(0.10) >= 0.999, f"three sizes: {found.in_band(0.10):.3%}, not 99.9 %")
+    for each in (10, 20):
+        run_sizes(bench, each)
     fleet.owners = cold.owners
     same = bench.case("nothing changed", fleet.pose(), Mode.PERIODIC, limit_ms=30)
     bench.need(same.moved.size == 0, f"nothing changed: {same.moved.size} moves")
@@ -160,6 +162,20 @@ def run_medium(bench: Bench) -> None:
     noise = np.random.default_rng(7).lognormal(0, 0.1, drifted.loads.shape).astype(np.float32)
     drifted.loads, drifted.owners = drifted.loads * noise, cold.owners
     bench.case("every load off by 10 %", drifted.pose(), Mode.PERIODIC)
+
+
+def run_sizes(bench: Bench, each: int) -> None:
+    """1,000 containers of which the largest are sixteen times the smallest: these hold one to four shards."""
+    fleet = a_fleet(1_000 * each, 1_000, sizes=(0.25, 1.0, 4.0))
+    found = bench.case(
+        f"1,000 of 1/4, 1 and 4, {each} shards each", fleet.pose(), Mode.PERIODIC, limit_ms=1_000
+    )
+    outside = int(np.count_nonzero(found.deviations > RULES.band))
+    print(
+        f"{'':<38}  {outside} outside the band, {int(found.exempt.sum())} have a shard too large for theirs"
+    )
+    most = 250 if each == 10 else 20
+    bench.need(outside <= most, f"1,000 of three sizes: {outside} outside the band, not {most} at most")
 
 
 def run_failure(bench: Bench, fleet: Fleet, dead_count: int) -> None:

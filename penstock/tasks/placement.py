@@ -19,6 +19,7 @@ from penstock.tasks.placement_problem import (
     Rules,
     Shortage,
     Solution,
+    Stays,
     Why,
     problem,
 )
@@ -156,6 +157,11 @@ class _Desk:
         for name, capacity in (self._fleet.capacities or {}).items():
             if name in self.number:
                 rows[self.number[name], :-1] = capacity
+        # Twice as large is twice as many shards: anything else would contradict an even load.
+        known = np.isin(self.names, list(self._fleet.capacities or {}))
+        sizes = rows[known, :-1].astype(np.float64)
+        mean = sizes.mean(axis=0) if known.any() else sizes[:0]
+        rows[known, -1] *= (sizes[:, mean > 0] / mean[mean > 0]).mean(axis=1) if (mean > 0).any() else 1
         return rows
 
     def _allowed(self, shards: Sequence[int], regions: Mapping[str, int]) -> np.ndarray:
@@ -182,8 +188,8 @@ class _Desk:
                 )
             )
         refusals = tuple(
-            Refusal(shard=shards[row], reason=self._refusal(row, posed, rules))
-            for row in found.refused.tolist()
+            Refusal(shard=shards[row], reason=self._refusal(row, Stays(why), posed, found, rules))
+            for row, why in zip(found.refused.tolist(), found.reasons.tolist(), strict=True)
         )
         shortages = tuple(self._shortage(item, shards) for item in found.shortages)
         return Placement(moves=tuple(moves), refusals=refusals, shortages=shortages)
@@ -211,14 +217,39 @@ class _Desk:
             f"{self.names[target]} has {off[1, kind]:.2f}"
         )
 
-    def _refusal(self, row: int, posed: Problem, rules: Rules) -> str:
-        if not posed.receiving.any():
-            return "no container may take shards"
-        if posed.owners[row] == NOBODY:
-            return "no container that it may use has room for it"
-        if rules.moves_max is not None:
-            return f"{rules.moves_max} moves a round are enough: the next one takes it"
-        return "no container that it may use has room for it now"
+    def _refusal(self, row: int, why: Stays, posed: Problem, found: Solution, rules: Rules) -> str:
+        match why:
+            case Stays.BUDGET if rules.moves_max == 0:
+                return "nothing that has an owner may move now: a later round takes it"
+            case Stays.BUDGET:
+                return f"{rules.moves_max} moves a round are enough: the next one takes it"
+            case Stays.DRAINED:
+                return "the containers that could take it are drained, too"
+            case Stays.REGION:
+                return "no other container of the regions that it may be in takes shards"
+            case Stays.EXCLUDED:
+                return "it should not be on any container that could take it"
+            case Stays.NO_CONTAINER:
+                other = "" if found.owners[row] == NOBODY else "other "
+                return f"no {other}container may take shards"
+            case Stays.ROOM:
+                return (
+                    f"no container that it may use has room for it{self._missing(row, posed, found, rules)}"
+                )
+
+    def _missing(self, row: int, posed: Problem, found: Solution, rules: Rules) -> str:
+        """What there is too little of, for a shard that fits nowhere."""
+        bits = np.uint64(1) << posed.regions.astype(np.uint64)
+        takers = posed.receiving & ((posed.allowed[row] & bits) != 0)
+        if found.owners[row] != NOBODY:
+            takers[found.owners[row]] = False
+        free = (posed.capacities * np.float32(1 - rules.headroom) - found.used)[takers].max(axis=0).clip(0)
+        need = posed.loads[row]
+        lacking = np.flatnonzero(need > free)
+        if not lacking.size:
+            return ": none has enough of everything at once"
+        kind = int(lacking[0])
+        return f": it needs {need[kind]:.4g} {self._kinds[kind]}, at most {free[kind]:.4g} is free"
 
     def _shortage(self, item: Shortage, shards: Sequence[int]) -> str:
         what = f"shard {shards[item.shard]} needs" if item.shard != NOBODY else "all together need"

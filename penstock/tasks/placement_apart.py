@@ -62,6 +62,8 @@ def _swap_some(floor: Floor, shards: Indices) -> bool:
         one, other = int(floor.owners[shard]), int(floor.owners[partner])
         if used & {one, other}:
             continue  # sums have changed there: the next round looks again
+        if not floor.budget.take([(shard, other), (partner, one)]):
+            continue
         used |= {one, other}
         floor.used[one] -= flow[row, best[row]]
         floor.used[other] += flow[row, best[row]]

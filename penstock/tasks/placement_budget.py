@@ -1,91 +1,77 @@
-"""How many wanted moves happen now: budgets per round, container and job, the most needed first. Pure."""
+"""How many moves happen now: budgets per round, container and job. Pure.
+
+Every step of the search asks before it moves something, so that what is left out was the least useful and
+what is done never depends on a move that did not happen.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-import numpy as np
+from penstock.tasks.placement_problem import NOBODY, Problem, Rules
 
-from penstock.tasks.placement_problem import NOBODY, Indices, Why
-from penstock.tasks.placement_repair import Floor
-
-# What cannot wait comes first; comfort comes last.
-_ORDER = (Why.CAP, Why.REGION, Why.DRAIN, Why.FILL, Why.BAND, Why.APART)
+Step = tuple[int, int]  # (shard, the container it goes to)
 
 
-def within_budget(floor: Floor) -> Indices:
-    """Take back the moves beyond the budgets; returns those that ought to happen and have to wait."""
-    rules, problem = floor.ground.rules, floor.ground.problem
-    moved = np.flatnonzero((floor.owners != problem.owners) & (problem.owners != NOBODY)).astype(np.int32)
-    if not moved.size or (
-        rules.moves_max is None and rules.container_moves_max is None and rules.job_moves_max is None
-    ):
-        return moved[:0]
-    kept = _Budget(floor)
-    waiting: list[int] = []
-    for unit in _units(floor, moved):
-        if not kept.take(unit):
-            _take_back(floor, unit)
-            waiting += [shard for shard in unit if floor.why[shard] in (Why.REGION, Why.DRAIN, Why.CAP)]
-            floor.why[list(unit)] = Why.STAYS
-    return np.array(waiting, np.int32)
+class Budget:
+    """Counts moves away from the present. Shards that nobody owns are free, and so is the way home."""
 
-
-def _units(floor: Floor, moved: Indices) -> list[tuple[int, ...]]:
-    """Moves that belong together (shards that two containers exchange), the most needed first."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    sources, targets = floor.ground.problem.owners[moved], floor.owners[moved]
-    for shard, source, target in zip(moved.tolist(), sources.tolist(), targets.tolist(), strict=True):
-        why = Why(int(floor.why[shard]))
-        key: tuple[object, ...] = (why, shard)
-        if why in (Why.BAND, Why.CAP, Why.APART):
-            key = (why, min(source, target), max(source, target))
-        groups.setdefault(key, []).append(shard)
-    rank = {why: number for number, why in enumerate(_ORDER)}
-    far = floor.deviations()
-
-    def urgency(unit: list[int]) -> tuple[float, ...]:
-        # Of equal need the one that touches the container furthest from its share as it would end without.
-        worst = max(float(far[floor.ground.problem.owners[shard]]) for shard in unit)
-        return rank[Why(int(floor.why[unit[0]]))], -worst, unit[0]
-
-    return [tuple(unit) for unit in sorted(groups.values(), key=urgency)]
-
-
-class _Budget:
-    def __init__(self, floor: Floor) -> None:
-        self._floor, self._rules = floor, floor.ground.rules
-        self._total, self._containers, self._jobs = 0, Counter[int](), Counter[int]()
+    def __init__(self, problem: Problem, rules: Rules) -> None:
+        self._homes, self._rules = problem.owners, rules
+        self._moved: dict[int, int] = {}
+        self._containers, self._jobs = Counter[int](), Counter[int]()
         self._jobs_of: dict[int, list[int]] = {}
-        problem = floor.ground.problem
-        if self._rules.job_moves_max is not None:
+        limits = (rules.moves_max, rules.container_moves_max, rules.job_moves_max)
+        self.is_limited = any(limit is not None for limit in limits)
+        if rules.job_moves_max is not None:
             for shard, job in zip(problem.job_shards.tolist(), problem.job_ids.tolist(), strict=True):
                 self._jobs_of.setdefault(shard, []).append(job)
 
-    def take(self, unit: tuple[int, ...]) -> bool:
-        """Count these moves, all or none of them."""
-        rules, homes = self._rules, self._floor.ground.problem.owners
-        touched = Counter(int(end) for shard in unit for end in (homes[shard], self._floor.owners[shard]))
-        jobs = Counter(job for shard in unit for job in self._jobs_of.get(shard, ()))
-        if rules.moves_max is not None and self._total + len(unit) > rules.moves_max:
+    @property
+    def left(self) -> int | None:
+        """How many more moves this round may have; None: any number."""
+        most = self._rules.moves_max
+        return None if most is None else max(0, most - len(self._moved))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may move."""
+        return self.left == 0
+
+    def take(self, steps: Sequence[Step]) -> bool:
+        """Count steps that belong together: all of them or, where a budget forbids one, none."""
+        if not self.is_limited:
+            return True
+        total, containers, jobs = 0, Counter[int](), Counter[int]()
+        for shard, target in steps:
+            home, before = int(self._homes[shard]), self._moved.get(shard)
+            if home == NOBODY:
+                continue
+            for end, change in ((before, -1), (target if target != home else None, 1)):
+                if end is not None:
+                    total += change
+                    containers[home] += change
+                    containers[end] += change
+                    jobs.update(dict.fromkeys(self._jobs_of.get(shard, ()), change))
+        if total > 0 and self._rules.moves_max is not None and total > (self.left or 0):
             return False
-        if _exceeds(self._containers, touched, rules.container_moves_max):
+        if _exceeds(self._containers, containers, self._rules.container_moves_max):
             return False
-        if _exceeds(self._jobs, jobs, rules.job_moves_max):
+        if _exceeds(self._jobs, jobs, self._rules.job_moves_max):
             return False
-        self._total += len(unit)
-        self._containers.update(touched)
+        self._containers.update(containers)
         self._jobs.update(jobs)
+        for shard, target in steps:
+            home = int(self._homes[shard])
+            if target == home:
+                self._moved.pop(shard, None)
+            elif home != NOBODY:
+                self._moved[shard] = target
         return True
 
 
 def _exceeds(counted: Counter[int], more: Counter[int], limit: int | None) -> bool:
-    return limit is not None and any(counted[key] + count > limit for key, count in more.items())
-
-
-def _take_back(floor: Floor, unit: tuple[int, ...]) -> None:
-    for shard in unit:
-        load = floor.ground.loads[shard]
-        floor.used[floor.owners[shard]] -= load
-        floor.owners[shard] = floor.ground.problem.owners[shard]
-        floor.used[floor.owners[shard]] += load
+    return limit is not None and any(
+        change > 0 and counted[key] + change > limit for key, change in more.items()
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.tasks.placement_budget import Budget
 from penstock.tasks.placement_deal import deal, largest_first, row_max
-from penstock.tasks.placement_problem import NOBODY, Floats, Indices, Why
-from penstock.tasks.placement_repair import Floor, repair
+from penstock.tasks.placement_problem import NOBODY, Floats, Indices, Rules, Why
+from penstock.tasks.placement_repair import ROUNDING, Floor, fewest_that_relieve, repair
 
 CHOICES = 48  # containers that one shard looks at
 BATCH = 512
@@ -14,8 +15,11 @@ NEARLY_EMPTY = 0.7  # of its share
 FILL_ROUNDS = 4
 
 
-def place(floor: Floor, shards: Indices, why: Why) -> Indices:
-    """Give each of these shards an owner that may have it; returns those that found none and stay."""
+def place(floor: Floor, shards: Indices, why: Why, *, one_by_one: bool = False) -> Indices:
+    """Give each of these shards an owner that may have it; returns those that found none and stay.
+
+    Many are dealt out at once, which may break limits, unless they are to go one by one.
+    """
     ground = floor.ground
     owned = shards[floor.owners[shards] != NOBODY]
     np.subtract.at(floor.used, floor.owners[owned], np.take(ground.loads, owned, axis=0))
@@ -25,7 +29,8 @@ def place(floor: Floor, shards: Indices, why: Why) -> Indices:
     for number in sorted(range(len(ground.masks)), key=lambda n: (ground.masks[n].bit_count(), n)):
         mine = shards[ground.which[shards] == number]
         open_ = np.flatnonzero(ground.may_use(ground.masks[number])).astype(np.int32)
-        if mine.size and open_.size > 2 and mine.size > open_.size // 2 and not ground.forbidden.size:
+        is_deal = not one_by_one and open_.size > 2 and mine.size > open_.size // 2
+        if mine.size and is_deal and not ground.forbidden.size:
             _deal_out(floor, mine, open_)
         elif mine.size:
             lost.append(_fit(floor, mine, open_))
@@ -37,12 +42,53 @@ def place(floor: Floor, shards: Indices, why: Why) -> Indices:
     return stuck
 
 
+def place_some(floor: Floor, shards: Indices, why: Why) -> None:
+    """Give as many of these as the budget allows another owner; containers that are nearly empty go first,
+    so that drains end one by one.
+    """
+    if not floor.budget.is_limited:
+        place(floor, shards, why)
+        return
+    count = np.bincount(floor.owners[shards], minlength=floor.used.shape[0])
+    waiting = shards[np.lexsort((shards, floor.owners[shards], count[floor.owners[shards]]))]
+    size = floor.budget.left or 1
+    while waiting.size and not floor.budget.is_spent:
+        batch, waiting = waiting[:size], waiting[size:]
+        place(floor, batch, why, one_by_one=True)
+        _book(floor, batch)
+        size *= 2  # those before it found no room, or had no budget of their own
+
+
+def _book(floor: Floor, shards: Indices) -> None:
+    """Count the moves of these shards; those that no budget allows go home again."""
+    homes = floor.ground.problem.owners
+    moved = shards[floor.owners[shards] != homes[shards]]
+    if floor.budget.is_limited:
+        over = [
+            shard for shard in moved.tolist() if not floor.budget.take([(shard, int(floor.owners[shard]))])
+        ]
+        _go_home(floor, np.array(over, np.int32))
+
+
+def _go_home(floor: Floor, shards: Indices) -> None:
+    """Take moves back."""
+    loads, homes = floor.ground.loads, floor.ground.problem.owners[shards]
+    owned = floor.owners[shards] != NOBODY
+    np.subtract.at(floor.used, floor.owners[shards][owned], loads[shards][owned])
+    floor.owners[shards], floor.why[shards] = homes, Why.STAYS
+    owned = homes != NOBODY
+    np.add.at(floor.used, homes[owned], loads[shards][owned])
+
+
 def make_room(floor: Floor, shards: Indices, why: Why) -> Indices:
     """Put shards that fit nowhere where they do the least harm, and move others until no limit is broken.
 
-    Returns those for which that did not work; they stay without an owner.
+    Those for which that does not work stay without an owner. So do those for which more must move than the
+    budget allows: what it allows moves now, the next rounds do the rest. Returns the latter.
     """
     ground = floor.ground
+    budget, homes = floor.budget, ground.problem.owners
+    floor.budget = Budget(ground.problem, Rules())
     for shard in largest_first(ground.loads, shards):
         open_ = np.flatnonzero(ground.may_use(ground.masks[ground.which[shard]])).astype(np.int32)
         open_ = open_[~ground.is_forbidden(np.full(open_.size, shard), open_)]
@@ -53,11 +99,50 @@ def make_room(floor: Floor, shards: Indices, why: Why) -> Indices:
         floor.owners[shard], floor.why[shard] = target, why
         floor.used[target] += ground.loads[shard]
     repair(floor, only_limits=True)
-    broken = floor.above_limit()
-    undone = shards[(floor.owners[shards] >= 0) & np.append(broken, False)[floor.owners[shards]]]
-    np.subtract.at(floor.used, floor.owners[undone], np.take(ground.loads, undone, axis=0))
-    floor.owners[undone], floor.why[undone] = NOBODY, Why.STAYS
-    return np.asarray(shards[floor.owners[shards] == NOBODY])
+    floor.budget = budget
+    broken = np.append(floor.above_limit(), False)
+    undone = shards[(floor.owners[shards] >= 0) & broken[floor.owners[shards]]]
+    _go_home(floor, undone)
+    moved = np.flatnonzero((floor.owners != homes) & (homes != NOBODY)).astype(np.int32)
+    if undone.size:
+        moved = _without_useless(floor, moved)
+    placed = shards[floor.owners[shards] != NOBODY]
+    if floor.budget.take([(int(shard), int(floor.owners[shard])) for shard in moved]):
+        return np.asarray(placed[:0])
+    _go_home(floor, placed)
+    _book(floor, moved)
+    return np.asarray(placed)
+
+
+def _without_useless(floor: Floor, moved: Indices) -> Indices:
+    """Take back the moves that made room for nobody; returns the others."""
+    limits, homes = floor.ground.limits, floor.ground.problem.owners
+    for shard in moved.tolist():
+        if (floor.used[homes[shard]] + floor.ground.loads[shard] <= limits[homes[shard]]).all():
+            _go_home(floor, np.array([shard], np.int32))
+    return np.asarray(moved[floor.owners[moved] != homes[moved]])
+
+
+def withdraw(floor: Floor, before: Floats) -> None:
+    """Take back what put containers above a limit, or further above it than `before`: of shards that were
+    dealt out many at once, and that nobody could exchange since.
+    """
+    homes = floor.ground.problem.owners
+    while (broken := np.flatnonzero(floor.worsened(before))).size:
+        came = np.flatnonzero((floor.owners != homes) & np.isin(floor.owners, broken)).astype(np.int32)
+        over = floor.used - np.maximum(floor.ground.limits, before)
+        back = [
+            shard
+            for container in broken.tolist()
+            for shard in fewest_that_relieve(floor, came[floor.owners[came] == container], over[container])
+        ]
+        if not back:
+            return
+        returned = np.array(back, np.int32)
+        wanted = floor.why[returned]
+        _go_home(floor, returned)
+        for why in (Why.ORPHAN, Why.REGION, Why.DRAIN):
+            place(floor, returned[wanted == why], why, one_by_one=True)
 
 
 def _deal_out(floor: Floor, shards: Indices, open_: Indices) -> None:
@@ -123,7 +208,7 @@ def _cost(floor: Floor, shards: Indices, choices: Indices) -> Floats:
     # Only what it brings counts: a shard without tasks does not care how busy a container is.
     cost += np.where(needs > 0, after, 0).sum(axis=2)
     room = np.take(ground.limits - ground.shares, choices, axis=0)
-    cost[((after > room) & (needs > 0)).any(axis=2)] = np.inf
+    cost[((after > room + ROUNDING) & (needs > 0)).any(axis=2)] = np.inf
     cost[ground.is_forbidden(shards[:, None], choices)] = np.inf
     return np.asarray(cost, np.float32)
 
@@ -146,9 +231,11 @@ def fill(floor: Floor) -> None:
         if not hungry.size:
             return
         spare = _spare(floor, is_donor, hungry)
-        if not spare.size:
+        if not spare.size or floor.budget.is_spent:
             return
+        spare = spare[: floor.budget.left]
         _give(floor, spare, hungry)
+        _book(floor, spare)
 
 
 def _level(floor: Floor) -> Floats:

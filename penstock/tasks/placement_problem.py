@@ -36,6 +36,17 @@ class Why(IntEnum):
     APART = 7  # another task of one of its jobs is there
 
 
+class Stays(IntEnum):
+    """Why a shard that should move does not."""
+
+    BUDGET = 1  # it can, in a later round
+    ROOM = 2  # no container that it may use has room for it
+    REGION = 3  # no other container of its regions takes shards
+    EXCLUDED = 4  # it should not be on any of those that could take it
+    DRAINED = 5  # those that could take it are to be emptied, too
+    NO_CONTAINER = 6  # no other container takes shards at all
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What is asked of a placement."""
@@ -133,11 +144,12 @@ class Solution:
     why: NDArray[np.int8]  # (N,) of Why
     moved: Indices  # shards whose owner changes, in the order in which to tell them
     refused: Indices  # shards that should move and cannot now
+    reasons: NDArray[np.int8]  # of Stays, one for each of `refused`
     shortages: tuple[Shortage, ...]
     used: Floats  # (K, D) afterwards
     targets: Floats  # (K, D) the share that the band is around
     deviations: Floats  # (K,) the largest relative distance from the share, afterwards
-    exempt: Flags  # (K,) has a shard larger than a share: only its hard limit counts
+    exempt: Flags  # (K,) has a shard larger than its own share: only its hard limit counts
 
     def in_band(self, band: float) -> float:
         """The fraction of containers with a share that are inside the band; exempt ones are left out."""

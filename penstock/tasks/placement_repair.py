@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.tasks.placement_budget import Budget
 from penstock.tasks.placement_deal import row_max
 from penstock.tasks.placement_problem import NOBODY, Flags, Floats, Indices, Why
 from penstock.tasks.placement_shares import Ground
@@ -18,11 +19,14 @@ from penstock.tasks.placement_shares import Ground
 PARTNERS = 12
 SAMPLED_MAX = 192  # when only a few containers are left: the best of these are tried
 FEW = 16
-HELD_MAX = 24  # shards of a container that one exchange looks at
+HELD_MIN, HELD_MAX = 24, 128  # shards of a container that one exchange looks at: the more, the fewer pairs
+WEIGHED = 200_000  # numbers that a round with few pairs may weigh
 BLOCK = 400_000  # numbers weighed at once: they stay in the processor's cache
+WORTH_MIN = 0.5  # of the best exchange's worth: where moves are counted, less has to wait until that is done
 STALE_ROUNDS = 40
 ROUNDS_MAX = 200
 CAP_WEIGHT = np.float32(100)
+ROUNDING = np.float32(1e-5)  # of sums of loads, in shares
 _GAIN_MIN = np.float32(1e-6)
 _NOTHING = np.float32(0.02)  # what moving a shard costs that moves anyway
 
@@ -37,6 +41,7 @@ class Floor:
     why: NDArray[np.int8]
     movable: Flags  # (N,)
     rng: np.random.Generator
+    budget: Budget
 
     def deviations(self) -> Floats:
         """(K,) the largest relative distance from a share; 0 where there is none."""
@@ -49,10 +54,12 @@ class Floor:
         return row_max(self.used - self.ground.limits * np.float32(1.0001)) > 0
 
     def exempt(self) -> Flags:
-        """(K,) homes of shards that no share can hold: only their limit counts."""
-        found = np.zeros(self.used.shape[0], bool)
-        homes = self.owners[np.flatnonzero(self.ground.oversized)]
-        found[homes[homes != NOBODY]] = True
+        """(K,) containers with a shard larger than their own share's band: only their limit counts."""
+        ground, found = self.ground, np.zeros(self.used.shape[0], bool)
+        shards = ground.coarse[self.owners[ground.coarse] != NOBODY]
+        homes = self.owners[shards]
+        bounds = ground.shares[homes] * np.float32(1 + ground.rules.band)
+        found[homes[(ground.loads[shards] > bounds).any(axis=1)]] = True
         return found
 
     def outside(self, margin: float) -> Flags:
@@ -60,34 +67,56 @@ class Floor:
         receiving = self.ground.problem.receiving
         return receiving & (((self.deviations() > margin) & ~self.exempt()) | self.above_limit())
 
+    def worsened(self, before: Floats) -> Flags:
+        """(K,) above a limit in some kind of load, and by more than before."""
+        most = np.maximum(self.ground.limits * np.float32(1.0001), before + ROUNDING)
+        return row_max(self.used - most) > 0
+
+
+def fewest_that_relieve(floor: Floor, shards: Indices, over: Floats) -> list[int]:
+    """Few of these shards which together have at least so much load as is too much (`over`, by kind)."""
+    loads, found = floor.ground.loads, list[int]()
+    over = over.copy()
+    while shards.size and over.max() > 0:
+        relief = loads[shards, int(np.argmax(over))]
+        best = int(np.argmax(relief))
+        if relief[best] <= 0:
+            break
+        found.append(int(shards[best]))
+        over -= loads[shards[best]]
+        shards = np.delete(shards, best)
+    return found
+
 
 def repair(floor: Floor, *, only_limits: bool = False) -> None:
     """Exchange shards until no container is outside, or nothing helps any more."""
     rules = floor.ground.rules
     bad = floor.above_limit() & floor.ground.problem.receiving if only_limits else floor.outside(rules.band)
     best, stale = int(bad.sum()), 0
-    # With few containers a round has seen every partner; with many it may have met the wrong ones.
-    unlucky = STALE_ROUNDS if floor.used.shape[0] <= PARTNERS else STALE_ROUNDS // 10
     for _ in range(ROUNDS_MAX):
-        if not bad.any() or stale >= STALE_ROUNDS:
+        if not bad.any() or stale >= STALE_ROUNDS or floor.budget.is_spent:
             return
-        gained = _exchange(floor, np.flatnonzero(bad).astype(np.int32), only_limits=only_limits)
+        gained, saw_all = _exchange(floor, np.flatnonzero(bad).astype(np.int32), only_limits=only_limits)
         if only_limits:
             bad = floor.above_limit() & floor.ground.problem.receiving
         else:
             bad = bad & floor.outside(rules.goal) | floor.outside(rules.band)
         # Getting better without getting done is worth some rounds, not all.
         count = int(bad.sum())
-        stale = 0 if count < best else stale + (1 if gained else unlucky)
+        # A round without gain is the last if it saw every partner and shard; it may have met the wrong ones.
+        step = 1 if gained else STALE_ROUNDS if saw_all else STALE_ROUNDS // 10
+        stale = 0 if count < best else stale + step
         best = min(best, count)
 
 
-def _exchange(floor: Floor, bad: Indices, *, only_limits: bool) -> bool:
-    """One round of pairs; True if anything moved."""
+def _exchange(floor: Floor, bad: Indices, *, only_limits: bool) -> tuple[bool, bool]:
+    """One round of pairs: whether anything moved, and whether every partner and every shard was looked at."""
     one, other = _pairs(floor, bad) if bad.size > FEW else _many_pairs(floor, bad)
     if not one.size:
-        return False
-    table = _Held.of(floor, np.unique(np.concatenate([one, other])))
+        return False, False
+    held_max = int(np.clip(np.sqrt(WEIGHED / (one.size * floor.used.shape[1])), HELD_MIN, HELD_MAX))
+    table = _Held.of(floor, np.unique(np.concatenate([one, other])), held_max)
+    saw_all = table.is_whole and bad.size <= FEW and floor.ground.problem.receiving.sum() <= 2 * PARTNERS
     step = max(1, BLOCK // ((table.width + 1) ** 2 * floor.used.shape[1]))
     found = [
         _weigh(floor, table, one[start : start + step], other[start : start + step], only_limits)
@@ -98,8 +127,11 @@ def _exchange(floor: Floor, bad: Indices, *, only_limits: bool) -> bool:
     order = order[worth[order] > 0]
     if bad.size <= FEW:
         order = _disjoint(one, other, order)
+    if floor.budget.is_limited:
+        order = order[worth[order] >= WORTH_MIN * worth[order[:1]].sum()]
+        order = _affordable(floor, one, other, given, taken, order)
     _apply(floor, one[order], other[order], given[order], taken[order], Why.CAP if only_limits else Why.BAND)
-    return bool(order.size)
+    return bool(order.size), saw_all
 
 
 def _disjoint(one: Indices, other: Indices, order: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -110,6 +142,20 @@ def _disjoint(one: Indices, other: Indices, order: NDArray[np.intp]) -> NDArray[
         ends = {int(one[pair]), int(other[pair])}
         if not taken & ends:
             taken |= ends
+            kept.append(pair)
+    return np.array(kept, np.intp)
+
+
+def _affordable(
+    floor: Floor, one: Indices, other: Indices, given: Indices, taken: Indices, order: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Those of these exchanges that the budgets allow; the most useful ones ask first."""
+    kept = []
+    for pair in order.tolist():
+        if floor.budget.is_spent:
+            break
+        steps = ((int(given[pair]), int(other[pair])), (int(taken[pair]), int(one[pair])))
+        if floor.budget.take([step for step in steps if step[0] >= 0]):
             kept.append(pair)
     return np.array(kept, np.intp)
 
@@ -165,6 +211,9 @@ def _candidates(floor: Floor, bad: Indices, count: int) -> tuple[Indices, Indice
     bad = bad[np.argsort(-row_max(np.abs(off[bad])), kind="stable")]
     if takers.size < 2:
         return bad[:0], np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+    if takers.size <= count:
+        sampled = np.tile(floor.rng.permutation(takers), (bad.size, 1))
+        return bad, sampled, _together(off, bad, sampled)
     sampled = takers[floor.rng.integers(0, takers.size, (bad.size, count))]
     # Half of them from the end of the line that has what this one lacks.
     line = takers[np.argsort(off[takers].sum(axis=1), kind="stable")]
@@ -172,10 +221,14 @@ def _candidates(floor: Floor, bad: Indices, count: int) -> tuple[Indices, Indice
     picks = floor.rng.integers(0, tail, (bad.size, count // 2))
     is_hot = off[bad].sum(axis=1) > 0
     sampled[:, : count // 2] = np.where(is_hot[:, None], line[picks], line[::-1][picks])
+    return bad, sampled, _together(off, bad, sampled)
+
+
+def _together(off: Floats, bad: Indices, sampled: Indices) -> Floats:
     together = off[bad][:, None, :] + off[sampled]
     cost = np.einsum("pqd,pqd->pq", together, together)
     cost[sampled == bad[:, None]] = np.inf
-    return bad, sampled, cost
+    return np.asarray(cost, np.float32)
 
 
 @dataclass(slots=True)
@@ -185,9 +238,10 @@ class _Held:
     row: Indices  # (K,) a container's row
     shards: Indices  # (rows, width + 1), NOBODY where there is none
     width: int
+    is_whole: bool  # none is left out
 
     @classmethod
-    def of(cls, floor: Floor, containers: Indices) -> _Held:
+    def of(cls, floor: Floor, containers: Indices, held_max: int) -> _Held:
         row = np.full(floor.used.shape[0], NOBODY, np.int32)
         row[containers] = np.arange(containers.size, dtype=np.int32)
         rows = np.where(floor.owners >= 0, row[floor.owners], NOBODY)
@@ -197,11 +251,12 @@ class _Held:
         mine = rows[here]
         starts = np.searchsorted(mine, np.arange(containers.size))
         place = np.arange(here.size) - starts[mine]
-        width = int(min(HELD_MAX, place.max() + 1)) if here.size else 0
+        most = int(place.max() + 1) if here.size else 0
+        width = min(held_max, most)
         shards = np.full((containers.size, width + 1), NOBODY, np.int32)
         fits = place < width
         shards[mine[fits], place[fits]] = here[fits]
-        return cls(row, shards, width)
+        return cls(row, shards, width, is_whole=most <= width)
 
 
 def _weigh(
@@ -229,11 +284,34 @@ def _weigh(
     price = _prices(floor, mine)[:, :, None] + _prices(floor, theirs)[:, None, :]
     worth = gain / (price + _NOTHING)
     worth[~(may_give[:, :, None] & may_take[:, None, :]) | (gain < _GAIN_MIN)] = -1
+    _spare_limits(floor, other, flow, give, worth)
+    _spare_limits(floor, one, np.negative(flow, out=flow), take, worth)
     flat = worth.reshape(one.size, -1)
     best = np.argmax(flat, axis=1)
     row, column = np.divmod(best, theirs.shape[1])
     pairs = np.arange(one.size)
     return flat[pairs, best], mine[pairs, row], theirs[pairs, column]
+
+
+def _spare_limits(floor: Floor, who: Indices, flow: Floats, most: Floats, worth: Floats) -> None:
+    """Leave out what would put a container above a limit, or further above: less of another kind of load is
+    no excuse. `flow` is what it gets by each exchange, `most` (pairs, shards, D) has the largest of that.
+    """
+    room = np.maximum(floor.ground.limits[who] - floor.used[who], 0) + ROUNDING
+    is_near = _largest(most) > room
+    # A kind of load at a time, and only pairs that can break its limit: few do.
+    for kind in np.flatnonzero(is_near.any(axis=0)).tolist():
+        near = np.flatnonzero(is_near[:, kind])
+        breaks = flow[near, :, :, kind] > room[near, kind][:, None, None]
+        worth[near] = np.where(breaks, np.float32(-1), worth[near])
+
+
+def _largest(loads: Floats) -> Floats:
+    """(pairs, D) the largest of each kind of load."""
+    result = loads[:, 0].copy()
+    for place in range(1, loads.shape[1]):
+        np.maximum(result, loads[:, place], out=result)
+    return result
 
 
 def _hand_over(floor: Floor, shards: Indices, to: Indices, why: Why) -> None:

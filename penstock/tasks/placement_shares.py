@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.tasks.placement_problem import NOBODY, Flags, Floats, Problem, Rules, Shortage
+from penstock.tasks.placement_problem import NOBODY, Flags, Floats, Indices, Problem, Rules, Shortage
 
 _ROUNDING = 1.0001  # sums of many small floats
 _FEW = 32
@@ -30,14 +30,14 @@ class Ground:
     hard: Floats  # (K, D) the whole capacity: only for shards on their way
     scale: Floats  # (D,)
     shortages: tuple[Shortage, ...]
-    oversized: Flags  # (N,) larger than the smallest share's band: its home cannot be inside
+    coarse: Indices  # shards larger than the smallest share's band: some containers cannot hold them inside
     forbidden: NDArray[np.int64]  # sorted: shard * K + container, for jobs that are excluded somewhere
 
     def may_use(self, mask: int) -> Flags:
         """(K,) the containers that take shards of this set."""
         return np.asarray(self.problem.receiving & ((self.bits & np.uint64(mask)) != 0))
 
-    def is_forbidden(self, shards: NDArray[Any], containers: NDArray[Any]) -> Flags:
+    def is_forbidden(self, shards: NDArray[Any] | int, containers: NDArray[Any] | int) -> Flags:
         """Whether a job of a shard may not use a container; the two are broadcast."""
         keys = np.asarray(shards, np.int64) * self.problem.container_count + containers
         if not self.forbidden.size:
@@ -81,8 +81,12 @@ def survey(problem: Problem, rules: Rules) -> Ground:
             *_shards_too_large(problem, masks, which, bits, limits, peaks),
         ),
         forbidden=_forbidden(problem),
-        oversized=_any_above(loads, peaks / scale, smallest * np.float32(1 + rules.band)),
+        coarse=_indices(_any_above(loads, peaks / scale, smallest * np.float32(1 + rules.band))),
     )
+
+
+def _indices(flags: Flags) -> Indices:
+    return np.flatnonzero(flags).astype(np.int32)
 
 
 def _sets(allowed: NDArray[np.uint64]) -> tuple[tuple[int, ...], NDArray[np.int32]]:

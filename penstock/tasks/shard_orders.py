@@ -144,7 +144,10 @@ def take_back(
             return Placement()
         held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
         fleet = fleet_of(containers, bars_in_force(bars, others))
-        chosen = place_shards([slow.shard], others, held, loads=loads, mode=Mode.EMERGENCY, fleet=fleet).moves
+        # Only this shard: whatever else should move is for a round that looks at everything.
+        chosen = place_shards(
+            [slow.shard], others, held, loads=loads, mode=Mode.EMERGENCY, moves_max=0, fleet=fleet
+        ).moves
         return Placement(moves=tuple(replace(move, source=slow.container, reason=reason) for move in chosen))
 
     return plan
@@ -172,6 +175,7 @@ def give_away(
             {shard: name for shard, name in heading.items() if name is not None},
             loads=loads,
             mode=Mode.EMERGENCY,
+            moves_max=0,  # only these: whatever else should move is for a round that looks at everything
             fleet=fleet_of(containers, bars),
         )
         moves = [move for move in found.moves if move.shard in rows]

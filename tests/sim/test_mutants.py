@@ -43,8 +43,8 @@ def test_every_seed_is_tried_whichever_is_first():
     (mutant,) = [
         mutant for mutant in MUTANTS if mutant.name == "late replies obeyed: an old ADD undoes a DROP"
     ]
-    find = hunt(mutant, seeds_max=4, compares=False, first=0)
-    assert find.broken is not None and find.seeds > 1 and find.broken.seed == find.seeds - 1
+    find = hunt(mutant, seeds_max=4, compares=False, first=2)
+    assert find.broken is not None and find.seeds > 1 and find.broken.seed == find.seeds - 2
     assert {name for name in QUICK} <= {mutant.name for mutant in MUTANTS}
 
 
