@@ -229,8 +229,12 @@ class Log(Protocol):
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
 
-    def fence(self, category: str, producer: str, epoch: int) -> None:
-        """Refuse every smaller epoch of this producer from now on."""
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
+        """Refuse every smaller epoch of this producer from now on.
+
+        `is_new_life`: the epoch must be above all that this producer ever had, else EpochUsed and nothing
+        changes. Of several who ask for the same epoch at once at most one gets it.
+        """
 
     def register_producer(self, category: str, producer: str) -> None:
         """Count this producer in the category's watermark: from LOW_MIN without marks, else from its W.
