@@ -32,7 +32,11 @@ from penstock.streams.places import open_log
 from penstock.streams.testing import reading_task
 
 SPEC = CategorySpec(
-    name="bench", partitions=2, columns=(("text", "string"), ("n", "bigint")), watermark="event_time"
+    name="bench",
+    partitions=2,
+    columns=(("text", "string"), ("n", "bigint")),
+    watermark="event_time",
+    lateness_ms=0,
 )
 TEXT_BYTES = 84  # with `n` and the event time 100
 SPARK_TIMES = 3  # as large is the log that Spark reads: the start of its job is no rate of reading

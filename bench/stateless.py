@@ -45,6 +45,7 @@ CATEGORY = {
     "columns": [["user", "string"], ["kind", "string"], ["amount", "double"], ["ts", "bigint"]],
     "format": "json",
     "watermark": "event_time",
+    "lateness_ms": 0,
     "ts_column": "ts",
 }
 PIPELINE = """

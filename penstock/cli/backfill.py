@@ -15,10 +15,12 @@ from penstock.cli.sources import categories_read, check_inputs, read_inputs, rea
 from penstock.core.errors import ConfigError, StoreUnavailable
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Category
 from penstock.streams.catalogue import StaticCatalogue
+from penstock.streams.compiled import CompiledPipeline
 from penstock.streams.packages import build_package, load_pipeline, unpack_package
 from penstock.streams.places import open_log
 from penstock.streams.plan import compile_pipeline
 from penstock.streams.record_lines import Lines
+from penstock.streams.step import is_dead
 
 PipelineFile = Annotated[Path, typer.Argument(help="A Python file that makes one Pipeline.")]
 Inputs = Annotated[
@@ -74,6 +76,8 @@ def backfill(
                 why="it is only described: no bus has it, and no file was given",
                 fix=f"give --input {category.spec.name}=FILE",
             )
+    for note in compiled.notes:
+        err.print(f"note: {note}", markup=False)
     with tempfile.TemporaryDirectory(prefix="penstock-") as scratch, err.status("running …"):
         unpack_package(package.data, package.hash, Path(scratch) / "package")
         job = BatchJob(
@@ -88,9 +92,22 @@ def backfill(
             format=format_,
         )
         counts = run_batch(job, scratch=Path(scratch) / "spark", cores=cores)
-    said = {"folder": str(target), "rows": counts}
+    dead = {name: count for name, count in counts.items() if name in _dead_letters(compiled)}
+    said = {
+        "folder": str(target),
+        "rows": counts,
+        "dead_letters": sum(dead.values()),
+        "late": 0,
+        "waiting": 0,
+    }
     lines = [f"{count:>12,} rows in {target / name}" for name, count in counts.items()]
+    lines.append(f"{sum(dead.values()):,} dead letters; no record is late or waiting in a backfill")
     show(said, output, lambda: "\n".join(lines))
+
+
+def _dead_letters(compiled: CompiledPipeline) -> set[str]:
+    """The categories of what could not be worked on."""
+    return {output.category for job in compiled.jobs for output in job.outputs if is_dead(output.stream)}
 
 
 def _known(folder: Path, bus: str, specs: list[Path]) -> tuple[str, list[Category]]:

@@ -34,7 +34,7 @@ from penstock.cli import (
     watermarks,
 )
 from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import EXIT_CODES, Form, Output, fail, out, show, tell_unreadable
+from penstock.cli.output import EXIT_CODES, Form, Output, err, fail, out, show, tell_unreadable
 from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
@@ -43,7 +43,7 @@ from penstock.settings import (
     BUS_VARIABLE,
     ROWS_VARIABLE,
 )
-from penstock.streams.bus.log import AHEAD_MAX_MS
+from penstock.streams.bus.log import AHEAD_MAX_MS, LATENESS_MS
 
 app = typer.Typer(
     name="penstock",
@@ -180,7 +180,7 @@ def plan(
         changes = client.plan_pipeline({**compiled.to_json(), "reset_state": reset_state or []})
     if output is Form.TABLE:
         out.print(draw_plan(compiled), markup=False)
-    said = {"compiled": compiled.to_json(), "changes": changes}
+    said = {"compiled": compiled.to_json(), "changes": changes, "notes": list(compiled.notes)}
     show(said, output, lambda: change_tables.changes_table(changes))
 
 
@@ -266,7 +266,9 @@ def category(
     partitions: Annotated[int, typer.Option(help="For --create.", min=1, max=4096)] = 4,
     ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
     watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
-    lateness_ms: Annotated[int, typer.Option(help="For --create: how late records may come.", min=0)] = 1000,
+    lateness_ms: Annotated[
+        int, typer.Option(help="For --create: how late records may come.", min=0)
+    ] = LATENESS_MS,
     retention_ms: Annotated[
         int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
     ] = 0,
@@ -291,6 +293,9 @@ def category(
     """Show the categories of the bus, or create one of JSON records."""
     unreadable: dict[str, str] = {}
     if create:
+        from penstock.streams.catalogue import category_from_json
+        from penstock.streams.plan_notes import has_no_times, no_time_note
+
         spec = {
             "name": name,
             "columns": _columns(columns),
@@ -305,6 +310,8 @@ def category(
         }
         with connect(folder, role="developer") as client:
             found = [client.create_category(spec)]
+        if has_no_times(created := category_from_json({**spec, "format": "json"})):
+            err.print(f"note: {no_time_note(created)}", markup=False)
     else:
         with connect(folder, role="reader") as client:
             found = [client.category(name)] if name else client.categories()

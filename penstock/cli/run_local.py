@@ -20,7 +20,7 @@ from penstock.container import folder_lock
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.engine.java import require_java
-from penstock.streams.local_run import LocalPlace, LocalRun
+from penstock.streams.local_run import LocalPlace, LocalRun, remarks_on
 from penstock.streams.places import kept_bus, settle_bus
 from penstock.streams.record_lines import Lines
 
@@ -68,10 +68,14 @@ def run(
         open_things.enter_context(folder_lock(kept.absolute(), "a pipeline"))
         stop = stop_on_signals()
         place = settle_bus(kept.absolute(), bus) if bus else kept_bus(kept)
-        work = LocalRun(LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock())
+        work = LocalRun(
+            LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
+        )
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
         check_inputs(files, categories_read(compiled, work.log.categories()))
+        for note in compiled.notes:
+            err.print(f"note: {note}", markup=False)
         for category, paths in files.items():
             count = work.publish(category, paths, form, close=not follow)
             err.print(f"{category}: {count:,} new records", markup=False)
@@ -80,6 +84,7 @@ def run(
                 counts = _until_done(work, spark, stop, follow=follow or not files, quiet=quiet)
                 for category, count in sorted(counts.items()):
                     err.print(f"{category}: {count:,} records", markup=False)
+                _tell(work, is_kept=folder is not None)
 
 
 def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: bool) -> dict[str, int]:
@@ -110,6 +115,15 @@ def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: b
     with contextlib.suppress(PenstockError):
         say()
     return counts
+
+
+def _tell(work: LocalRun, *, is_kept: bool) -> None:
+    """What each job did, what it lost on the way, and what has yet to come."""
+    jobs = work.summary()
+    for job in jobs:
+        err.print(job.line, markup=False)
+    for remark in remarks_on(jobs, work.open_inputs(), is_kept=is_kept):
+        err.print(f"note: {remark}", markup=False)
 
 
 def _end(work: LocalRun) -> None:

@@ -33,6 +33,8 @@ def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableTyp
     """Jobs above, containers below; `problem`: why this is not the newest."""
     jobs = status["jobs"]
     parts: list[RenderableType] = [jobs_table(jobs)]
+    if any(job.get("counts") for job in jobs):
+        parts.append(counts_table(jobs))
     if any(job["problem"] or job["plan"] or job["scaler"] for job in jobs):
         parts.append(remarks_table(jobs))
     parts.append(containers_table(status["containers"], status["now_ms"]))
@@ -70,6 +72,25 @@ def jobs_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
         )
     if not jobs:
         table.caption = "no jobs: submit a pipeline with `penstock submit`"
+    return table
+
+
+def counts_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
+    """One line per job whose tasks report: its records since its state began, and what became of them."""
+    table = new_table("records")
+    table.add_column("job", overflow="ellipsis", min_width=16)
+    for name in ("read", "late", "dropped", "dead letters", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for job in jobs:
+        if counts := job.get("counts"):
+            lost = [(counts[name], "yellow") for name in ("dropped", "dead_letters")]
+            table.add_row(
+                text(job["name"], limit=40),
+                f"{counts['records']:,}",
+                f"{counts['late']:,}",
+                *(text(f"{count:,}", style if count else "") for count, style in lost),
+                f"{counts['waiting']:,}",
+            )
     return table
 
 

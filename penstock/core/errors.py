@@ -7,6 +7,7 @@ PenstockError
 │   ├── VersionConflict        somebody wrote first: read again and decide again
 │   ├── NotFound               no job, category, package or container of that name
 │   ├── Refused                the answer is no: wrong token, role, or state
+│   │   └── EpochUsed          an earlier life of this writer had this epoch, or a larger one
 │   ├── KeyReused              an idempotency key that stands for another request
 │   └── EnvironmentProblem     no Java, a port or folder in use, a broken installation
 ├── Fenced                     a successor owns this now: stop, do not retry
@@ -92,6 +93,10 @@ class NotFound(UserError):
 
 class Refused(UserError):
     """The answer is no."""
+
+
+class EpochUsed(Refused):
+    """An earlier life of this writer had this epoch, or a larger one."""
 
 
 class KeyReused(UserError):

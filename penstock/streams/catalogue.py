@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any, Protocol
 
 from penstock.core.errors import ConfigError, NotFound
-from penstock.streams.bus.log import ARROW_TYPES, CategorySpec, Log
+from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, CategorySpec, Log
 
 
 class Catalogue(Protocol):
@@ -99,7 +99,8 @@ def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
             fix="add what is missing",
         ) from error
     for name, kind in spec.columns:
-        if kind not in ARROW_TYPES or name.startswith("_"):
+        is_lows = (name, kind) == LOW_COLUMN and spec.watermark == "producers"
+        if kind not in ARROW_TYPES or (name.startswith("_") and not is_lows):
             raise ConfigError(
                 f"category {spec.name!r} cannot have the column {name!r} of type {kind!r}",
                 why=f"names do not start with '_', and types are {', '.join(ARROW_TYPES)}",

@@ -171,6 +171,7 @@ class CompiledPipeline:
     package: PackageRef
     jobs: tuple[CompiledJob, ...]
     rewrites: tuple[Rewrite, ...] = ()
+    notes: tuple[str, ...] = ()  # what people should know before they rely on its results
 
     def to_json(self) -> dict[str, Any]:
         """The body of a submission."""

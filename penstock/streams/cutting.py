@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from penstock.core.errors import PipelineError
-from penstock.streams.bus.log import has_dead_letters
+from penstock.streams.bus.log import LOW_COLUMN, has_dead_letters
 from penstock.streams.compiled import (
     Branch,
     CompiledJob,
@@ -35,6 +35,7 @@ from penstock.streams.graph import (
     Stateful,
     Step,
     Union,
+    Window,
 )
 from penstock.streams.kept_shape import operator_shape
 from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
@@ -98,7 +99,7 @@ class Cutter:
 
     def _shuffle_job(self, step: KeyBy) -> CompiledJob:
         output = self._shuffle_output(step)
-        road = self._road(self._graph.input_of(step.name), output.columns)
+        road = self._road(self._graph.input_of(step.name), _own(output))
         key = self._schemas.keys[step.name].text
         return replace(self._stateless(step, without_keys(road), output, key), spread=step.spread)
 
@@ -295,7 +296,7 @@ class Cutter:
 
     def _category_columns(self, path: Path) -> Columns:
         if isinstance(path.origin, KeyBy):
-            return self._shuffle_output(path.origin).columns
+            return _own(self._shuffle_output(path.origin))
         return self._schemas.columns[path.origin.name, path.stream]
 
     def _category(self, path: Path) -> tuple[str, int]:
@@ -315,7 +316,7 @@ class Cutter:
         """What an end uses of a stream it reads."""
         there = self._schemas.at(edge)
         if isinstance(end, KeyBy):
-            return self._shuffle_output(end).columns
+            return _own(self._shuffle_output(end))
         if isinstance(end, Process) and end.wants:
             place = self._graph.inputs_of(end.name).index(edge)
             wanted = dict(dict(end.wants)[end.inputs[place]])
@@ -344,10 +345,25 @@ class Cutter:
                             needed |= self._needed(road, path)
         there = self._schemas.columns[step.name, DEFAULT_STREAM]
         columns = tuple(column for column in there if column[0] in needed) or there[:1]
+        if self._says_lows(step):
+            columns = (*columns, LOW_COLUMN)
         self._shuffles[step.name] = self._internal(
             step, columns, key.normal + " spread" * step.spread, DEFAULT_STREAM
         )
         return self._shuffles[step.name]
+
+    def _says_lows(self, step: KeyBy) -> bool:
+        """True if somebody behind this shuffle must know how late a late record is."""
+        for end in self._graph.steps:
+            if isinstance(end, Aggregate):
+                window = self._graph.step(self._graph.input_of(end.name).source)
+                asks = isinstance(window, Window) and window.firing.late == "update"
+            else:
+                asks = isinstance(end, KeyBy) and end != step and end.name in self._cuts
+            reads = asks and any(path.origin == step for path in self._paths(self._graph.input_of(end.name)))
+            if reads and (not isinstance(end, KeyBy) or self._says_lows(end)):
+                return True
+        return False
 
     def _streams(self, step: Stateful) -> tuple[tuple[str, Columns], ...]:
         if isinstance(step, Process):
@@ -413,6 +429,11 @@ class Cutter:
 
     def _job_name(self, step: Step) -> str:
         return f"{self._graph.name}.{step.name}"
+
+
+def _own(output: Output) -> Columns:
+    """The columns that steps know of: not that of the lows, which is beside them."""
+    return tuple(column for column in output.columns if column != LOW_COLUMN)
 
 
 def _check_start(origin: Step, before: JobInput, start: str) -> None:

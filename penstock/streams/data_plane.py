@@ -27,7 +27,7 @@ class StreamDataPlane:
             return
         if config["kind"] == "spark":
             # Its place in its inputs is in its own checkpoint; the row says who may run it.
-            for ref in _intervals(job, birth, config):
+            for ref in intervals_of(job, birth, config):
                 self._rows.create(ref, offsets={}, low=LOW_MIN)
             return
         for output in config["outputs"]:
@@ -41,7 +41,7 @@ class StreamDataPlane:
             )
         sources = self._inputs(job, config)
         starts = [self._starts(item, source) for item, source in zip(config["inputs"], sources, strict=True)]
-        for ref in _intervals(job, birth, config):
+        for ref in intervals_of(job, birth, config):
             offsets = {
                 source.birth: first[ref.partition]
                 for source, first in zip(sources, starts, strict=True)
@@ -66,7 +66,7 @@ class StreamDataPlane:
         ):  # before the ends: whoever is gone adds nothing any more
             return "the job that writes it has not moved on yet"
         ends, left = self._log.end_offsets(category), 0
-        for ref in _intervals(job, birth, config):
+        for ref in intervals_of(job, birth, config):
             if ref.partition < len(ends) and self._rows.exists(ref):
                 done = self._rows.peek(ref).offsets.get(source.birth, ends[ref.partition])
                 left += done < ends[ref.partition]
@@ -82,11 +82,11 @@ class StreamDataPlane:
                 "`penstock task ls` shows where it runs",
             )
         if config["kind"] == "spark":
-            for ref in _intervals(job, birth, config):
+            for ref in intervals_of(job, birth, config):
                 self._rows.fence(ref, generation=generation)
             return
         sources = self._inputs(job, config)
-        for ref in _intervals(job, birth, config):
+        for ref in intervals_of(job, birth, config):
             token = self._rows.fence(ref, generation=generation)
             for producer in _producers(birth, config, sources, ref.partition):
                 for output in config["outputs"]:
@@ -109,7 +109,7 @@ class StreamDataPlane:
         """
         if not categories:
             return
-        for ref in _intervals(job, birth, old):
+        for ref in intervals_of(job, birth, old):
             if not self._rows.exists(ref):
                 continue
             if is_removed:
@@ -187,7 +187,8 @@ def _is_process(config: Mapping[str, Any]) -> bool:
     return bool(config["kind"] == "process")
 
 
-def _intervals(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[IntervalRef]:
+def intervals_of(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[IntervalRef]:
+    """The intervals of a job's config, by partition."""
     for partition in range(config["partitions"]):
         yield IntervalRef(
             job=job,

@@ -39,6 +39,7 @@ def draw_plan(compiled: CompiledPipeline) -> str:
         lines += ["", *_draw_job(job, writers)]
     lines += _draw_rewrites(compiled.rewrites)
     lines += _draw_refusals(compiled)
+    lines += _draw_notes(compiled.notes)
     return "\n".join(lines) + "\n"
 
 
@@ -152,6 +153,15 @@ def _draw_refusals(compiled: CompiledPipeline) -> Iterator[str]:
         yield from ("", "what this version cannot run yet, so that `penstock submit` refuses the pipeline:")
     for job in jobs:
         yield f" - {job.name}: {job.operator}"
+
+
+def _draw_notes(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        yield from ("", "what to know:")
+    for note in notes:
+        yield from textwrap.wrap(
+            note, WIDTH, initial_indent=" - ", subsequent_indent="   ", break_on_hyphens=False
+        )
 
 
 def _column(name: str, expr: str, kind: str) -> str:

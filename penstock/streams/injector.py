@@ -50,7 +50,9 @@ class Injector:
     """One writer of one JSON category. Records go by key to partitions; sequences are gapless, so a repeat
     does nothing.
 
-    `epoch` must grow with every life of the same name: the older life is then refused.
+    `epoch` must grow with every life of the same name: an epoch that was used is refused (`EpochUsed`), and
+    the older life may write no more. A new life goes on behind what has arrived; what that was,
+    `published_to` of the log says: how many records of this name are in each partition.
 
     A publish that ended with an error may have been written: then only the same records are taken, until
     they went through (`PublishUnheard`). They are there once.
@@ -84,8 +86,9 @@ class Injector:
         self._clock = SystemClock()
         self._unheard: pa.Table | None = None  # sent, and no answer came
         self._taken: SequencesTaken | None = None
+        # Before it is registered: one that is refused must not hold a watermark that nobody waits for.
+        log.fence(category, name, epoch, is_new_life=True)
         log.register_producer(category, name)
-        log.fence(category, name, epoch)
         self._sequences = dict(log.published_to(category, name))
 
     def publish(

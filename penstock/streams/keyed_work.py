@@ -51,7 +51,7 @@ class KeyedWork:
         self._aside = aside  # None: a record at which user code raises stops the step
         self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
         self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
-        self.counters = {"records": 0, "late": 0, "behind_low": 0, "timers": 0}
+        self.counters = {"records": 0, "late": 0, "dropped": 0, "behind_low": 0, "timers": 0}
         self._pickers = {stream: _picker(tuple(columns)) for stream, columns in computation.outputs.items()}
         self._stored: Mapping[str, bytes] = states or {}
         self._states: dict[str, Any] = {}  # of the keys whose hooks ran
@@ -241,6 +241,7 @@ class KeyedWork:
                 self._fire_due()
         self.counters["records"] += len(records)
         self.counters["late"] += late
+        self.counters["dropped"] += late if drop else 0
         self.counters["behind_low"] += behind
 
     def _fire_due(self) -> None:

@@ -5,31 +5,37 @@ The same tasks as in a fleet, one per job. What they did stays in the folder: ru
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
-from penstock.core.errors import ComputationFailed
+from penstock.core.errors import ComputationFailed, ConfigError
 from penstock.jobs.config import validate_config
 from penstock.streams.bus.log import LOW_MAX, CategorySpec, Log
 from penstock.streams.bus_copy import close_input, content_hash, publish_lines
 from penstock.streams.catalogue import LogCatalogue
 from penstock.streams.compiled import CompiledPipeline
-from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.data_plane import StreamDataPlane, intervals_of
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.packages import Package, build_package, load_pipeline
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.plan import compile_pipeline
 from penstock.streams.record_lines import LineRules, Lines, lines_of
+from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.rows.scanning import key_after
+from penstock.streams.state_decode import is_in_blocks
 
 if TYPE_CHECKING:
     from penstock.streams.engine.spark_tasks import RunView, SparkTasks
 
 TRIGGER_MS = 200
 SETTLED_ROUNDS = 4
+PAGE = 10_000  # timers that are looked at together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +64,69 @@ class LocalPlace:
         return f"local-{own}{job}".replace(".", "-")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """What a job of a run did, and what it has yet to do.
+
+    `dropped`: late records that count in no result. `open_keys`: keys for which something waits for a later
+    low watermark: open windows, timers.
+    """
+
+    job: str
+    records: int = 0
+    late: int = 0
+    dropped: int = 0
+    dead_letters: int = 0
+    waiting: int = 0  # records that it has not read
+    wall_timers: int = 0
+    open_keys: int = 0
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"{self.job}: {self.records:,} records read, {self.late:,} late, {self.dropped:,} dropped, "
+            f"{self.dead_letters:,} dead letters, {self.waiting:,} waiting"
+        )
+
+
+def remarks_on(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kept: bool) -> Iterator[str]:
+    """What people should know of a run that has ended: what is lost, what has yet to come, and what to do.
+    Pure.
+    """
+    for job in jobs:
+        if job.dropped:
+            yield (
+                f"{job.job}: {job.dropped:,} of {job.records:,} records were late and count in no result; "
+                'give the category they come from a larger `lateness_ms`, or take them with late="update" '
+                '(windows) or late = "process" (computations)'
+            )
+        if job.dead_letters:
+            yield f"{job.job}: {job.dead_letters:,} records are dead letters; each says there why"
+        if job.waiting:
+            yield f"{job.job}: {job.waiting:,} records are not read; the run was ended before"
+        if job.open_keys:
+            why = f"{', '.join(open_inputs) or 'the input'} has not ended"
+            why += ", as --folder keeps it for more records" * (is_kept and bool(open_inputs))
+            yield (
+                f"{job.job}: windows of {job.open_keys:,} keys are open, or their timers pending: {why}; "
+                "they end with later records, and at once in a run of all files without --folder"
+            )
+        if job.wall_timers:
+            yield (
+                f"{job.job}: {job.wall_timers:,} timers of the clock are pending: the run ended before they "
+                "were due; run it with --follow until they have fired"
+            )
+
+
 class LocalRun:
     """Prepares a pipeline in a folder, starts its tasks, and sees how far they are."""
 
-    def __init__(self, place: LocalPlace, clock: Clock) -> None:
-        self._place, self._clock = place, clock
+    def __init__(self, place: LocalPlace, clock: Clock, *, is_kept: bool) -> None:
+        """`is_kept`: the folder stays, and another run may bring more records."""
+        self._place, self._clock, self._is_kept = place, clock, is_kept
         self.log: Log = open_log(place.bus)
+        self._rows = open_rows(place.rows)
         self._configs: dict[str, dict[str, Any]] = {}
         self._tasks: SparkTasks | None = None
         self._package: Package | None = None
@@ -82,7 +145,7 @@ class LocalRun:
         found = load_pipeline(pipeline)
         self._package = build_package(pipeline, found.local_files, name=found.name)
         compiled = compile_pipeline(found, LogCatalogue(self.log), self._package.ref())
-        data = StreamDataPlane(self.log, open_rows(self._place.rows))
+        data = StreamDataPlane(self.log, self._rows)
         for body in compiled.to_json()["jobs"]:
             config = validate_config(body["name"], {**body, "trigger_ms": TRIGGER_MS}).to_json()
             self._configs[config["name"]] = config
@@ -99,20 +162,36 @@ class LocalRun:
         return compiled
 
     def publish(self, category: str, paths: Sequence[str], form: Lines, *, close: bool) -> int:
-        """Files of records, each once however often it is run; `close`: nothing more comes."""
+        """Files of records, each once however often it is run. `close`: they are all there is.
+
+        Then the input ends, and with it every window: at once where injectors tell the watermark; where it
+        follows event times, unless the folder is kept and its next run may go on with more.
+        """
         spec, epoch, appended, producers = self.log.describe(category).spec, self._clock.now_ms(), 0, []
         for path in paths:
             with open(path, "rb") as file:
                 producers.append(f"file:{content_hash(file)}")
+                self._check_open(category, path, producers[-1])
                 rules = LineRules(spec=spec, form=form, now_ms=epoch)
                 done = publish_lines(self.log, file, rules, name=path, producer=producers[-1], epoch=epoch)
                 appended += done.appended
-        # Only now: behind the word of the first file the records of the second would be late.
-        for producer in producers if close and spec.watermark == "injector" else ():
-            close_input(self.log, category, producer=producer, epoch=epoch, now_ms=self._clock.now_ms())
-        if close:
+        if close and (spec.watermark == "injector" or not self._is_kept):
+            # Only now: behind the word of the first file the records of the second would be late.
+            for producer in producers:
+                close_input(self.log, category, producer=producer, epoch=epoch, now_ms=self._clock.now_ms())
             self._closed.add(category)
         return appended
+
+    def _check_open(self, category: str, path: str, producer: str) -> None:
+        """Records behind the end of an input would all be late."""
+        ended = self.log.watermark(category) >= LOW_MAX
+        if ended and os.path.getsize(path) and not self.log.published_to(category, producer):
+            raise ConfigError(
+                f"{path} comes too late: the input {category!r} of this folder has ended",
+                why="a run before this one said of its files that they are all; records behind the end would "
+                "be late, and dropped",
+                fix="use a new --folder for all files together, or --follow as long as more files come",
+            )
 
     def start(self, spark: Any) -> None:
         """One task per job."""
@@ -162,11 +241,21 @@ class LocalRun:
         """Whether all that was given is read, and what follows from it has settled."""
         ends = tuple(sum(self.log.end_offsets(name)) for name in sorted(self._categories()))
         is_idle = all(
-            view.state == "running" and _is_through(view.metrics, self._is_bounded()) for view in views
+            view.state == "running" and _is_through(view.metrics, self._ends(view.task_id.rpartition("/")[0]))
+            for view in views
         )
         self._still = self._still + 1 if is_idle and ends == self._seen else 0
         self._seen = ends
         return self._still >= SETTLED_ROUNDS
+
+    def summary(self) -> tuple[JobSummary, ...]:
+        """What each job did in this folder, and what it has yet to do."""
+        return tuple(self._summary_of(name) for name in self._configs)
+
+    def open_inputs(self) -> tuple[str, ...]:
+        """Inputs from outside that have not ended."""
+        outside = {item["category"] for config in self._configs.values() for item in config["inputs"]}
+        return tuple(sorted(outside - self._categories() - self._closed))
 
     def new_records(self) -> Iterator[tuple[str, bytes]]:
         """What came into the sinks since the last call, as (category, line)."""
@@ -188,12 +277,59 @@ class LocalRun:
     def _categories(self) -> set[str]:
         return {output["category"] for config in self._configs.values() for output in config["outputs"]}
 
-    def _is_bounded(self) -> bool:
-        """Whether every input that nobody here writes ends by its injector's word."""
-        outside = {config["inputs"][0]["category"] for config in self._configs.values()} - self._categories()
+    def _ends(self, job: str) -> bool:
+        """Whether every input of a job ends: closed here, or written by jobs whose inputs end."""
+        writers: dict[str, list[str]] = {}
+        for name, config in self._configs.items():
+            for output in config["outputs"]:
+                writers.setdefault(output["category"], []).append(name)
         return all(
-            name in self._closed and self.log.describe(name).spec.watermark == "injector" for name in outside
+            all(self._ends(writer) for writer in writers[item["category"]])
+            if item["category"] in writers
+            else item["category"] in self._closed
+            for item in self._configs[job]["inputs"]
         )
+
+    def _summary_of(self, job: str) -> JobSummary:
+        config, counts = self._configs[job], Counter[str]()
+        in_blocks = is_in_blocks(config["plan"].get("computation") or {})
+        births = {item["category"]: self.log.describe(item["category"]).birth for item in config["inputs"]}
+        positions: dict[str, dict[int, int]] = {category: {} for category in births}
+        for ref in intervals_of(job, self._place.birth(job), config):
+            row = self._rows.peek(ref)
+            counts.update(row.counters)
+            for category, birth in births.items():
+                if birth in row.offsets:
+                    positions[category][ref.partition] = row.offsets[birth]
+            wall, waiting = self._timers_of(ref)
+            counts["wall_timers"] += wall
+            kept = row.kept.keys if in_blocks and row.kept is not None else None
+            counts["open_keys"] += waiting if kept is None else kept
+        now_ms = self._clock.now_ms()
+        return JobSummary(
+            job=job,
+            records=counts["records"],
+            late=counts["late"],
+            dropped=counts["dropped"],
+            dead_letters=counts["bad"] + counts["poison"],
+            waiting=sum(
+                self.log.lag(name, at, now_ms=now_ms).records for name, at in positions.items() if at
+            ),
+            wall_timers=counts["wall_timers"],
+            open_keys=counts["open_keys"],
+        )
+
+    def _timers_of(self, ref: IntervalRef) -> tuple[int, int]:
+        """How many timers wait for the clock, and how many keys for the low watermark."""
+        wall, keys, start = 0, set[str](), ("", "")
+        while found := self._rows.scan_timers(ref, start=start, limit=PAGE):
+            for one in found:
+                if one.timer is not None and one.timer.wall:
+                    wall += 1
+                else:
+                    keys.add(one.key)
+            start = (found[-1].key, key_after(found[-1].tag))
+        return wall, len(keys)
 
 
 def _is_through(metrics: Mapping[str, float], is_bounded: bool) -> bool:

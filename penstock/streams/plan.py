@@ -6,6 +6,8 @@ next reads it. The result is plain JSON; the control plane never imports user co
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.compiled import CompiledPipeline, PackageRef
@@ -13,13 +15,15 @@ from penstock.streams.cutting import Cutter
 from penstock.streams.graph import Aggregate, Dedup, Graph, Join, Process, Step, Top, Window, check_graph
 from penstock.streams.optimize import optimize
 from penstock.streams.pipeline import Pipeline
+from penstock.streams.plan_notes import notes_on
 from penstock.streams.schemas import resolve_schemas
 from penstock.streams.two_phase import take_apart
 
 
 def compile_pipeline(pipeline: Pipeline, catalogue: Catalogue, package: PackageRef) -> CompiledPipeline:
     """Check a pipeline against the categories there are, and cut it into jobs; PipelineError on a mistake."""
-    return compile_graph(pipeline.graph(), catalogue, package)
+    compiled = compile_graph(pipeline.graph(), catalogue, package)
+    return replace(compiled, notes=tuple(notes_on(compiled.jobs, catalogue, pipeline.computations)))
 
 
 def compile_graph(

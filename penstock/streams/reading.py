@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.decode import decode_values
-from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
+from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
-from penstock.streams.watermark import event_time_lows, late_by_marks, marks_of_event_time
+from penstock.streams.watermark import event_time_lows, lows_by_marks, marks_of_event_time
 
 _SYSTEM_TYPES = {
     "_kind": pa.int8(),
@@ -29,6 +29,7 @@ _SYSTEM_TYPES = {
     "_ts": pa.int64(),
     "_key": pa.string(),
     "_late": pa.bool_(),
+    "_low": pa.int64(),
     "_bad": pa.string(),
     "_raw": pa.binary(),
 }
@@ -115,15 +116,16 @@ class _Lateness:
         )
         self._marks = marks_of_event_time(marks) if source.watermark == "event_time" else marks
 
-    def flags(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], carried: pa.Array) -> pa.Array:
+    def lows(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """The low watermark at which each record is read; None: the records carry what was decided."""
+        if self._source.watermark == "producers":
+            return None
+        lows = lows_by_marks(offset, self._marks, low=self._low)
         if self._source.watermark == "event_time":
-            late, self.event_time_max = event_time_lows(ts, self.event_time_max, self._source.lateness_ms)
             # What the interval followed while its partition was idle is in its own low by now.
-            late |= late_by_marks(ts, offset, self._marks, low=self._low)
-            return pa.array(late, pa.bool_())
-        if self._source.watermark == "injector":
-            return pa.array(late_by_marks(ts, offset, self._marks, low=self._low), pa.bool_())
-        return carried
+            own, self.event_time_max = event_time_lows(ts, self.event_time_max, self._source.lateness_ms)
+            lows = np.maximum(lows, own)
+        return lows
 
 
 def _rows(
@@ -165,11 +167,23 @@ def _rows(
         "_offset": pa.array(picked),
         "_ts": ts.cast(pa.int64()),
         "_key": kept.column("_key"),
-        "_late": lateness.flags(stamps_np, picked, kept.column("_late")),
+        **_late_columns(stamps_np, lateness.lows(stamps_np, picked), kept),
     }
     own = {names[name]: column for name, column in columns.items()}
     rows = _assemble(schema, len(picked), {**system, **own})
     return rows if not bad else _in_order(rows, _bad_rows(batch, offsets, schema, bad, number))
+
+
+def _late_columns(
+    ts: npt.NDArray[np.int64], lows: npt.NDArray[np.int64] | None, carried: pa.RecordBatch
+) -> dict[str, pa.Array]:
+    """Which records are late, and of those that are the low watermark at which their source read them."""
+    if lows is None:
+        name = LOW_COLUMN[0]
+        found = {name: carried.column(name)} if name in carried.schema.names else {}
+        return {"_late": carried.column("_late"), **found}
+    late = ts < lows
+    return {"_late": pa.array(late, pa.bool_()), LOW_COLUMN[0]: pa.array(lows, pa.int64(), mask=~late)}
 
 
 def _set_aside(
@@ -285,8 +299,8 @@ def _constant(value: object, length: int, kind: pa.DataType) -> pa.Array:
 class _OnTime:
     """Nothing is late: for reading a range that nobody waits for."""
 
-    def flags(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], carried: pa.Array) -> pa.Array:
-        return carried
+    def lows(self, ts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64]) -> None:
+        return None
 
 
 def rows_alone(

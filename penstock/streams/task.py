@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.clock import Millis
-from penstock.streams.bus.log import Category
+from penstock.streams.bus.log import LOW_COLUMN, Category
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.step import OutputSpec
 
@@ -26,6 +26,7 @@ SYSTEM_COLUMNS = (
     ("_ts", "bigint"),
     ("_key", "string"),
     ("_late", "boolean"),
+    LOW_COLUMN,
     ("_bad", "string"),
     ("_raw", "binary"),
 )
@@ -168,7 +169,11 @@ def input_of(category: Category, reads: Collection[str] | None = None) -> Input:
     return Input(
         category=spec.name,
         birth=category.birth,
-        columns=tuple(column for column in spec.columns if reads is None or column[0] in reads),
+        columns=tuple(
+            column
+            for column in spec.columns
+            if column != LOW_COLUMN and (reads is None or column[0] in reads)
+        ),
         format=spec.format,
         watermark=spec.watermark,
         lateness_ms=spec.lateness_ms,

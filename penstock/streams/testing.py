@@ -45,6 +45,7 @@ class Stage:
         self._shelf = UnpackedPackages(folder / "packages", lambda hash_: self._packages[hash_])
         self.deaths: list[str] = []
         self._checkpoints, self._spark = checkpoints or folder / "checkpoints", spark
+        self._epochs: dict[str, int] = {}
         self.tasks = self.new_engine()
         self.data = StreamDataPlane(self.log, self.rows)
         self.configs: dict[str, dict[str, Any]] = {}
@@ -124,8 +125,10 @@ class Stage:
         for task_id in list(ids):
             engine.forget(task_id)
 
-    def injector(self, category: str, epoch: int = 1) -> Injector:
-        """Somebody who writes records."""
+    def injector(self, category: str, epoch: int | None = None) -> Injector:
+        """Somebody who writes records; each time a new life of the same writer."""
+        epoch = self._epochs.get(category, 0) + 1 if epoch is None else epoch
+        self._epochs[category] = epoch
         return Injector(self.log, category, "test-injector", epoch=epoch)
 
     def records(self, category: str) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from penstock.core.errors import (
     StateRefused,
 )
 from penstock.streams.blame import Place, blaming
-from penstock.streams.bus.log import ARROW_TYPES
+from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN
 from penstock.streams.operators.windowed import Lateness
 from penstock.streams.step_logic import StepInput, StepResult
 
@@ -81,10 +81,10 @@ class VectorLogic:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        counters = flags.counters(0)
         records = given.table
         if self._computation.late == "drop" and flags.late.any():
             records = records.filter(pa.array(~flags.late))
+        counters = flags.counters(0, given.table.num_rows - records.num_rows)
         if not records.num_rows:
             return StepResult(counters={**counters, "productions": 0})
         states, produced = self._called(records, given)
@@ -97,7 +97,7 @@ class VectorLogic:
         )
 
     def _called(self, records: pa.Table, given: StepInput) -> tuple[pa.Table, Mapping[str, pa.Table]]:
-        own = [name for name in records.column_names if name not in ("_input", "_offset")]
+        own = [name for name in records.column_names if name not in ("_input", "_offset", LOW_COLUMN[0])]
         states = self._decoded(given.states, given.job)
         place = Place(given.job, f"a batch of {records.num_rows} records")
         with blaming(lambda: place):

@@ -25,16 +25,16 @@ class Cut:
     low: Millis
 
 
-def event_time_lows(
-    ts: npt.ArrayLike, max_before: Millis, lateness_ms: Millis
-) -> tuple[npt.NDArray[np.bool_], Millis]:
-    """For each record whether it is late, and the running maximum after the last one.
+def event_time_lows(ts: npt.ArrayLike, max_before: Millis, lateness_ms: Millis) -> tuple[Ints, Millis]:
+    """For each record the low at which it is read, and the running maximum after the last one.
 
-    Late: behind the maximum of everything before it, minus the lateness. A log starts with LOW_MIN.
+    The low is the maximum of everything before it, minus the lateness: a record behind it is late. A log
+    starts with LOW_MIN.
     """
     times = np.asarray(ts, dtype=np.int64)
     running = np.maximum.accumulate(np.concatenate((np.array([max_before], dtype=np.int64), times)))
-    return times < running[:-1] - lateness_ms, int(running[-1])
+    before = running[:-1]
+    return np.where(before <= LOW_MIN, LOW_MIN, before - lateness_ms), int(running[-1])
 
 
 def event_time_low(max_seen: Millis, lateness_ms: Millis) -> Millis:
@@ -49,14 +49,14 @@ def marks_of_event_time(marks: Sequence[Mark]) -> tuple[Mark, ...]:
     return tuple(mark for mark in marks if mark.idle or mark.low >= LOW_MAX)
 
 
-def late_by_marks(ts: Ints, offsets: Ints, marks: Sequence[Mark], *, low: Millis) -> npt.NDArray[np.bool_]:
-    """For each record whether it lies behind the low of the marks before it; `low`: before the first mark.
+def lows_by_marks(offsets: Ints, marks: Sequence[Mark], *, low: Millis) -> Ints:
+    """For each record the low of the marks before it; `low`: before the first mark.
 
     A record at an offset comes after every mark whose end is not beyond it. Marks ascend by low.
     """
     ends = np.maximum.accumulate(np.array([mark.end for mark in marks], dtype=np.int64))
     lows = np.array([low, *(mark.low for mark in marks)], dtype=np.int64)
-    return ts < lows[np.searchsorted(ends, offsets, side="right")]
+    return np.asarray(lows[np.searchsorted(ends, offsets, side="right")], dtype=np.int64)
 
 
 def low_at_end(marks: Sequence[Mark], *, before: Millis, event_time: Millis | None) -> Millis:

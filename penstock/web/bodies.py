@@ -15,7 +15,7 @@ from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_view import STATES
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import LINE_PATTERN
-from penstock.streams.bus.log import AHEAD_MAX_MS
+from penstock.streams.bus.log import AHEAD_MAX_MS, LATENESS_MS
 from penstock.tasks.messages import Heartbeat
 
 # What a database column holds.
@@ -218,7 +218,7 @@ class NewCategory(_Body):
     columns: list[tuple[Word, Word]] = Field(min_length=1, max_length=1000)
     format: Word = "json"
     watermark: Word = "event_time"
-    lateness_ms: Annotated[Count, Field(strict=True)] = 0
+    lateness_ms: Annotated[Count, Field(strict=True)] = LATENESS_MS
     retention_ms: Annotated[Count, Field(strict=True)] = 0
     ts_column: Word = ""
     headers: Annotated[bool, Field(strict=True)] = False

@@ -78,7 +78,8 @@ class JobPages:
         return [self._job(views[name], reports) if name in views else None for name in names]
 
     def _job(self, view: JobView, reports: Reports) -> tuple[int, bytes]:
-        found = {"load": self._scaling.load_of(view.name), "tasks": _tasks(reports.get(view.name, ()))}
+        own = reports.get(view.name, ())
+        found = {"load": self._scaling.load_of(view.name), "counts": _counts(own), "tasks": _tasks(own)}
         return view.expected_version, _joined(self._jobs.of(view), found)
 
     def jobs(
@@ -101,10 +102,12 @@ class JobPages:
         """Jobs as JSON, a line each."""
         reports, lines = self._task_reports(), []
         for view in views:
+            own = reports.get(view.name, ())
             found = {
                 "scaler": self._scaling.reason_of(view.name),
                 "load": self._scaling.load_of(view.name),
-                "tasks": _tasks(reports.get(view.name, ())),
+                "counts": _counts(own),
+                "tasks": _tasks(own),
             }
             lines.append(_joined(self._job_lines.of(view), found))
         return b"[%s]" % b",".join(lines)
@@ -210,3 +213,21 @@ def _line_start(view: JobView) -> dict[str, Any]:
 
 def _tasks(reports: Sequence[tuple[str, TaskReport]]) -> list[dict[str, Any]]:
     return [{"container": name, **asdict(report)} for name, report in reports]
+
+
+# What people call them, and what tasks report (docs/architecture.md, Metrics).
+_COUNTS = {
+    "records": "records",
+    "late": "late",
+    "dropped": "dropped",
+    "dead_letters": "bad",
+    "waiting": "lag_records",
+}
+
+
+def _counts(reports: Sequence[tuple[str, TaskReport]]) -> dict[str, int] | None:
+    """Records of a job, and what became of those that count nowhere yet or never; None: no task knows."""
+    known = [report.metrics for _, report in reports if "records" in report.metrics]
+    if not known:
+        return None
+    return {name: sum(int(task.get(said, 0)) for task in known) for name, said in _COUNTS.items()}

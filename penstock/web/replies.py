@@ -41,6 +41,18 @@ class Load(_Reply):
     model_config = ConfigDict(extra="allow")
 
 
+class Counts(_Reply):
+    """Records of a job since its state began: read, flagged late, late and in no result, dead letters; and
+    those that wait to be read.
+    """
+
+    records: int
+    late: int
+    dropped: int
+    dead_letters: int
+    waiting: int
+
+
 class TaskLine(_Reply):
     """One task as its container last saw it."""
 
@@ -73,6 +85,7 @@ class JobLine(_Reply):
     guarantees: list[str]
     scaler: str
     load: Load | None
+    counts: Counts | None
     tasks: list[TaskLine]
 
 
@@ -124,6 +137,7 @@ class Job(_Reply):
     provenance: dict[str, Provenance]
     is_in_sync: bool
     load: Load | None
+    counts: Counts | None
     tasks: list[TaskLine]
 
 

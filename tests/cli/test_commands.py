@@ -314,3 +314,12 @@ def test_code_of_no_pipeline_is_packaged_and_named_by_a_job(empty: World, run: R
     refused = run("job", "apply", "-f", path, "--why", "new", "--folder", empty.folder)
     assert "there is no package 'ffffffffffff'" in refused.is_refused(3)
     assert "there is no file" in run("package", tmp_path / "none.py", "--folder", empty.folder).is_refused()
+
+
+def test_a_category_without_a_time_column_is_created_with_a_word_on_its_times(empty: World, run: Run):
+    given = ("--create", "--folder", empty.folder, "--columns")
+    made = run("category", "untimed", *given, "shop:string", "-o", "json")
+    assert made.code == 0 and made.json["spec"]["lateness_ms"] == 1000
+    assert "untimed has no time column" in made.error and "--ts" in made.error
+    timed = run("category", "timed", *given, "shop:string,ts:bigint", "--ts", "ts")
+    assert timed.code == 0 and timed.error == ""

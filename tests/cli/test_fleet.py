@@ -18,6 +18,7 @@ from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.task_logs import log_file
 from tests.builders import a_process
 from tests.cli.world import Run, World, a_world, wait
+from tests.streams.test_load import counted
 
 JOB = "demo.tick"
 
@@ -234,3 +235,35 @@ def test_following_waits_for_what_is_away_and_goes_where_the_task_goes(capsys: p
     assert len(pauses) == 3
     err = capsys.readouterr().err
     assert "a/0 is on c2 now" in err and "some lines were gone" in err
+
+
+def test_status_says_what_was_late_dropped_put_aside_and_is_waiting(
+    cli: Run, fleet: tuple[World, dict[str, Speaker]], tmp_path: Path
+):
+    """What a real task tells goes with a container's heartbeat, and is added up by job."""
+    _, speakers = fleet
+    before = speakers["c1"].tasks
+    try:
+        speakers["c1"].tasks = tuple(
+            TaskReport(
+                task_id=f"{JOB}/{index}",
+                job=JOB,
+                generation=1,
+                shard=3,
+                state="running",
+                metrics=counted(tmp_path / str(index)),
+            )
+            for index in (0, 1)
+        )
+
+        def counts() -> dict[str, int] | None:
+            (job,) = (job for job in cli("status", "-o", "json").json["jobs"] if job["name"] == JOB)
+            return job["counts"]
+
+        wait(lambda: counts() is not None)
+        assert counts() == {"records": 28, "late": 10, "dropped": 6, "dead_letters": 6, "waiting": 12}
+        shown = cli("status").text
+        assert "read late dropped dead letters waiting" in shown and f"{JOB} 28 10 6 6 12" in shown
+        assert cli("job", "get", JOB, "-o", "json").json["counts"] == counts()
+    finally:
+        speakers["c1"].tasks = before

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import ConfigError, CorruptData, Fenced, NotFound, SequenceGap
+from penstock.core.errors import ConfigError, CorruptData, EpochUsed, Fenced, NotFound, SequenceGap
 from penstock.streams.bus.kafka_log import KafkaLog
 from penstock.streams.bus.log import ARROW_TYPES, CategorySpec, Log
 from tests.contracts.buses import (
@@ -427,6 +427,42 @@ def test_fencing_one_producer_leaves_the_others(log: Log):
     log.fence("clicks", "a", 3)
     publish(log, 0, 1, producer="b", epoch=1)
     assert stored(log, 0) == [1]
+
+
+@pytest.mark.parametrize("used", [3, 4])
+def test_a_new_life_with_an_epoch_that_was_used_is_refused_and_changes_nothing(log: Log, used: int):
+    log.fence("clicks", "a", 3, is_new_life=True)
+    publish(log, 0, 1, epoch=used)
+    with pytest.raises(EpochUsed, match="epoch 3") as caught:
+        log.fence("clicks", "a", 3, is_new_life=True)
+    assert_three_parts(caught.value)
+    assert f"at least {used + 1}" in caught.value.fix
+    publish(log, 0, 2, epoch=used)  # the life that is there goes on
+    log.fence("clicks", "a", used + 1, is_new_life=True)
+    with pytest.raises(Fenced):
+        publish(log, 0, 3, epoch=used)
+    assert stored(log, 0) == [1, 2]
+
+
+def test_of_several_new_lives_with_one_epoch_one_begins(new_log: NewLog):
+    new_log().create(SPEC)
+    handles, begin, outcomes = [new_log() for _ in range(4)], threading.Barrier(4), []
+
+    def start(log: Log) -> None:
+        begin.wait()
+        try:
+            log.fence("clicks", "a", 7, is_new_life=True)
+        except EpochUsed as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=start, args=(log,)) for log in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 4 and outcomes.count(None) == 1
 
 
 # Several at once

@@ -39,6 +39,7 @@ SALES = {
     "columns": [["shop", "string"], ["amount", "double"], ["ts", "bigint"]],
     "format": "json",
     "watermark": "event_time",
+    "lateness_ms": 0,
     "ts_column": "ts",
     "ahead_max_ms": 0,  # any time is fine
 }

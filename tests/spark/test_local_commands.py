@@ -105,3 +105,155 @@ def test_ctrl_c_ends_a_run_in_order_and_leaves_nothing_running(given: tuple[str,
 def _session(leader: int) -> list[str]:
     found = subprocess.run(["ps", "-o", "cmd=", "-s", str(leader)], capture_output=True, text=True).stdout
     return found.splitlines()
+
+
+VISITS = """
+from penstock import Computation, Pipeline, Value, tumbling
+
+GAP_MS = 30 * 60_000
+
+class ByTimer(Computation):
+    # Takes "the timer has not fired" for "the visit goes on": true in a backfill, not in the stream.
+    outputs = {"out": {"clicks": "bigint"}}
+    clicks = Value(int)
+
+    def process_record(self, record, ctx):
+        ctx.state.clicks += 1
+        ctx.set_timer("end", record.ts + GAP_MS)
+
+    def process_timer(self, timer, ctx):
+        ctx.produce({"clicks": ctx.state.clicks})
+        ctx.state.clicks = 0
+
+class ByTime(Computation):
+    # The times of a record and of the visits that are open say what belongs together.
+    outputs = {"out": {"clicks": "bigint"}}
+    visits = Value(list[list[int]])  # first, last, clicks; by time
+
+    def process_record(self, record, ctx):
+        mine = [v for v in ctx.state.visits if v[0] - GAP_MS < record.ts < v[1] + GAP_MS]
+        others = [v for v in ctx.state.visits if v not in mine]
+        mine.append([record.ts, record.ts, 1])
+        one = [min(v[0] for v in mine), max(v[1] for v in mine), sum(v[2] for v in mine)]
+        ctx.state.visits = sorted([*others, one])
+        ctx.set_timer("end", ctx.state.visits[0][1] + GAP_MS)
+
+    def process_timer(self, timer, ctx):
+        (_, _, clicks), *ctx.state.visits = ctx.state.visits
+        ctx.produce({"clicks": clicks})
+        if ctx.state.visits:
+            ctx.set_timer("end", ctx.state.visits[0][1] + GAP_MS)
+
+class Reminder(Computation):
+    outputs = {"out": {"user": "string"}}
+
+    def process_record(self, record, ctx):
+        ctx.set_wall_timer("later", ctx.now + 24 * 3_600_000)
+
+    def process_timer(self, timer, ctx):
+        ctx.produce({"user": ctx.key})
+
+p = Pipeline("shop", partitions=2)
+clicks = p.source("clicks").key_by("user")
+clicks.process(ByTimer, name="timers").sink("by_timer")
+clicks.process(ByTime, name="times").sink("by_time")
+clicks.process(Reminder, name="reminders").sink("reminded")
+clicks.window(tumbling("1h")).aggregate("count(*) AS n").sink("per_hour")
+"""
+CLICKS = {
+    "name": "clicks",
+    "partitions": 1,
+    "columns": [["user", "string"], ["ts", "bigint"]],
+    "ts_column": "ts",
+}
+
+
+def test_what_a_run_leaves_open_is_told_and_visits_that_hang_on_a_timer_differ_in_a_backfill(tmp_path: Path):
+    """40 users, 191 visits of two clicks, two hours apart, in one file. The input ends with the file, so all
+    windows are given; timers of the clock are pending. A computation that sets its timer anew with each click
+    makes one visit of all that comes before the low watermark moves: 40. In a backfill it makes 191, and one
+    that goes by the times of its records makes 191 in both.
+    """
+    (tmp_path / "shop.py").write_text(VISITS)
+    (tmp_path / "clicks.json").write_text(json.dumps(CLICKS))
+    rows = [
+        {"user": f"u{user}", "ts": 1_700_000_000_000 + visit * 7_200_000 + click * 60_000}
+        for visit in range(5)
+        for click in range(2)
+        for user in range(40 if visit < 4 else 31)
+    ]
+    (tmp_path / "clicks.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ("--category", "clicks.json", "--input", "clicks=clicks.ndjson")
+    ran = ended(tmp_path, "run", "shop.py", "--local", *given)
+    found = Counter(json.loads(line)["category"] for line in ran.stdout.splitlines())
+    assert found == {"by_timer": 40, "by_time": 191, "per_hour": 191}
+    assert "shop.reminders: 40 timers of the clock are pending" in ran.stderr
+    assert "shop.timers: ByTimer uses timers" in ran.stderr and "windows of" not in ran.stderr
+    for job in ("by_user", "timers", "times", "aggregate"):
+        line = f"shop.{job}: 382 records read, 0 late, 0 dropped, 0 dead letters, 0 waiting"
+        assert line in ran.stderr
+    made = ended(tmp_path, "backfill", "shop.py", *given, "--into", "result", "-o", "json")
+    said = json.loads(made.stdout)
+    assert said["rows"] == {
+        "by_timer": 191,
+        "by_time": 191,
+        "per_hour": 191,
+        "reminded": 0,
+        "clicks.dead": 0,
+    }
+    assert (said["dead_letters"], said["late"], said["waiting"]) == (0, 0, 0)
+    assert "In a backfill they do not fire" in made.stderr
+
+
+UNION = """
+from penstock import Pipeline, tumbling
+
+p = Pipeline("both", partitions=2)
+shops = p.source("shops").select("shop", "ts")
+everything = shops.union(p.source("online").select("shop", "ts"))
+everything.key_by("shop").window(tumbling("1s")).aggregate("count(*) AS n").sink("per_second")
+"""
+
+
+@pytest.mark.parametrize("first", ["shops", "online"])
+def test_a_union_of_an_injector_and_an_event_time_source_ends(tmp_path: Path, first: str):
+    """It went on for ever; and what is late or no record is told."""
+    text = UNION if first == "shops" else UNION.replace('"shops"', '"x"').replace('"online"', '"shops"')
+    (tmp_path / "both.py").write_text(text.replace('"x"', '"online"'))
+    kinds = {"shops": "injector", "online": "event_time"}
+    given: list[str] = []
+    for name, watermark in kinds.items():
+        spec = {
+            "name": name,
+            "partitions": 1,
+            "columns": [["shop", "string"], ["ts", "bigint"]],
+            "ts_column": "ts",
+            "watermark": watermark,
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps(spec))
+        stamps = [*range(0, 10_000, 500), 100]  # the last one is 9.4 s late, where event times tell
+        text = "".join(json.dumps({"shop": "a", "ts": ts}) + "\n" for ts in stamps)
+        text += json.dumps({"shop": "a", "ts": 2**42}) + "\n" if name == "online" else ""  # from the future
+        (tmp_path / f"{name}.ndjson").write_text(text)
+        given += ["--category", f"{name}.json", "--input", f"{name}={name}.ndjson"]
+    ran = ended(tmp_path, "run", "both.py", "--local", *given)
+    rows = [json.loads(line)["value"] for line in ran.stdout.splitlines()]
+    found = {row["window_start"]: row["n"] for row in rows if "window_start" in row}
+    assert found == {start: 4 + (start == 0) for start in range(0, 10_000, 1000)}
+    assert "both.by_shop: 43 records read, 1 late, 0 dropped, 1 dead letters, 0 waiting" in ran.stderr
+    assert "both.aggregate: 42 records read, 1 late, 1 dropped, 0 dead letters, 0 waiting" in ran.stderr
+    assert "both.aggregate: 1 of 42 records were late and count in no result" in ran.stderr
+
+
+def ended(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that ended well."""
+    done = subprocess.run(
+        command(*arguments),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done

@@ -15,6 +15,7 @@ EVENTS = {
     "columns": [["word", "string"], ["ts", "bigint"]],
     "format": "json",
     "watermark": "event_time",
+    "lateness_ms": 0,
     "ts_column": "ts",
 }
 PIPELINE = '''

@@ -28,6 +28,7 @@ QUERIES = {
     ],
     "format": "json",
     "watermark": "event_time",
+    "lateness_ms": 0,
     "ts_column": "ts",
     "ahead_max_ms": 0,  # any time is fine
 }
@@ -37,6 +38,7 @@ NOTES = {
     "columns": [["body", "string"], ["lang", "string"], ["at", "bigint"], ["labels", "array<string>"]],
     "format": "json",
     "watermark": "event_time",
+    "lateness_ms": 0,
     "ts_column": "at",
     "ahead_max_ms": 0,
 }

@@ -40,6 +40,7 @@ class Source:
     idle_after_ms: int = 1000
     ahead_max_ms: int = 0
     partitions: int = 2
+    lives: int = 0  # of its injector
 
     @property
     def log(self) -> Log:
@@ -53,6 +54,7 @@ class Source:
                 columns=COLUMNS,
                 format="json",
                 watermark="event_time",
+                lateness_ms=0,
                 ts_column="ts",
                 idle_after_ms=self.idle_after_ms,
                 ahead_max_ms=self.ahead_max_ms,
@@ -61,7 +63,8 @@ class Source:
         return self
 
     def publish(self, partition: int, *stamps: int) -> None:
-        injector = Injector(self.log, "in", "me", epoch=1)
+        self.lives += 1
+        injector = Injector(self.log, "in", "me", epoch=self.lives)
         values = [json.dumps({"q": "x", "ts": ts}).encode() for ts in stamps]
         keys = [key_of(partition, self.partitions)] * len(stamps)
         injector.publish(keys, [0] * len(stamps), values)

@@ -122,7 +122,8 @@ class World:
             if query == "bad":
                 out.insert(0, _dead(offset))  # as a source does: what does not parse comes first
                 continue
-            (late,), seen = event_time_lows([row["_ts"]], seen, self.lateness_ms or 0)
+            (low,), seen = event_time_lows([row["_ts"]], seen, self.lateness_ms or 0)
+            late = row["_ts"] < low
             values = [] if query == "no" else [query, query] if query == "two" else [query]
             out += [
                 {

@@ -26,6 +26,7 @@ SPEC = CategorySpec(
     columns=(("q", "string"), ("ts", "bigint")),
     format="json",
     watermark="injector",
+    lateness_ms=0,
     ts_column="ts",
 )
 

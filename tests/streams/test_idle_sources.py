@@ -108,7 +108,7 @@ def test_a_bounded_source_ends_with_everything(tmp_path: Path):
     source = Source(tmp_path).build()
     job = Copier(source, "a")
     source.publish(0, 20)
-    Injector(source.log, "in", "me", epoch=1).close(now_ms=T)
+    Injector(source.log, "in", "me", epoch=2).close(now_ms=T)
     for partition in (0, 1):
         job.step(partition, now_ms=T)
     assert [job.low(p) for p in (0, 1)] == [LOW_MAX, LOW_MAX] and source.log.watermark("a") == LOW_MAX

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConfigError, Fenced, StoreUnavailable
+from penstock.core.errors import ConfigError, EpochUsed, Fenced, StoreUnavailable
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec, Log, Published
 from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.injector import Injector, PublishUnheard, SequencesTaken
+from penstock.streams.injector import Injector, PublishUnheard, SequencesTaken, dismiss_injector
 from tests.contracts.buses import assert_three_parts
 
 SPEC = CategorySpec(name="in", partitions=4, columns=(("n", "bigint"),), format="json", watermark="injector")
@@ -144,10 +146,60 @@ def test_the_next_life_goes_on_behind_what_has_arrived(bus: Unanswered):
     assert there(bus) == list(range(24))
 
 
-def test_records_that_another_of_the_same_name_pushes_out_are_told_of(bus: Unanswered):
-    """Two writers with one name and epoch: the second one's records would be taken for repeats."""
-    one, other = (Injector(bus, "in", "me", epoch=1) for _ in range(2))
+@pytest.mark.parametrize("again", [1, 0])
+def test_a_second_start_with_an_epoch_that_was_used_is_refused_and_doubles_nothing(
+    bus: Unanswered, again: int
+):
+    """A script that sends a file is started twice as it is: before, its 12 records were there 24 times."""
+    one = Injector(bus, "in", "me", epoch=1)
     send(one, 0)
+    with pytest.raises(EpochUsed, match=f"epoch {again}") as caught:
+        send(Injector(bus, "in", "me", epoch=again), 0)
+    assert_three_parts(caught.value)
+    assert there(bus) == list(range(12))
+    send(one, 12)  # the first one goes on
+    assert there(bus) == list(range(24))
+
+
+def test_a_start_that_is_refused_does_not_hold_the_watermark_of_a_dismissed_one(bus: Unanswered):
+    Injector(bus, "in", "me", epoch=1)
+    dismiss_injector(bus, "in", "me", now_ms=0)
+    with pytest.raises(EpochUsed):
+        Injector(bus, "in", "me", epoch=1)
+    assert bus.producers("in") == {}
+
+
+def test_two_processes_with_one_epoch_do_not_both_write(tmp_path: Path):
+    """As two tills on one machine that were started from the same script."""
+    EmbeddedLog(tmp_path).create(SPEC)
+    script = """
+import sys
+from penstock.core.errors import EpochUsed
+from penstock.streams.injector import Injector
+from penstock.streams.places import open_log
+try:
+    till = Injector(open_log(sys.argv[1]), "in", "till-1", epoch=1)
+    till.publish(["a", "b", "c"], [1, 2, 3], [b"{}"] * 3)
+except EpochUsed:
+    print("refused")
+"""
+    command = [sys.executable, "-c", script, f"embedded:{tmp_path}"]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(said) == ["", "refused"]
+    assert sum(EmbeddedLog(tmp_path).end_offsets("in")) == 3
+
+
+def test_records_that_another_of_the_same_name_pushes_out_are_told_of(bus: Unanswered):
+    """Somebody writes to the bus past `Injector`: this one's records would be taken for repeats."""
+    other = Injector(bus, "in", "me", epoch=1)
+    sent = Unanswered(MemoryLog())
+    sent.create(SPEC)
+    send(Injector(sent, "in", "me", epoch=1), 0)
+    for partition, end in enumerate(sent.end_offsets("in")):
+        (batch,) = sent.read("in", partition, 0, end)
+        bus.publish("in", producer="me", epoch=1, batches={partition: batch}, gapless=True)
     for _ in range(2):  # also again: it cannot know any more what is whose
         with pytest.raises(SequencesTaken, match="12 records") as caught:
             send(other, 12)

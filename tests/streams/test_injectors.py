@@ -37,7 +37,7 @@ def test_a_process_that_stopped_holds_where_it_was_until_its_next_life():
     expect_injectors(log, "in", ["a", "b"])
     for name in ("a", "b"):
         Injector(log, "in", name, epoch=1).report_low(50, now_ms=0)
-    Injector(log, "in", "a", epoch=1).report_low(900, now_ms=1000)
+    Injector(log, "in", "a", epoch=2).report_low(900, now_ms=1000)
     assert log.watermark("in") == 50
     Injector(log, "in", "b", epoch=2).report_low(800, now_ms=2000)
     assert log.watermark("in") == 800

@@ -9,7 +9,8 @@ import pytest
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.injector import Injector
-from penstock.streams.places import open_log
+from penstock.streams.places import open_log, open_rows
+from penstock.streams.rows.row_store import Changes
 from penstock.streams.task import TaskDescriptor
 from penstock.streams.testing import reading_task, wait_for
 
@@ -75,3 +76,22 @@ def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):
         wait_for(lambda: bool(watch.last), "it to be known again")
     finally:
         watch.stop()
+
+
+def counted(folder: Path) -> dict[str, float]:
+    """What a task tells that has read 14 of 20 records, of which some were late or dead letters."""
+    from penstock.streams.engine.load import LoadMeter
+
+    task = a_task(folder, offsets=(10, 4))
+    rows, interval = open_rows(task.rows), task.intervals[0]
+    row = rows.peek(interval.ref)
+    counters = {"records": 14, "late": 5, "dropped": 3, "bad": 2, "poison": 1}
+    changes = Changes(offsets={}, counters=counters)
+    rows.commit(interval.ref, token=row.token, version=row.version, changes=changes)
+    return LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=SystemClock().now_ms())
+
+
+def test_what_was_late_dropped_or_put_aside_is_told_by_name(tmp_path: Path):
+    """Records at which user code raised are dead letters as those are that could not be read."""
+    found = counted(tmp_path)
+    assert [found[name] for name in ("records", "late", "dropped", "bad", "lag_records")] == [14, 5, 3, 3, 6]

@@ -32,7 +32,9 @@ class World:
 
     def __init__(self, watermark: str = "injector") -> None:
         self.log, self.rows = MemoryLog(), MemoryRows()
-        self.spec = CategorySpec(name="in", partitions=2, columns=(("q", "string"),), watermark=watermark)
+        self.spec = CategorySpec(
+            name="in", partitions=2, columns=(("q", "string"),), watermark=watermark, lateness_ms=0
+        )
         self.birth = self.log.create(self.spec).birth
         StreamDataPlane(self.log, self.rows).prepare("j", "b", CONFIG)
         self.trouble: dict[int, str] = {}

@@ -156,6 +156,8 @@ def sessions_with_firing(
             if event.ts < low and lateness is None:
                 continue
             start, end = event.ts, event.ts + gap
+            if event.ts < low and end + (lateness or 0) <= low:
+                continue
             mine = [s for s in sessions if s["key"] == event.key and s["start"] < end and start < s["end"]]
             whole = {
                 "key": event.key,
@@ -164,8 +166,6 @@ def sessions_with_firing(
                 "new": [one for s in mine for one in s["new"]],
                 "given": [one for s in mine for one in s["given"]],
             }
-            if whole["end"] <= low and whole["end"] + (lateness or 0) <= low:
-                continue
             sessions = [*(s for s in sessions if all(s is not other for other in mine)), whole]
             if whole["end"] > low:
                 whole["new"].append(event.values[0])
@@ -188,5 +188,7 @@ def sessions_with_firing(
             one["given"] += fresh
             if fresh or (accumulating and at == one["end"]):
                 give(at - 1, False, one, one["given"] if accumulating else fresh)
-        sessions = [one for one in sessions if one["end"] + (lateness or 0) > low]
+        # As long as a late record that counts may reach it.
+        kept = 0 if lateness is None else lateness + gap
+        sessions = [one for one in sessions if one["end"] + kept > low]
     return found

@@ -18,6 +18,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import (
     ConfigError,
     CorruptData,
+    EpochUsed,
     Fenced,
     NotFound,
     PenstockError,
@@ -218,6 +219,19 @@ def check_epoch(category: str, producer: str, *, epoch: int, highest: int | None
             f"producer {producer} may no longer write to {category!r}",
             why=f"it has epoch {epoch}, the category has seen {highest}",
             fix="nothing: the successor goes on",
+        )
+
+
+def check_new_epoch(category: str, producer: str, *, epoch: int, highest: int | None) -> None:
+    """EpochUsed unless the epoch is above all that this producer ever had."""
+    if highest is not None and epoch <= highest:
+        raise EpochUsed(
+            f"{producer!r} cannot begin to write to {category!r} with epoch {epoch}",
+            why=f"a writer of this name began with epoch {highest} before: it may still run, and what it "
+            "sent could not be told from what this one sends",
+            fix=f"begin each life of a writer with a larger epoch, here at least {highest + 1} (a counter "
+            "that is kept, or the clock in milliseconds); writers that run side by side need names of their "
+            "own",
         )
 
 

@@ -195,9 +195,12 @@ class EmbeddedLog:
         with self._of(category)[0].reading() as connection:
             return log_index.load_sequences(connection, producer)
 
-    def fence(self, category: str, producer: str, epoch: int) -> None:
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
         """Refuse every smaller epoch of this producer from now on."""
         with self._of(category)[0].writing("fence") as connection:
+            if is_new_life:
+                highest = log_index.load_epoch(connection, producer)
+                admission.check_new_epoch(category, producer, epoch=epoch, highest=highest)
             log_index.raise_epoch(connection, producer, epoch)
 
     def register_producer(self, category: str, producer: str) -> None:

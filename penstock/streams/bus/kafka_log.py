@@ -257,14 +257,17 @@ class KafkaLog:
         state = self._all.state(category).producers.get(producer)
         return {} if state is None else dict(state.last)
 
-    def fence(self, category: str, producer: str, epoch: int) -> None:
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
         """Take the producer's transactional id and leave the epoch: who had it before fails in its write."""
         found = self._all.find(category)
         known = self._all.glance(category, found).state.producers.get(producer)
-        if known is not None and known.epoch is not None and known.epoch >= epoch:
+        if not is_new_life and known is not None and known.epoch is not None and known.epoch >= epoch:
             return
 
         def decide(_: ControlState, mine: ProducerState) -> Change | None:
+            if is_new_life:
+                # After a try of our own whose outcome is unknown this may refuse us: a larger epoch helps.
+                admission.check_new_epoch(category, producer, epoch=epoch, highest=mine.epoch)
             if mine.epoch is not None and mine.epoch >= epoch:
                 return None
             state = msgspec.structs.replace(mine, epoch=epoch)

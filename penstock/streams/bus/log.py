@@ -26,6 +26,8 @@ LOW_MIN: Millis = -(2**62)
 LOW_MAX: Millis = 2**62
 # How far beyond its append time a record's event time may lie, unless its category says otherwise.
 AHEAD_MAX_MS: Millis = 3_600_000
+# How late records from outside may come, unless their category says otherwise.
+LATENESS_MS: Millis = 1_000
 
 SYSTEM_FIELDS = (
     pa.field("_seq", pa.int64(), nullable=False),
@@ -33,6 +35,9 @@ SYSTEM_FIELDS = (
     pa.field("_key", pa.string()),
     pa.field("_late", pa.bool_(), nullable=False),
 )
+# Of an internal category whose readers take late records: for each of them the low watermark at which its
+# source read it. Beside the category's own columns, and null for records on time.
+LOW_COLUMN = ("_low", "bigint")
 HEADERS_FIELD = pa.field("_headers", pa.map_(pa.string(), pa.binary()))
 # Spark SQL type names that categories, selects and computations may use.
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -65,12 +70,17 @@ class CategorySpec:
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type); `json`, `avro`: inside the value
     format: str = "typed"  # typed | json | avro | bytes
     watermark: str = "producers"
-    lateness_ms: Millis = 0
+    lateness_ms: Millis = LOW_MIN  # not said: LATENESS_MS of records from outside, 0 of jobs' outputs
     retention_ms: Millis = 0  # how long a record stays after it was appended; 0: until it is truncated
     ts_column: str = ""  # json, avro: which column holds the event time in ms ("" = the record's own `_ts`)
     headers: bool = False  # whether records have headers; readers of columns do not see them
     idle_after_ms: Millis = 0
     ahead_max_ms: Millis = AHEAD_MAX_MS
+
+    def __post_init__(self) -> None:
+        if self.lateness_ms == LOW_MIN:
+            is_from_outside = self.watermark in ("event_time", "injector")
+            object.__setattr__(self, "lateness_ms", LATENESS_MS if is_from_outside else 0)
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of what lies on the bus."""
@@ -234,8 +244,12 @@ class Log(Protocol):
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:
         """The highest sequence this producer ever appended, per partition."""
 
-    def fence(self, category: str, producer: str, epoch: int) -> None:
-        """Refuse every smaller epoch of this producer from now on."""
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
+        """Refuse every smaller epoch of this producer from now on.
+
+        `is_new_life`: the epoch must be above all that this producer ever had, else EpochUsed and nothing
+        changes. Of several who ask for the same epoch at once at most one gets it.
+        """
 
     def register_producer(self, category: str, producer: str) -> None:
         """Count this producer in the category's watermark: from LOW_MIN without marks, else from its W.

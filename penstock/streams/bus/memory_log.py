@@ -296,10 +296,12 @@ class MemoryLog:
         with self._lock:
             return dict(self._of(category).sequences.get(producer, {}))
 
-    def fence(self, category: str, producer: str, epoch: int) -> None:
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
         """Refuse every smaller epoch of this producer from now on."""
         with self._effect("fence"):
             epochs = self._of(category).epochs
+            if is_new_life:
+                admission.check_new_epoch(category, producer, epoch=epoch, highest=epochs.get(producer))
             epochs[producer] = max(epoch, epochs.get(producer, epoch))
 
     def register_producer(self, category: str, producer: str) -> None:

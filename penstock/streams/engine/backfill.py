@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PipelineError
 from penstock.jobs.config import INPUTS_MAX
-from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, Category
+from penstock.streams.bus.log import HEADERS_FIELD, LOW_COLUMN, LOW_MAX, LOW_MIN, Category
 from penstock.streams.computation import Computation, Record, record_type
 from penstock.streams.engine.batch_operators import Code, operated, vectorised
 from penstock.streams.engine.query import apply_stages
@@ -126,7 +126,7 @@ def run_jobs(
                     made = _computed(rows, job, output, code)
             else:
                 made = rows.where(f"_kind = {DATA}")
-            names = [name for name, _ in output["columns"]]
+            names = [name for name, _ in output["columns"] if name != LOW_COLUMN[0]]
             made = made.select(*(name for name, _ in SYSTEM_COLUMNS), *names)
             known[output["category"]] = _together(known.get(output["category"]), made)
             if not output["internal"]:

@@ -89,7 +89,7 @@ class Dedup:
             states,
             timers,
             [made] if made.num_rows else [],
-            counters=flags.counters(len(given.timers)),
+            counters=flags.counters(len(given.timers), given.table.num_rows - fresh.num_rows),
             tag=_TAG,
         )
 

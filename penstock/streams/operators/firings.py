@@ -1,8 +1,9 @@
 """Windows that give more than one result: early ones, updates by late records, accumulating or discarding.
 
 Pure. A cell is a window; what is new in it and what was given already are kept apart. Early results come when
-the low watermark passes a multiple of `early_ms` after the window's start. A late record whose window is open
-counts in it; later it gives an update, until the low is `lateness_ms` beyond the end.
+the low watermark passes a multiple of `early_ms` after the window's start. A late record counts unless the
+low at its source was `lateness_ms` beyond the window's end when it was read there: in the window while that
+is open here, later as an update. So which records count does not depend on when this step heard of that low.
 """
 
 from __future__ import annotations
@@ -53,30 +54,38 @@ class FiringAggregate:
         blocks = Blocks(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
-        fired = 0
+        fired = dropped = 0
         for stretch in flags.stretches(given, apart=True):
-            made += self._add(blocks, stretch)
+            results, beyond = self._add(blocks, stretch)
+            made += results
+            dropped += beyond
             results = self._fire(blocks, stretch.low, stretch.low_after)
             made += results
             fired += len(results)
-        return blocks_result(blocks, made, flags.counters(fired))
+        return blocks_result(blocks, made, flags.counters(fired, dropped))
 
-    def _add(self, blocks: Blocks, stretch: Stretch) -> list[pa.Table]:
-        """Records into their windows; an update for each that comes after the result."""
-        rows, late = stretch.rows, stretch.late
+    def _add(self, blocks: Blocks, stretch: Stretch) -> tuple[list[pa.Table], int]:
+        """Records into their windows; an update for each that comes after the result, and how many are in no
+        window, because they are late.
+        """
+        rows, late, reached = stretch.rows, stretch.late, stretch.reached
         if self._firing.late == "drop":
             flagged = np.asarray(rows.column("_late").to_numpy(), dtype=np.bool_)
-            rows, late = rows.filter(pa.array(~flagged)), late[~flagged]
+            rows, late, reached = rows.filter(pa.array(~flagged)), late[~flagged], reached[~flagged]
         places, cells = self._expanded(times_of(rows))
-        is_open = ~late[places] | (cells + self._size > stretch.low)
+        ends = cells + self._size
+        # What is too late is too late by the low at its source: whatever has been heard of that low here.
+        counts = ~late[places] | (ends + self._patience > reached[places])
+        is_open = counts & (~late[places] | (ends > stretch.low))
         if is_open.any():
             open_rows = rows.take(pa.array(places[is_open]))
             blocks.add(self._aggregates.merge([self._aggregates.lift(open_rows, cells[is_open])]))
-        is_update = ~is_open & (cells + self._size + self._patience > stretch.low)
+        dropped = stretch.rows.num_rows - len(np.unique(places[counts]))
+        is_update = counts & ~is_open
         if not is_update.any():
-            return []
-        updates = rows.take(pa.array(places[is_update]))
-        return self._updated(blocks, self._aggregates.lift(updates, cells[is_update]), places[is_update])
+            return [], dropped
+        updates = self._aggregates.lift(rows.take(pa.array(places[is_update])), cells[is_update])
+        return self._updated(blocks, updates, places[is_update]), dropped
 
     def _expanded(self, stamps: Ints) -> tuple[Ints, Ints]:
         """For each record and each window it is in: the record's place and the window's start."""

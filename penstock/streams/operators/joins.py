@@ -133,14 +133,18 @@ class StreamJoin:
         flags = Lateness.of(given)
         held = decode_rows(given.states, self._schema, job=given.job, operator="join")
         made: list[pa.Table] = []
+        dropped = 0
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
-            fresh, unequal = self._without_null_keys(self._fresh(stretch))
+            fresh = self._fresh(stretch)
+            dropped += stretch.rows.num_rows - fresh.num_rows
+            fresh, unequal = self._without_null_keys(fresh)
             held, pairs = self._paired(held, fresh)
             held, alone = self._expired(held, stretch.low_after)
             made += [table for table in (unequal, pairs, alone) if table.num_rows]
         keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys)
-        return kept_result(given, states, timers, made, counters=flags.counters(len(given.timers)), tag=_TAG)
+        counters = flags.counters(len(given.timers), dropped)
+        return kept_result(given, states, timers, made, counters=counters, tag=_TAG)
 
     def _fresh(self, stretch: Stretch) -> pa.Table:
         rows = stretch.rows

@@ -1,9 +1,11 @@
 """Sessions that give more than one result: early ones, updates by late records, accumulating or discarding.
 
 Pure. What is new in a session and what was given of it are two tables with the same starts and ends. An early
-result comes when the low watermark passes a multiple of `early_ms` after the session's start. A session that
-is over is kept until the low is `lateness_ms` beyond its end: a late record that belongs to it gives an
-update, or opens it again if it makes it longer than the low. A later result may so have another start or end.
+result comes when the low watermark passes a multiple of `early_ms` after the session's start. A late record
+counts unless the low at its source was `lateness_ms` beyond the end of the session that it is alone: that
+depends on no other record. It gives an update of the session to which it belongs, or opens that again if it
+makes it longer than the low. A later result may so have another start or end. A session that is over is kept
+as long as a record that counts may reach it: until the low is `lateness_ms` and a gap beyond its end.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class SessionFirings:
         self._updates = spec.firing.late == "update"
         self._accumulates = spec.firing.mode == "accumulating"
         self._patience = spec.firing.lateness_ms if self._updates else 0
+        self._kept_ms = self._patience + self._gap if self._updates else 0  # behind a session's end
 
     @property
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
@@ -75,10 +78,12 @@ class SessionFirings:
         flags = Lateness.of(given)
         held = _decoded(given.states, self._aggregates, given.job)
         made: list[pa.Table] = []
-        fired = 0
+        fired = dropped = 0
         for stretch in flags.stretches(given, apart=True):
-            self._add(held, stretch)
-            made += self._add_late(held, stretch)
+            beyond = self._beyond(stretch)
+            self._add(held, stretch, beyond)
+            made += self._add_late(held, stretch, beyond)
+            dropped += int(np.count_nonzero(beyond))
             results = self._fire(held, stretch.low, stretch.low_after)
             fired += sum(table.num_rows for table in results)
             made += results
@@ -87,7 +92,7 @@ class SessionFirings:
         done = step_result(
             {key: row for key, row in states.items() if given.states.get(key) != row},
             made,
-            flags.counters(fired),
+            flags.counters(fired, dropped),
         )
         return StepResult(
             states=done.states,
@@ -97,13 +102,17 @@ class SessionFirings:
             counters=done.counters,
         )
 
-    def _add(self, held: _Held, stretch: Stretch) -> None:
+    def _beyond(self, stretch: Stretch) -> Flags:
+        """Records that count nowhere, because they are too late."""
+        over = times_of(stretch.rows) + self._gap + self._patience <= stretch.reached
+        if not self._updates:
+            # One behind the low by somebody's mistake counts where it alone is open.
+            over |= np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
+        return np.asarray(stretch.late & over, dtype=np.bool_)
+
+    def _add(self, held: _Held, stretch: Stretch, beyond: Flags) -> None:
         """Records that open or prolong sessions, whoever comes first."""
-        stamps = times_of(stretch.rows)
-        chosen = ~stretch.late
-        if not self._updates:  # one behind the low by somebody's mistake counts where it alone is open
-            flagged = np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
-            chosen |= ~flagged & (stamps + self._gap > stretch.low)
+        chosen = ~stretch.late if self._updates else ~beyond
         if chosen.any():
             rows = stretch.rows.filter(pa.array(chosen))
             self._take_in(held, self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)]))
@@ -119,13 +128,14 @@ class SessionFirings:
         else:
             held.new, held.given = joined(self._aggregates, [held.new, held.given])
 
-    def _add_late(self, held: _Held, stretch: Stretch) -> list[pa.Table]:
+    def _add_late(self, held: _Held, stretch: Stretch, beyond: Flags) -> list[pa.Table]:
         """Late records in their order, one of each key at a time: what an earlier one made of its session
         decides about the next.
         """
-        if not self._updates or not stretch.late.any():
+        chosen = stretch.late & ~beyond
+        if not self._updates or not chosen.any():
             return []
-        rows = stretch.rows.filter(pa.array(stretch.late))
+        rows = stretch.rows.filter(pa.array(chosen))
         made = [
             table
             for chosen in _turns(rows.column(KEY))
@@ -137,8 +147,8 @@ class SessionFirings:
 
     def _one_each(self, held: _Held, rows: pa.Table, places: Ints, low: Millis) -> Iterable[pa.Table]:
         fresh = lifted_sessions(self._aggregates, rows, self._gap)
-        ends = self._ends_with(held, fresh)
-        is_open, is_update = ends > low, (ends <= low) & (ends + self._patience > low)
+        is_open = self._ends_with(held, fresh) > low
+        is_update = ~is_open
         if is_open.any():
             self._take_in(held, self._aggregates.merge([fresh.rows(np.flatnonzero(is_open))]))
         if not is_update.any():
@@ -183,7 +193,7 @@ class SessionFirings:
             stamps = np.where(ends <= low_after, ends, self._passed_by(result.cells, low_after)) - 1
             made.append(window_rows(self._spec, result, self._aggregates, ends=ends, stamps=stamps))
         if held.given is not None:
-            kept = parted(held.given, ends_of(held.given) + self._patience > low_after)[0]
+            kept = parted(held.given, ends_of(held.given) + self._kept_ms > low_after)[0]
             held.given = kept if kept.main.num_rows else None
         return made
 
@@ -215,7 +225,7 @@ class SessionFirings:
             if sessions is None:
                 continue
             ends, starts = ends_of(sessions), sessions.cells
-            at = np.where(ends > low, ends, ends + self._patience)
+            at = np.where(ends > low, ends, ends + self._kept_ms)
             if is_new and self._early is not None:
                 at = np.minimum(at, self._passed_by(starts, low) + self._early)
             for key, time in zip(sessions.main.column(KEY).to_pylist(), at.tolist(), strict=True):

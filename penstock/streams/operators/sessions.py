@@ -57,8 +57,11 @@ class SessionAggregate:
         flags = Lateness.of(given)
         held = decoded(_rows_of(given.states, given.job), self._aggregates, given.job)
         made: list[pa.Table] = []
+        dropped = 0
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
-            parts = [part for part in (held, self._lifted(stretch)) if part is not None]
+            fresh, beyond = self._lifted(stretch)
+            dropped += beyond
+            parts = [part for part in (held, fresh) if part is not None]
             if not parts:
                 continue
             (whole,) = joined(self._aggregates, [self._aggregates.merge(parts)])
@@ -75,7 +78,7 @@ class SessionAggregate:
         done = step_result(
             {key: row for key, row in states.items() if given.states.get(key) != row},
             made,
-            flags.counters(sum(table.num_rows for table in made)),
+            flags.counters(sum(table.num_rows for table in made), dropped),
         )
         return StepResult(
             states=done.states,
@@ -85,14 +88,16 @@ class SessionAggregate:
             counters=done.counters,
         )
 
-    def _lifted(self, stretch: Stretch) -> Partials | None:
+    def _lifted(self, stretch: Stretch) -> tuple[Partials | None, int]:
+        """Records as sessions of their own, and how many are in none, because they are late."""
         stamps = times_of(stretch.rows)
         flagged = np.asarray(stretch.rows.column("_late").to_numpy(), dtype=np.bool_)
         chosen = ~flagged & (~stretch.late | (stamps + self._gap > stretch.low))
+        dropped = int(np.count_nonzero(~chosen))
         if not chosen.any():
-            return None
+            return None, dropped
         rows = stretch.rows.filter(pa.array(chosen))
-        return self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)])
+        return self._aggregates.merge([lifted_sessions(self._aggregates, rows, self._gap)]), dropped
 
     def _fire(self, sessions: Partials, low_after: Millis) -> tuple[Partials | None, pa.Table | None]:
         ends = ends_of(sessions)

@@ -68,11 +68,12 @@ class TopOfWindow:
 
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
-        rows = decode_rows(given.states, self._schema, job=given.job, operator="top")
+        rows, dropped = decode_rows(given.states, self._schema, job=given.job, operator="top"), 0
         if given.table.num_rows:
             # A result on time is of a window that no earlier cut of this step closes.
             chosen = ~flags.late & (_ends(given.table) > flags.lows)
             fresh = given.table.filter(pa.array(chosen)).select(self._schema.names)
+            dropped = given.table.num_rows - fresh.num_rows
             rows = pa.concat_tables([rows, fresh.cast(self._schema)])
         rows, ranks = self._first(rows.combine_chunks())
         over = _ends(rows) <= given.low_after
@@ -84,7 +85,7 @@ class TopOfWindow:
             states,
             timers,
             [made] if made.num_rows else [],
-            counters=flags.counters(len(given.timers)),
+            counters=flags.counters(len(given.timers), dropped),
             tag=_TAG,
         )
 

@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.clock import Millis
+from penstock.streams.bus.log import LOW_COLUMN, LOW_MIN
 from penstock.streams.operators.aggregates import KEY, Aggregates, Partials, Value
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.operators.keys_back import key_columns_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step_logic import StepInput, StepResult
-from penstock.streams.watermark import Ints
+from penstock.streams.watermark import Cut, Ints
 from penstock.streams.windows import WINDOW_END, WINDOW_START, Firing, Spans
 
 STREAM = "out"
@@ -77,6 +78,7 @@ class Stretch:
     late: Flags  # or on time by the flag and yet behind the low
     low: Millis
     low_after: Millis
+    reached: Ints  # of each record: the low that decides whether it is beyond the lateness
 
 
 class WindowedAggregate:
@@ -102,18 +104,19 @@ class WindowedAggregate:
         blocks = Blocks(self._aggregates, given)
         flags = Lateness.of(given)
         made: list[pa.Table] = []
-        fired = 0
+        fired = dropped = 0
         # A record that is on time is in no window that an earlier cut of this step closes: the whole range
         # at once gives the same results. One behind the low by somebody's mistake is not so.
         for stretch in flags.stretches(given, apart=bool(flags.behind.any())):
-            self._add(blocks, stretch)
+            dropped += self._add(blocks, stretch)
             result, windows = self._fire(blocks, stretch.low, stretch.low_after)
             fired += windows
             if result is not None:
                 made.append(result)
-        return blocks_result(blocks, made, flags.counters(fired))
+        return blocks_result(blocks, made, flags.counters(fired, dropped))
 
-    def _add(self, blocks: Blocks, stretch: Stretch) -> None:
+    def _add(self, blocks: Blocks, stretch: Stretch) -> int:
+        """Records into their windows; how many are in none, because they are late."""
         stamps = times_of(stretch.rows)
         cells = stamps - stamps % self._slide
         is_open = ~stretch.late | (cells + self._size > stretch.low)
@@ -122,6 +125,7 @@ class WindowedAggregate:
         rows = stretch.rows if chosen.all() else stretch.rows.filter(pa.array(chosen))
         if rows.num_rows:
             blocks.add(self._aggregates.merge([self._lifted(rows, cells[chosen])]))
+        return len(chosen) - int(np.count_nonzero(chosen))
 
     def _fire(self, blocks: Blocks, low: Millis, low_after: Millis) -> tuple[pa.Table | None, int]:
         due: dict[int, list[int]] = {}  # end of a window -> its cells
@@ -161,6 +165,7 @@ class Lateness:
     lows: Ints
     late: Flags
     behind: Flags  # on time by their flag, and yet behind the low
+    reached: Ints  # the low at its source of a record that is late there, never below `lows`; else `lows`
 
     @staticmethod
     def of(given: StepInput) -> Lateness:
@@ -168,26 +173,37 @@ class Lateness:
         lows = np.array([given.low, *(cut.low for cut in given.cuts)], dtype=np.int64)
         at = lows[np.searchsorted(positions, np.arange(given.table.num_rows), side="right")]
         late = np.asarray(given.table.column("_late").to_numpy(), dtype=np.bool_)
-        return Lateness(lows=at, late=late, behind=~late & (times_of(given.table) < at))
+        name, reached = LOW_COLUMN[0], at
+        if name in given.table.column_names:
+            said = given.table.column(name)
+            source = np.asarray(said.fill_null(LOW_MIN).to_numpy(), dtype=np.int64)
+            reached = np.where(late, np.maximum(at, source), at)
+        behind = ~late & (times_of(given.table) < at)
+        return Lateness(lows=at, late=late, behind=behind, reached=reached)
 
     def stretches(self, given: StepInput, *, apart: bool) -> Iterator[Stretch]:
         """The step's records, all at once or from cut to cut."""
         late = self.late | self.behind
-        if not apart:
-            yield Stretch(rows=given.table, late=late, low=given.low, low_after=given.low_after)
-            return
+        last = Cut(position=given.table.num_rows, low=given.low_after)
+        cuts = [*given.cuts, last] if apart else [last]
         done, low = 0, given.low
-        for cut in given.cuts:
-            rows = given.table.slice(done, cut.position - done)
-            yield Stretch(rows=rows, late=late[done : cut.position], low=low, low_after=cut.low)
+        for cut in cuts:
+            here = slice(done, cut.position)
+            yield Stretch(
+                rows=given.table.slice(done, cut.position - done),
+                late=late[here],
+                low=low,
+                low_after=cut.low,
+                reached=self.reached[here],
+            )
             done, low = cut.position, cut.low
-        yield Stretch(rows=given.table.slice(done), late=late[done:], low=low, low_after=low)
 
-    def counters(self, fired: int) -> dict[str, int]:
-        """As every step counts."""
+    def counters(self, fired: int, dropped: int) -> dict[str, int]:
+        """As every step counts. `dropped`: late records that count in no result."""
         return {
             "records": len(self.late),
             "late": int(np.count_nonzero(self.late)),
+            "dropped": dropped,
             "behind_low": int(np.count_nonzero(self.behind)),
             "timers": fired,
         }
