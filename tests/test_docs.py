@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 INVARIANTS = 22
+NO_TESTS_COLLECTED = 5  # pytest's exit code
 PLACEHOLDERS = {"shops.py", "docs/decisions/NNNN-title.md"}  # files the reader makes
 
 CODE_BLOCK = re.compile(r"^```.*?^```", re.S | re.M)
@@ -280,6 +283,28 @@ def test_every_invariant_is_told_with_its_state_and_tests_that_exist():
         _, _, state, tests, *_ = cells
         assert state.startswith(("holds", "in part:", "later:")), name
         assert bool(FILE.findall(tests)) == (not state.startswith("later")), name
+
+
+def test_make_test_runs_what_shows_an_invariant_but_for_the_drills():
+    """Plan: ask pytest which tests of the named files none of the calls in `make test` selects."""
+    invariants = section(DOCS / "architecture.md", "Invariants")
+    assert "part of `make test`, those in `tests/drills/` excepted" in " ".join(invariants.split())
+    shown = {cells[0]: FILE.findall(cells[3]) for cells in rows_of(invariants)}
+    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", text_of(ROOT / "Makefile"), re.M)
+    assert recipe is not None
+    calls = re.findall(r'-m pytest .*-m "([^"]+)"', recipe[1])
+    assert len(calls) == 3
+    files = sorted({file for named in shown.values() for file in named})
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    none_of_them = " and ".join(f"not ({call})" for call in calls)
+    done = subprocess.run(
+        [*command, "-m", none_of_them, *files], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
+    left_out = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert left_out == {file for file in files if file.startswith("tests/drills/")}
+    for name, named in shown.items():
+        assert {*named} - left_out, f"only drills show {name}"
 
 
 def test_every_part_of_the_protocols_names_the_tests_that_show_it():

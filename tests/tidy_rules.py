@@ -66,7 +66,7 @@ MAY_WAIT: Mapping[str, str] = {
     "web/front.py": "a process that ends with the control plane",
     "tasks/process_logs.py": "one thread reads what all processes of a container print",
     "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
-    "cli/up.py": "waits for the signal to stop",
+    "cli/stopping.py": "waits for the signal to stop",
     "web/server.py": "serves HTTP beside the control plane's loops",
     "web/pools.py": "requests are answered beside the event loop",
     "web/wire.py": "the event loop cuts off who sends too slowly",

@@ -21,6 +21,7 @@ import typer
 from penstock.cli import bus_tables
 from penstock.cli.connection import FOLDER, Folder, connect, endpoint_file
 from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line, tell_unreadable
+from penstock.cli.stopping import until_ctrl_c
 from penstock.core.clock import Millis
 from penstock.core.errors import (
     ConfigError,
@@ -138,13 +139,11 @@ def tail(
         for one in wanted
     }
     say = _sayer(category, output)
-    _say_new(log, name, at, ends, say)
-    if follow:
-        # Ctrl-C is how one stops looking, not a failure.
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                if not _say_new(log, name, at, log.end_offsets(name), say):
-                    sleep_ms(FOLLOW_MS)
+    with until_ctrl_c() if follow else contextlib.nullcontext():
+        _say_new(log, name, at, ends, say)
+        while follow:
+            if not _say_new(log, name, at, log.end_offsets(name), say):
+                sleep_ms(FOLLOW_MS)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -14,6 +14,7 @@ from penstock.cli.cells import printable
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
 from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
+from penstock.cli.stopping import until_ctrl_c
 from penstock.cli.watching import News, watch
 from penstock.client import Client
 from penstock.core.clock import Millis
@@ -161,11 +162,10 @@ def logs(
         def read(after: str | None) -> dict[str, Any]:
             return client.task_log(job, index, lines=lines, after=after)
 
-        found = read(None)
-        say(found)
-        if follow:
-            # Ctrl-C is how one stops looking, not a failure.
-            with contextlib.suppress(KeyboardInterrupt):
+        with until_ctrl_c() if follow else contextlib.nullcontext():
+            found = read(None)
+            say(found)
+            if follow:
                 follow_log(read, found, say, sleep_ms)
 
 
@@ -180,7 +180,7 @@ def top(
             found = look(client)
             show(found, output, lambda: fleet_tables.top_tables(found))
             return
-        with contextlib.suppress(KeyboardInterrupt):
+        with until_ctrl_c():
             watch(lambda: look(client), fleet_tables.top_tables, News(client).wait, form=output)
 
 

@@ -11,6 +11,7 @@ import typer
 from penstock.cli.bus import Bus, described, find_bus
 from penstock.cli.connection import FOLDER, Folder
 from penstock.cli.output import Form, Output, err, show
+from penstock.cli.stopping import until_ctrl_c
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
 from penstock.core.system_clock import SystemClock, sleep_ms
@@ -73,8 +74,8 @@ def inject(
     rules = LineRules(spec=spec, key_column=key, ts_column=ts)
     injector = FileInjector(log, rules, name, epoch=clock.now_ms(), limit=limit)
     sent = 0
-    # Ctrl-C is how one stops following, not a failure: the watermark is held until somebody goes on.
-    with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
+    # Ctrl-C ends the following; the watermark is held until somebody goes on.
+    with until_ctrl_c() if follow else contextlib.nullcontext():
         while follow:
             found = injector.round(find_files(files), now_ms=clock.now_ms())
             sent += found

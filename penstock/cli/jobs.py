@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from penstock.cli import change_tables, metrics, policies, tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.job_files import BYTES_MAX, read_job_text, split_name
 from penstock.cli.output import EXIT_CODES, Form, Output, out, show
+from penstock.cli.stopping import until_ctrl_c
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
 from penstock.core.errors import ConfigError
@@ -84,8 +84,7 @@ def get(
     with connect(folder, role="reader") as client:
         if look_again:
             news = News(client, subject=name, every_s=2)
-            # Ctrl-C is how one stops looking, not a failure.
-            with contextlib.suppress(KeyboardInterrupt):
+            with until_ctrl_c():
                 watch(lambda: client.job(name), tables.job_tables, news.wait, form=output)
             return
         found = client.job(name)
@@ -114,7 +113,7 @@ def ls(
     with connect(folder, role="reader") as client:
         if look_again:
             news = News(client, every_s=2)
-            with contextlib.suppress(KeyboardInterrupt):
+            with until_ctrl_c():
                 watch(lambda: client.jobs(**wanted), tables.jobs_table, news.wait, form=output)
             return
         jobs = client.jobs(**wanted)

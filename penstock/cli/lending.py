@@ -16,6 +16,7 @@ import typer
 
 from penstock.cli.lendable import Stop
 from penstock.cli.output import out
+from penstock.cli.stopping import stop_on_signals
 from penstock.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, StoreUnavailable
@@ -231,8 +232,6 @@ def lend(
     every: Annotated[float, typer.Option(help="Seconds between rounds.", min=1, max=3600)] = 15,
 ) -> None:
     """Let clusters lend each other containers: from one with room to one that is short, and back."""
-    from penstock.cli.up import stop_on_signals
-
     found = read_clusters(clusters, os.environ)
     with ExitStack() as open_clients:
         clients = {

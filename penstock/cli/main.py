@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -35,6 +34,7 @@ from penstock.cli import (
 )
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, err, fail, out, show, tell_unreadable
+from penstock.cli.stopping import until_ctrl_c
 from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
 from penstock.client import new_key
@@ -220,8 +220,7 @@ def status(
     """Jobs, their tasks and lag, and containers."""
     with connect(folder, role="reader") as client:
         if look_again:
-            # Ctrl-C is how one stops looking, not a failure.
-            with contextlib.suppress(KeyboardInterrupt):
+            with until_ctrl_c():
                 watch(client.status, tables.status_tables, News(client).wait, form=output)
             return
         found = client.status()

@@ -16,6 +16,7 @@ import typer
 from penstock.cli.backfill import Cores, Inputs, LineForm, PipelineFile, Specs
 from penstock.cli.output import err
 from penstock.cli.sources import categories_read, check_inputs, read_inputs, read_specs
+from penstock.cli.stopping import stop_on_signals
 from penstock.container import folder_lock
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.system_clock import SystemClock, sleep_ms
@@ -45,9 +46,6 @@ def run(
     cores: Cores = 2,
 ) -> None:
     """Run a pipeline here and now; what its sinks get is printed as lines of JSON."""
-    # Imported here: with it come the control plane and its API, which no other command but `up` needs.
-    from penstock.cli.up import stop_on_signals
-
     if not local:
         raise ConfigError(
             "where should it run?",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from rich.console import Console
 from penstock.app import ControlPlane
 from penstock.cli.connection import endpoint_file, token_file
 from penstock.cli.lendable import LendableHost, tell_dead
+from penstock.cli.stopping import stop_on_signals
 from penstock.client import Client
 from penstock.container import (
     ENGINES,
@@ -153,14 +152,6 @@ def run_up(settings: UpSettings) -> None:
                     )
             out.print("stopping …")
         out.print("stopped")
-
-
-def stop_on_signals() -> threading.Event:
-    """What SIGTERM and SIGINT set from now on."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def run_joined(settings: ContainerSettings) -> None:

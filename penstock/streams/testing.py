@@ -171,7 +171,7 @@ def reading_task(
     )
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 300) -> None:
     """Poll until it holds, or fail saying what was waited for."""
     clock = SystemClock()
     deadline_ms = clock.boot_ms() + seconds * 1000

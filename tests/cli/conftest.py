@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.cli.world import QUERIES_SIX, ZEITGEIST, Run, World, a_world, runner
+from tests.cli.world import QUERIES_SIX, ZEITGEIST, Run, Started, World, a_world, runner
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,14 @@ def same_log() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """What a failed test leaves running would make others fail."""
+    yield
+    for started in [*Started.left]:
+        started.kill()
 
 
 @pytest.fixture

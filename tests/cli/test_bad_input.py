@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World, wait
+from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World
+from tests.waiting import until
 
 GOOD = ZEITGEIST.read_text()
 
@@ -100,7 +101,7 @@ def submitted(shared: World) -> World:
         compiled, package = compile_file(ZEITGEIST, client)
         client.put_package(package.hash, package.data)
         client.submit_pipeline(compiled.to_json(), why="a test", key="k")
-        wait(lambda: all(job["state"] == "running" for job in client.jobs()))
+        until(lambda: all(job["state"] == "running" for job in client.jobs()))
     return shared
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
-from tests.cli.world import ROOT, Run, wait
+from tests.cli.world import Run, Started
 
 COLUMNS = (("shop", "string"), ("amount", "double"), ("ts", "bigint"))
 YEAR_2100_MS = 4_102_444_800_000
@@ -222,31 +221,18 @@ def test_tail_shows_the_last_records_of_each_partition(folder: Path, run: Run):
     ).is_refused(3)
 
 
-def test_tail_follows_until_ctrl_c(folder: Path, bus: EmbeddedLog, run: Run, tmp_path: Path):
-    said = tmp_path / "said"
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "bus",
-        "tail",
-        "sales",
-        "-f",
-        "--folder",
-        str(folder),
-    ]
-    with said.open("w") as out:
-        process = subprocess.Popen([*command, "-o", "json"], cwd=ROOT, stdout=out, stderr=subprocess.PIPE)
-    try:
-        for n in range(3):
-            run("bus", "publish", "sales", a_file(folder, sale("a", 1, n)), "--folder", folder)
-            wait(lambda n=n: len(said.read_text().splitlines()) == n + 1)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert (process.returncode, error) == (0, b"")
-    assert [json.loads(line)["ts"] for line in said.read_text().splitlines()] == [0, 1, 2]
+@pytest.mark.parametrize("in_background", [False, True])
+def test_tail_follows_until_ctrl_c(folder: Path, run: Run, in_background: bool):
+    """In the background of a script SIGINT is ignored, until the command says that it ends with it."""
+    tail = Started(
+        "bus", "tail", "sales", "-f", "--folder", folder, "-o", "json", in_background=in_background
+    )
+    for n in range(3):
+        run("bus", "publish", "sales", a_file(folder, sale("a", 1, n)), "--folder", folder)
+        tail.until(lambda n=n: len(tail.out.splitlines()) == n + 1, "the record")
+    ended = tail.end(signal.SIGINT)
+    assert (ended.code, ended.err) == (0, "")
+    assert [json.loads(line)["ts"] for line in ended.out.splitlines()] == [0, 1, 2]
 
 
 def records(count: int) -> list[str]:

@@ -11,7 +11,8 @@ import pytest
 from penstock.cli import main as cli
 from penstock.cli.connection import connect
 from penstock.client import Client
-from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World, wait
+from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World
+from tests.waiting import until
 
 
 def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -41,7 +42,7 @@ def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
 
     submit = run("submit", ZEITGEIST, "--why", "first release", "--version", "v1", *folder)
     assert submit.code == 0 and f"submitted {PARSE}" in submit.text
-    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
 
     again = run("plan", ZEITGEIST, "-o", "json", *folder).json
     # Another version of the package is the same code: a restart in place, and the state stays.
@@ -122,12 +123,12 @@ def test_logs_show_the_end_of_a_containers_log(empty: World, run: Run):
 
 def test_a_repeated_submit_changes_nothing_that_runs(world: World, run: Run):
     folder = ("--folder", world.folder)
-    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
     changes = run("plan", ZEITGEIST, "-o", "json", *folder).json["changes"]
     assert {change["change"] for change in changes} == {"unchanged"}
     generations = [job["generation"] for job in run("job", "ls", "-o", "json", *folder).json]
     assert run("submit", ZEITGEIST, *folder).code == 0
-    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
     assert [job["generation"] for job in run("job", "ls", "-o", "json", *folder).json] == generations
 
 

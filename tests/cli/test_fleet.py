@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from penstock.tasks.messages import Heartbeat, TaskReport
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.task_logs import log_file
 from tests.builders import a_process
-from tests.cli.world import Run, World, a_world, wait
+from tests.cli.world import Run, Started, World, a_world
 from tests.streams.test_load import counted
+from tests.waiting import until
 
 JOB = "demo.tick"
 
@@ -72,8 +73,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, dic
                     metrics={"cpu": 0.5, "memory_mb": 12.0},
                 ),
             )
-            wait(lambda: all(row.container for row in world.plane.fleet.shards()))
-            wait(lambda: world.plane.jobs.view(JOB).is_in_sync)
+            until(lambda: all(row.container for row in world.plane.fleet.shards()))
+            until(lambda: world.plane.jobs.view(JOB).is_in_sync)
             yield world, speakers
         finally:
             for speaker in speakers.values():
@@ -99,7 +100,7 @@ def test_a_container_is_cordoned_drained_and_taken_back(cli: Run):
     assert "cordoned c2" in cli("container", "cordon", "c2", "--why", "a look").text
     assert "c2 live nothing, cordoned" in cli("container", "ls").text
     assert "draining c2" in cli("container", "drain", "c2", "--why", "new kernel").text
-    wait(lambda: "c2 live nothing, is drained 0" in cli("container", "ls").text)
+    until(lambda: "c2 live nothing, is drained 0" in cli("container", "ls").text)
     assert cli("container", "uncordon", "c2", "--why", "it is back", "-o", "json").json["draining"] is False
     assert "new kernel" in cli("journal", "c2").text
 
@@ -133,28 +134,19 @@ def test_a_task_is_its_job_and_index():
     assert split_task("demo.tick/12") == ("demo.tick", 12)
 
 
-def await_still(cli: Run) -> None:
-    """Wait until no shard has moved for two seconds: a container that was drained before is being filled."""
-    seen: list[tuple[float, Any]] = []
-
-    def is_still() -> bool:
-        rows = cli("shard", "ls", "-o", "json").json
-        now = [(row["shard"], row["container"], row["target"]) for row in rows]
-        if not seen or seen[-1][1] != now:
-            seen.append((time.monotonic(), now))
-        return time.monotonic() - seen[-1][0] > 2
-
-    wait(is_still)
-
-
 def test_shards_are_listed_explained_and_moved(cli: Run):
-    await_still(cli)
-    rows = cli("shard", "ls", "-o", "json").json
-    assert len(rows) == 64
-    shard = next(str(row["shard"]) for row in rows if row["container"] == "c1" and not row["target"])
     assert cli("shard", "ls", "--container", "c1").code == 0
-    assert cli("shard", "move", shard, "c2", "--why", "closer").code == 0
-    wait(lambda: cli("shard", "explain", shard, "-o", "json").json["container"] == "c2")
+
+    def moved() -> str:
+        """A shard of c1 that goes to c2 because we say so. Others go for balance: c2 was drained before."""
+        rows = cli("shard", "ls", "-o", "json").json
+        assert len(rows) == 64
+        shard = next(str(row["shard"]) for row in rows if row["container"] == "c1" and not row["target"])
+        is_asked = cli("shard", "move", shard, "c2", "--why", "closer").code == 0
+        return shard if is_asked and "closer" in cli("shard", "explain", shard).text else ""
+
+    shard = until(moved, "a shard that is not on its way")
+    until(lambda: cli("shard", "explain", shard, "-o", "json").json["container"] == "c2", "its arrival")
     explained = cli("shard", "explain", shard)
     assert "c1 → c2 closer" in explained.text and "local-oncall" in explained.text
     assert "owned by c2" in explained.text and "next" in explained.text
@@ -162,14 +154,14 @@ def test_shards_are_listed_explained_and_moved(cli: Run):
 
 
 def test_tasks_are_listed_and_restarted(cli: Run, fleet: tuple[World, dict[str, Speaker]]):
-    wait(lambda: "running" in cli("task", "ls").text)
+    until(lambda: "running" in cli("task", "ls").text)
     found = cli("task", "ls", JOB)
     assert f"{JOB}/0 c1 running" in found.text and "50% 12 MB" in found.text
     assert f"{JOB}/1" in found.text and "unreported" in found.text
     listed = cli("task", "ls", "--container", "c1", "-o", "json").json
     assert f"{JOB}/0" in {row["task_id"] for row in listed}
     assert f"asked c1 to restart {JOB}/0" in cli("task", "restart", f"{JOB}/0", "--why", "it hangs").text
-    wait(lambda: any(order.task_id == f"{JOB}/0" for order in fleet[1]["c1"].orders))
+    until(lambda: any(order.task_id == f"{JOB}/0" for order in fleet[1]["c1"].orders))
 
 
 def test_top_shows_one_frame(cli: Run):
@@ -193,6 +185,29 @@ def test_a_log_is_printed_and_cannot_steer_the_terminal(
         assert found.out == "\ufffd[31mtwo\tthree\n"
         assert cli("task", "logs", f"{JOB}/0", "-o", "json").json["container"] == "c1"
     finally:
+        (folder / "folder_id").unlink()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_log_is_followed_until_ctrl_c(
+    cli: Run, fleet: tuple[World, dict[str, Speaker]], in_background: bool
+):
+    """In the background of a script SIGINT is ignored, until the command says that it ends with it."""
+    folder = fleet[0].folder / "containers" / "c1"
+    file = RotatedFile(log_file(folder, f"{JOB}/0"))
+    file.write(b"begin\n")
+    (folder / "folder_id").write_text("folder-c1")
+    try:
+        logs = Started(
+            "task", "logs", f"{JOB}/0", "-f", "--folder", fleet[0].folder, in_background=in_background
+        )
+        logs.until(lambda: "begin" in logs.out, "what was there")
+        file.write(b"more\n")
+        logs.until(lambda: logs.out.endswith("more\n"), "what came")
+        ended = logs.end(signal.SIGINT)
+        assert (ended.code, ended.err) == (0, "")
+    finally:
+        file.close()
         (folder / "folder_id").unlink()
 
 
@@ -260,7 +275,7 @@ def test_status_says_what_was_late_dropped_put_aside_and_is_waiting(
             (job,) = (job for job in cli("status", "-o", "json").json["jobs"] if job["name"] == JOB)
             return job["counts"]
 
-        wait(lambda: counts() is not None)
+        until(lambda: counts() is not None)
         assert counts() == {"records": 28, "late": 10, "dropped": 6, "dead_letters": 6, "waiting": 12}
         shown = cli("status").text
         assert "read late dropped dead letters waiting" in shown and f"{JOB} 28 10 6 6 12" in shown

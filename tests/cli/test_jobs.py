@@ -14,7 +14,8 @@ from penstock.cli.output import as_yaml, exit_code_of
 from penstock.core import errors
 from penstock.streams.bus.log import CategorySpec
 from tests.builders import a_body
-from tests.cli.world import COUNT, PARSE, Outcome, Run, World, wait
+from tests.cli.world import COUNT, PARSE, Outcome, Run, World
+from tests.waiting import until
 
 JOB = "demo.count"
 
@@ -83,7 +84,7 @@ def test_apply_respects_what_stands(command: Command, empty: World, tmp_path: Pa
 
 def test_every_form_of_output_says_the_same(command: Command, tmp_path: Path):
     command("job", "apply", "-f", a_file(tmp_path, labels={"team": "ads"}), "--why", "x")
-    wait(lambda: command.json("job", "get", JOB)["state"] == "running")
+    until(lambda: command.json("job", "get", JOB)["state"] == "running")
     as_json = command.json("job", "get", JOB)
     assert yaml.safe_load(command("job", "get", JOB, "-o", "yaml").out) == as_json
     assert JOB in command("job", "get", JOB, "-o", "table").text
@@ -159,7 +160,7 @@ def test_rm_and_restore(command: Command, tmp_path: Path):
         return outcome.code == 0
 
     try:
-        wait(restored, seconds=60)  # what the State Syncer does not notice it finds in a sweep, every 30 s
+        until(restored)  # what the State Syncer does not notice it finds in a sweep, every 30 s
     except AssertionError as error:
         raise AssertionError(f"not restored: {dict.fromkeys(said)}") from error
     assert command.json("job", "get", JOB)["config"]["task_count"] == 4
@@ -245,10 +246,10 @@ def test_a_pipelines_jobs_are_jobs_like_others(world: World, run: Run):
     command = Command(run, world)
     assert [job["name"] for job in command.json("job", "ls", "--pipeline", "zeitgeist")] == [PARSE, COUNT]
     # Paused before its first start it would never run, and all of its config would differ from nothing.
-    wait(lambda: command.json("job", "get", COUNT)["state"] == "running")
+    until(lambda: command.json("job", "get", COUNT)["state"] == "running")
     assert command("job", "pause", COUNT, "--why", "a look").code == 0
-    wait(lambda: command.json("job", "get", COUNT)["state"] == "paused")
-    wait(lambda: command.json("job", "diff", COUNT) == [])
+    until(lambda: command.json("job", "get", COUNT)["state"] == "paused")
+    until(lambda: command.json("job", "diff", COUNT) == [])
 
 
 @pytest.mark.parametrize(

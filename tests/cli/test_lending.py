@@ -16,6 +16,7 @@ from penstock.resources.lending_round import ARRIVE_S, STAYS_S, STEP_S, decide_r
 from penstock.tasks.lending import AGAIN_MS
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
+from tests.waiting import until
 
 # Whole ways there and back, and two that write at once, on both stores; the rest is decided before anything is written.
 on_both_stores = pytest.mark.parametrize("clusters", ["sqlite", "postgres"], indirect=True)
@@ -191,11 +192,12 @@ def test_a_way_that_takes_too_long_ends_where_it_began(short: Clusters, state: s
     if state == "ordered":
         others = {other: machine for other, machine in short.machines.items() if other != name}
         silent, short.machines = short.machines[name], others
-        for _ in range(200):
+
+        def step() -> None:
             silent.body.beat()
             short.step()
-            if service.ask(name)[1] is not None:
-                break
+
+        until(lambda: service.ask(name)[1] is not None, "it is told to go", step=step)
         short.machines = {**others, name: silent}
     assert short.loans()["a"][name] == state
     calm(short, "b")

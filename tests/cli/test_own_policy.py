@@ -9,9 +9,10 @@ from penstock.resources.policies.policy import ChangeLayer, Verdict, evaluate
 from penstock.streams.packages import build_package
 from penstock.streams.user_code import UserCode
 from tests.cli.test_policies import settle
-from tests.cli.world import PARSE, Run, World, wait
+from tests.cli.world import PARSE, Run, World
 from tests.resources.policies.kit import a_frame, some_facts
 from tests.tidy_rules import ROOT
+from tests.waiting import until
 
 EXAMPLE = ROOT / "examples" / "policies" / "night_shift.py"
 
@@ -40,15 +41,15 @@ def test_a_policy_is_packaged_named_in_a_job_and_asked_through_the_command(world
     assert (
         run(*set_, f"policies.night_shift.code={json.dumps(code)}", "policies.night_shift.floor=2").code == 0
     )
-    wait(lambda: "night_shift" in _policies(world), 60)
+    until(lambda: "night_shift" in _policies(world))
     found = _look(world, run)
     assert found["policy"] == "night_shift" and "metrics: 0 of " in found["reason"]
     assert run(*set_, f"policies.night_shift.code={json.dumps(f'{hash_}/night_shift.py:Nobody')}").code == 0
-    wait(lambda: "Nobody" in str(_policies(world)), 60)
+    until(lambda: "Nobody" in str(_policies(world)))
     assert "no class Nobody" in _look(world, run)["reason"]
     missing = "0" * 64 + "/night_shift.py:NightShift"
     assert run(*set_, f"policies.night_shift.code={json.dumps(missing)}").code == 0
-    wait(lambda: "000" in str(_policies(world)), 60)
+    until(lambda: "000" in str(_policies(world)))
     gone = _look(world, run)
     assert gone["outcome"] == "broken" and "000000" in gone["reason"]
     text = run("explain", PARSE, "--folder", world.folder).text

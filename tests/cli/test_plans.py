@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cli.world import QUERIES_SIX, Run, World, wait
+from tests.cli.world import QUERIES_SIX, Run, World
+from tests.waiting import until
 
 WORDS_SQL = """CREATE PIPELINE words WITH (partitions = 3);
 INSERT INTO words SELECT word, lang FROM queries
@@ -57,7 +58,7 @@ def test_a_plan_says_what_is_kept_replaced_removed_and_new(empty: World, run: Ru
     )
     # The name of a file is part of its package: the same file, edited.
     assert run("submit", a_file(tmp_path, "w.sql", more), *folder).code == 0
-    wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
+    until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
     kept = run("plan", tmp_path / "w.sql", *folder).text
     assert "words.words kept" in kept and "words.gone kept" in kept
     edited = more.replace("lang <> 'robot'", "lang = 'en'").replace("INTO gone", "INTO here")

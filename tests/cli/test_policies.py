@@ -6,13 +6,14 @@ from typing import Any
 
 from penstock.cli.policies import decisions_text, managed_text
 from tests.cli.test_tables import shown
-from tests.cli.world import PARSE, Run, World, wait
+from tests.cli.world import PARSE, Run, World
+from tests.waiting import until
 
 EVIL = "[bold]x[/]\x1b[2J\nnext"
 
 
 def settle(world: World) -> None:
-    wait(lambda: PARSE in world.plane.task_service.task_counts(), 60)
+    until(lambda: PARSE in world.plane.task_service.task_counts())
 
 
 def test_a_look_says_what_every_policy_answers(world: World, run: Run):

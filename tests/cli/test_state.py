@@ -14,7 +14,8 @@ from penstock.streams.keys import partition_of
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow
 from penstock.streams.state import StateCodec, Value
-from tests.cli.world import COUNT, PARSE, Run, World, wait
+from tests.cli.world import COUNT, PARSE, Run, World
+from tests.waiting import until
 
 CODEC = StateCodec("CountPerSecond", {"counts": Value(dict[int, int])})
 PARTITIONS = 6
@@ -23,7 +24,7 @@ PARTITIONS = 6
 @pytest.fixture
 def kept(world: World) -> World:
     """The Zeitgeist pipeline with the state of twenty queries, owned by a task."""
-    wait(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()))
+    until(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()))
     for partition in range(PARTITIONS):
         rows, ref = open_rows(world.plane.settings.rows), interval(world, partition)
         row = rows.acquire(ref, generation=1, shard_epoch=1)

@@ -43,13 +43,15 @@ def jobs(folder: Path) -> dict[str, int]:
         return {job["name"]: job["expected_version"] for job in client.jobs()}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals):
-    up = Up(tmp_path, *NONE)
+@pytest.mark.parametrize(
+    ("number", "in_background"), [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGINT, True)]
+)
+def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals, in_background: bool):
+    up = Up(tmp_path, *NONE, in_background=in_background)
     url = up.wait_ready()
     client = connect(tmp_path)
     assert client.status()["jobs"] == []
-    ended = up.end(number, seconds=15)
+    ended = up.end(number)
     assert ended.code == 0, ended.err
     assert "penstock is up" in ended.out and url in ended.out and "stopped" in ended.out
     assert "Traceback" not in ended.err
@@ -159,7 +161,7 @@ def test_what_a_killed_host_left_is_ended_before_anything_starts(tmp_path: Path)
         path.write_text(json.dumps({**said, "started": said["started"] - 100}))
         up = Up(tmp_path, *NONE)
         up.wait_ready()
-        assert left.wait(10) == -signal.SIGKILL
+        assert left.wait() == -signal.SIGKILL
         assert stranger.poll() is None
         assert up.end(signal.SIGTERM).code == 0
     finally:

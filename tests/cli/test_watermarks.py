@@ -7,11 +7,12 @@ import json
 import yaml
 
 from penstock.streams.injector import Injector
-from tests.cli.world import COUNT, PARSE, Run, World, wait
+from tests.cli.world import COUNT, PARSE, Run, World
+from tests.waiting import until
 
 
 def settled(world: World) -> None:
-    wait(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()))
+    until(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()))
 
 
 def test_a_pipeline_that_was_just_submitted_waits_for_its_injector(world: World, run: Run):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
 import pytest
 import structlog
@@ -21,14 +22,15 @@ from penstock.app import ControlPlane
 from penstock.cli.main import main
 from penstock.cli.output import out
 from penstock.cli.up import write_endpoint, write_tokens
-from penstock.core.system_clock import sleep_ms
 from penstock.settings import Settings
 from penstock.web.api import build_api
 from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, Listening, bind
 from tests.builders import CODE, PACKAGE
+from tests.kin import kill_all, kin_of
 from tests.ready import ready_folder
 from tests.tidy_rules import ROOT
+from tests.waiting import until
 from tests.web.world import tables_of
 
 ZEITGEIST = ROOT / "examples" / "zeitgeist" / "pipeline.py"
@@ -93,10 +95,7 @@ class World:
 
     def everything(self) -> dict[str, Any]:
         """All that a refused command must leave as it was, once the syncer has done what it was asked before."""
-        deadline_ms = self.plane.clock.boot_ms() + 30_000
-        while not all(view.is_in_sync for view in self.plane.jobs.every_view()):
-            assert self.plane.clock.boot_ms() < deadline_ms, "the jobs do not settle"
-            sleep_ms(20)
+        until(lambda: all(view.is_in_sync for view in self.plane.jobs.every_view()), "the jobs to settle")
         return {
             "tables": {
                 name: rows for name, rows in tables_of(self.plane.database).items() if name in WRITTEN
@@ -147,49 +146,81 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-class Up:
-    """`penstock up` as a process of its own."""
+# With this before it, a command is started as a shell starts what a script puts in the background.
+IN_BACKGROUND = ("sh", "-c", 'trap \'\' INT; exec "$0" "$@"')
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        command = [sys.executable, "-m", "penstock.cli.main", "up", "--folder", str(folder), *arguments]
+
+class Started:
+    """A `penstock` command as a process of its own. What a test does not end is killed after it."""
+
+    left: ClassVar[list[Started]] = []
+
+    def __init__(self, *arguments: str | Path, in_background: bool = False, **given: Any) -> None:
+        command = [*(IN_BACKGROUND if in_background else ()), sys.executable, "-m", "penstock.cli.main"]
+        command += [str(argument) for argument in arguments]
+        # Files, not pipes: a pipe that nobody reads is full some time.
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, **given
         )
+        self.left.append(self)
 
-    def wait_ready(self, seconds: float = 60) -> str:
-        """Wait until it says where it answers, and that it is this process; returns the URL."""
-        deadline = time.monotonic() + seconds
-        path = self.folder / "endpoint.json"
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if path.exists():
-                said = json.loads(path.read_text())
-                if said["pid"] == self.process.pid:
-                    return str(said["url"])
-            time.sleep(0.05)
-        self.process.kill()
-        out, err = self.process.communicate()
-        raise AssertionError(f"not up: {out} {err}")
+    @property
+    def out(self) -> str:
+        """What it printed so far."""
+        return _text(self._out)
 
-    def end(self, number: signal.Signals | None = None, seconds: float = 30) -> Outcome:
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait, but no longer for a process that has ended."""
+        until(lambda: condition() or self.process.poll() is not None, lambda: f"{what}: {self._all()}")
+        assert condition(), f"{what}: {self._all()}"
+
+    def end(self, number: signal.Signals | None = None) -> Outcome:
         """Send a signal, wait for the end."""
         if number is not None:
             self.process.send_signal(number)
-        try:
-            out, err = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
-            raise
-        return Outcome(code=self.process.returncode, out=out, err=err)
+        until(lambda: self.process.poll() is not None, lambda: f"its end: {self._all()}")
+        outcome = Outcome(code=self.process.returncode, out=_text(self._out), err=_text(self._err))
+        self._close()
+        return outcome
+
+    def kill(self) -> None:
+        """Whatever happens, nothing of it survives the test."""
+        kin = kin_of(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        kill_all(kin)
+        self._close()
+
+    def _all(self) -> str:
+        return f"{_text(self._out)} {_text(self._err)}"
+
+    def _close(self) -> None:
+        self.left.remove(self)
+        self._out.close()
+        self._err.close()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for what a loop does in its next rounds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+def _text(file: IO[bytes]) -> str:
+    # Its place is shared with the process that writes: this reads without moving it.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+class Up(Started):
+    """`penstock up`."""
+
+    def __init__(self, folder: Path, *arguments: str, **given: Any) -> None:
+        self.folder = folder
+        super().__init__("up", "--folder", folder, *arguments, **given)
+
+    def wait_ready(self) -> str:
+        """Wait until it says where it answers, and that it is this process; returns the URL."""
+        self.until(lambda: self._endpoint().get("pid") == self.process.pid, "it is up")
+        return str(self._endpoint()["url"])
+
+    def _endpoint(self) -> dict[str, Any]:
+        path = self.folder / "endpoint.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
 
 def plain(text: str) -> str:

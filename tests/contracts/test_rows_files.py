@@ -28,6 +28,7 @@ from penstock.streams.rows.scanning import key_after
 from penstock.streams.rows.sqlite_files import TABLES
 from penstock.streams.rows.sqlite_rows import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_forked_child_opens_its_own_connection(files: SqliteRows) -> None:
     row = files.acquire(REF, generation=1, shard_epoch=1)  # the parent's connection is open now
     child = multiprocessing.get_context("fork").Process(target=_commit_in_child, args=(files, row))
     child.start()
-    child.join(30)
+    child.join(LIMIT_S)
     assert child.exitcode == 0
     row = commit(files, files.peek(REF), states={"parent": b"2"})
     assert dict(files.snapshot(REF, token=row.token, keys=["child", "parent"], timers_up_to=0).states) == {

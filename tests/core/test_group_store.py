@@ -15,6 +15,7 @@ from penstock.core.errors import ConfigError, OutcomeUnknown, PenstockError, Sto
 from penstock.core.group_store import GroupedWrites
 from penstock.core.quick_store import QuickConnection, insert_all, keep_ahead, later, taken_ahead
 from penstock.core.sql_store import COUNTERS, Database, current_value, next_value
+from tests.waiting import LIMIT_S, until
 
 Work = Callable[[Any], Any]
 _PUT = insert_all(COUNTERS)
@@ -33,18 +34,17 @@ class Desk:
 
         def hold(connection: Any) -> None:
             is_held.set()
-            may_go.wait(10)
+            may_go.wait(LIMIT_S)
 
         first = self.threads.submit(self.writes.run, hold)
-        is_held.wait(10)
+        assert is_held.wait(LIMIT_S)
         futures = list[Future[Any]]()
         for number, work in enumerate(works):
             futures.append(self.threads.submit(self.writes.run, work))
-            while len(self.writes._waiting) <= number:
-                pass  # in this order
+            until(lambda number=number: len(self.writes._waiting) > number)  # in this order
         may_go.set()
-        first.result(10)
-        return [future.exception(10) or future.result(10) for future in futures]
+        first.result(LIMIT_S)
+        return [future.exception(LIMIT_S) or future.result(LIMIT_S) for future in futures]
 
     def value(self, counter: str) -> int:
         with self.database.reading() as connection:

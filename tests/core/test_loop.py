@@ -12,8 +12,7 @@ import structlog
 from penstock.core.errors import StoreUnavailable
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock, sleep_ms
-
-WAIT_S = 10  # a limit for a stalled machine, never reached when all is well
+from tests.waiting import LIMIT_S, until
 
 
 class Rounds:
@@ -78,15 +77,15 @@ def test_a_poke_runs_the_next_round_at_once():
     rounds = Rounds(last=2)
     loop = a_loop(rounds, every_ms=3_600_000).start()
     loop.poke()
-    assert rounds.reached.wait(WAIT_S)
+    assert rounds.reached.wait(LIMIT_S)
     loop.stop()
 
 
 def test_stop_ends_a_waiting_loop_and_its_thread():
     began = threading.Event()
     loop = Loop(name="test-stop", round_=began.set, every_ms=3_600_000).start()
-    assert began.wait(WAIT_S)
-    loop.stop(timeout_ms=WAIT_S * 1000)
+    assert began.wait(LIMIT_S)
+    loop.stop(timeout_ms=int(LIMIT_S * 1000))
     assert not [thread for thread in threading.enumerate() if thread.name == "test-stop"]
     assert loop.rounds == 1
 
@@ -94,7 +93,7 @@ def test_stop_ends_a_waiting_loop_and_its_thread():
 def test_stopping_from_inside_a_round_does_not_wait_for_itself():
     rounds = Rounds(last=1)
     loop = a_loop(rounds).start()
-    assert rounds.reached.wait(WAIT_S)
+    assert rounds.reached.wait(LIMIT_S)
     loop.stop()
     assert loop.rounds == 1
 
@@ -103,7 +102,7 @@ def test_stopping_from_inside_a_round_does_not_wait_for_itself():
 def test_the_clocks_count_milliseconds_forward(read):
     before = read()
     sleep_ms(20)
-    assert 20 <= read() - before < WAIT_S * 1000
+    assert 20 <= read() - before < LIMIT_S * 1000
 
 
 def test_the_wall_clock_tells_the_unix_time_in_milliseconds():
@@ -119,10 +118,6 @@ def test_a_round_that_takes_long_leaves_room_for_others():
         time.sleep(0.04)
 
     loop = Loop("slow", round_, every_ms=1, share_max=0.2).start()
-    deadline = time.monotonic() + 20
-    while len(began) < 4:
-        assert time.monotonic() < deadline
-        loop.poke()
-        time.sleep(0.001)
+    until(lambda: len(began) >= 4, step=loop.poke)
     loop.stop()
     assert min(later - earlier for earlier, later in pairwise(began)) >= 0.19

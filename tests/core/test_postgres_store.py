@@ -17,6 +17,7 @@ from penstock.core.durable_store import MUST_BE_ON, translate_postgres
 from penstock.core.errors import DiskFull, EnvironmentProblem, OutcomeUnknown, StoreUnavailable
 from penstock.core.sql_store import Database, current_value, next_value
 from tests.postgres import PostgresServer, postgres_server
+from tests.waiting import LIMIT_S, until
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +51,12 @@ def setting(postgres, name: str, value: str) -> Iterator[None]:
 
 def wait_for_setting(url: str, name: str, value: str) -> None:
     """A reload reaches the server's processes a moment later."""
-    for _ in range(500):
+
+    def is_so() -> bool:
         with psycopg.connect(url) as connection:
-            if connection.execute(f"SHOW {name}").fetchone()[0] == value:
-                return
-    raise AssertionError(f"{name} did not become {value}")
+            return connection.execute(f"SHOW {name}").fetchone()[0] == value
+
+    until(is_so, f"{name} to become {value}")
 
 
 @pytest.mark.parametrize("name", MUST_BE_ON)
@@ -207,14 +209,14 @@ def test_a_killed_server_process_loses_nothing_acknowledged(own_server):
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
-    for _ in range(600):
-        try:
+
+    def is_back() -> bool:
+        with suppress(StoreUnavailable):
             assert value_of(database) == 1
-            break
-        except StoreUnavailable:
-            threading.Event().wait(0.1)
-    else:
-        raise AssertionError("the server did not come back")
+            return True
+        return False
+
+    until(is_back, "the server to come back")
     assert advance(database) == 2
     database.close()
 
@@ -276,7 +278,7 @@ class CuttingProxy:
                     client.shutdown(socket.SHUT_RDWR)
                     with suppress(OSError):
                         server.sendall(data)
-                        server.settimeout(5)
+                        server.settimeout(LIMIT_S)
                         _received(server)
                     break
                 try:

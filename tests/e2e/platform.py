@@ -22,6 +22,7 @@ from penstock.streams.bus.log import LOW_MAX, Log
 from penstock.streams.injector import Injector
 from penstock.streams.places import open_log
 from tests.kin import kill_all, kin_of
+from tests.waiting import LIMIT_S
 
 ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
 PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
@@ -74,8 +75,8 @@ class Platform:
         assert self.process is not None
         kin = kin_of(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0
-        left: list[psutil.Process] = psutil.wait_procs(kin, timeout=10)[1]
+        assert self.process.wait(LIMIT_S) == 0
+        left: list[psutil.Process] = psutil.wait_procs(kin, timeout=60)[1]
         return left
 
     def kill(self) -> None:
@@ -101,7 +102,7 @@ class Platform:
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A `penstock` command."""
         command = [sys.executable, "-m", "penstock.cli.main", *arguments, "--folder", str(self.folder)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     def ready(self) -> set[str]:
         rows = self.client.status()["containers"]
@@ -159,7 +160,7 @@ class Platform:
         expected = Counter({(second, query, n): 1 for (second, query), n in Counter(self.injected).items()})
         assert found == expected
 
-    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = 300) -> float:
+    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = LIMIT_S) -> float:
         """Poll until it holds; on failure show the end of every log."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
@@ -173,14 +174,13 @@ class Platform:
         raise AssertionError(f"gave up waiting for {what}\n{self.logs()}")
 
     def await_still(self) -> None:
-        """Wait until no shard has moved for two seconds."""
-        seen: list[tuple[float, Any]] = []
+        """Wait until no shard is on its way, and the next look at placement would move none."""
 
         def is_still() -> bool:
-            now = [(row["shard"], row["container"], row["target"]) for row in self.client.shards()]
-            if not seen or seen[-1][1] != now:
-                seen.append((time.monotonic(), now))
-            return time.monotonic() - seen[-1][0] > 2
+            rows = self.client.shards()
+            return all(row["container"] and not row["target"] for row in rows) and not any(
+                self.client.shard(row["shard"])["outlook"].startswith("would go") for row in rows
+            )
 
         self.wait("shards to stay", is_still)
 

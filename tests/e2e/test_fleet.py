@@ -19,8 +19,9 @@ from tests.builders import a_process
 from tests.e2e.platform import Platform
 from tests.kin import kill_all, kin_of
 from tests.tidy_rules import ROOT
+from tests.waiting import LIMIT_S
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 JOB = "demo.tick"
 # Says who it is and what it was given, then writes down that it lives; one file per process.
 WORKER = """
@@ -155,24 +156,22 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
     for name in ("c1", "c2"):
         fleet.client.uncordon(name, why="it is back")
     lost = fleet.alive()
-    began = time.monotonic()
     for pid in (int((fleet.far / "warden.pid").read_text()), fleet.engine_pid("far")):
         os.kill(pid, signal.SIGKILL)
     fleet.wait("its tasks elsewhere", lambda: sum(fleet.spread().values()) - fleet.spread()["far"] == 6)
     fleet.assert_each_once(6)
-    took_s = time.monotonic() - began
-    print(f"tasks of a killed container that joined ran elsewhere after {took_s:.1f} s")
-    assert took_s < 20
+    told = fleet.client.journal(subject="far", limit=100)
+    assert "its exit was seen" in [entry["reason"] for entry in told if entry["decision"] == "dead"], told
     assert not any(is_alive(pid) for pids in lost.values() for pid in pids)
 
     # It comes back, and then leaves in order: its shards are elsewhere at once, and nothing of it is left.
     fleet.wait("the newcomer again", lambda: "far" in fleet.ready())
     kin = kin_of(fleet.host.pid)
     fleet.host.send_signal(signal.SIGTERM)
-    assert fleet.host.wait(30) == 0
-    assert psutil.wait_procs(kin, timeout=5)[1] == []
+    assert fleet.host.wait(LIMIT_S) == 0
+    assert psutil.wait_procs(kin, timeout=60)[1] == []
     states = {row["name"]: row["state"] for row in fleet.client.containers()}
     assert states["far"] == "dead"
     fleet.assert_each_once(6)
     assert fleet.stop() == []
-    assert [path for path in fleet.marks.iterdir() if path.stat().st_mtime > time.time() - 0.3] == []
+    assert [path for path in fleet.marks.iterdir() if is_alive(int(path.name.rpartition("-")[2]))] == []

@@ -27,6 +27,7 @@ from penstock.jobs.job_store import JobStore
 from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
 from tests.jobs.world import producers_of
+from tests.waiting import LIMIT_S
 
 SETTLED, KILLED_AT_NOTHING = 0, 3
 # The fence comes into play at once: what waits for a deadline would only make the test slow.
@@ -98,7 +99,7 @@ class DurableTaskLayer:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self._path, timeout=10)
+        connection = sqlite3.connect(self._path, timeout=LIMIT_S)
         connection.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing that the kernel has
         with closing(connection), connection:
             yield connection

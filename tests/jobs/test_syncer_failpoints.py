@@ -28,6 +28,7 @@ from penstock.jobs.leader_store import FAILPOINTS
 from tests.builders import DEVELOPER, ONCALL, a_job, an_output
 from tests.jobs.syncer_process import DurableTaskLayer
 from tests.jobs.world import timeless
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent.parent
 KILLED = "signal 9"
@@ -62,7 +63,7 @@ def killer() -> Iterator[Killer]:
     assert killer.process.stdin is not None and killer.process.stdout is not None
     killer.process.stdin.close()
     killer.process.stdout.close()
-    assert killer.process.wait(10) == 0
+    assert killer.process.wait(LIMIT_S) == 0
 
 
 @dataclass

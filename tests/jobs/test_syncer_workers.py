@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from penstock.jobs.state_syncer import SyncerSettings
 from penstock.jobs.sync_plan import PlanStep
 from tests.builders import a_job, an_output
 from tests.jobs.world import Fail, Hang, Lie, World, producers_of
+from tests.waiting import LIMIT_S, until
 
 JOBS = [f"demo.j{number}" for number in range(6)]
 
@@ -49,8 +49,7 @@ def world(place: Path | str | None, clock: Clock) -> Iterator[World]:
     for trouble in world.data.trouble.values():
         if isinstance(trouble, Hang):
             trouble.released.set()
-    while workers.busy():  # one that was written off writes too, when it is released
-        time.sleep(0.005)
+    until(lambda: not workers.busy())  # one that was written off writes too, when it is released
     workers.stop()
     world.database.close()
 
@@ -59,17 +58,13 @@ def round_(world: World) -> Any:
     return world.syncer.sync_once(SystemClock().now_ms())
 
 
-def until(world: World, condition: Callable[[Any], bool]) -> Any:
-    """Rounds until a report is as it should be; the test's own time limit ends it."""
-    while True:
-        report = round_(world)
-        if condition(report):
-            return report
-        time.sleep(0.005)
+def rounds(world: World, condition: Callable[[Any], bool]) -> Any:
+    """Rounds until a report is as it should be."""
+    return until(lambda: report if condition(report := round_(world)) else None)
 
 
 def settle(world: World) -> None:
-    until(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_quiet)
 
 
 def rescale(world: World, *jobs: str) -> None:
@@ -91,7 +86,7 @@ def test_a_round_does_not_wait_for_calls_and_reports_what_is_under_way(world: Wo
     call = hang(world, "prepare", JOBS[0])
     rescale(world, JOBS[0])
     assert round_(world).open == (JOBS[0],)
-    assert call.is_entered.wait(10)
+    assert call.is_entered.wait(LIMIT_S)
     for _ in range(5):
         assert round_(world).open == (JOBS[0],)
     assert world.data.calls == [("prepare", JOBS[0])], "a call under way is not made a second time"
@@ -106,8 +101,8 @@ def test_a_job_that_hangs_anywhere_delays_no_other(world: World, call: str) -> N
     hang(world, call, JOBS[0])
     rescale(world, *JOBS[:5])
     world.write("provisioner", job=JOBS[5], threads=2)
-    until(world, lambda report: all(is_rescaled(world, job) for job in JOBS[1:5]))
-    until(world, lambda report: report.open == (JOBS[0],))
+    rounds(world, lambda report: all(is_rescaled(world, job) for job in JOBS[1:5]))
+    rounds(world, lambda report: report.open == (JOBS[0],))
     row = world.store.running.row(JOBS[5])
     assert row is not None and row.config["threads"] == 2
     assert is_rescaled(world, JOBS[0]) is (call == "retire")
@@ -120,11 +115,11 @@ def test_more_jobs_hang_than_there_are_workers_and_the_others_still_come_to_thei
     calls = [hang(world, "prepare", job) for job in JOBS[:4]]
     rescale(world, *JOBS)
     round_(world)
-    assert all(call.is_entered.wait(10) for call in calls)
+    assert all(call.is_entered.wait(LIMIT_S) for call in calls)
     assert round_(world).failed == () and not is_rescaled(world, JOBS[4])
     clock.later_ms = 60_000
-    report = until(world, lambda report: is_rescaled(world, JOBS[4]) and is_rescaled(world, JOBS[5]))
-    report = until(world, lambda report: len(report.open) == 4)
+    report = rounds(world, lambda report: is_rescaled(world, JOBS[4]) and is_rescaled(world, JOBS[5]))
+    report = rounds(world, lambda report: len(report.open) == 4)
     assert {job for job, _ in report.failed} == set(JOBS[:4])
     assert "does not come back" in report.failed[0][1] and "What to do" in report.failed[0][1]
 
@@ -133,7 +128,7 @@ def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, cl
     call = hang(world, "fence", JOBS[0])
     rescale(world, JOBS[0])
     round_(world)
-    assert call.is_entered.wait(10)
+    assert call.is_entered.wait(LIMIT_S)
     clock.later_ms = 60_000
     for _ in range(3):
         assert round_(world).failed[0][0] == JOBS[0]
@@ -150,7 +145,7 @@ def test_plans_of_several_jobs_are_under_way_at_once(world: World) -> None:
     calls = [hang(world, "prepare", job) for job in JOBS[:4]]
     rescale(world, *JOBS[:4])
     round_(world)
-    assert all(call.is_entered.wait(10) for call in calls), "all four are in their call at the same time"
+    assert all(call.is_entered.wait(LIMIT_S) for call in calls), "all four are in their call at the same time"
     for call in calls:
         call.released.set()
     settle(world)
@@ -173,7 +168,7 @@ def test_a_call_that_fails_or_says_so_after_its_work_is_repeated(
     """Nobody can tell the two apart, so the call is made again, and doing it twice changes nothing."""
     world.data.trouble[call, JOBS[0]] = trouble(StoreUnavailable("away"))
     world.write("provisioner", job=JOBS[0], outputs=[an_output(category="other")], task_count=3)
-    until(world, lambda report: any("away" in error for _, error in report.failed))
+    rounds(world, lambda report: any("away" in error for _, error in report.failed))
     world.data.trouble.clear()
     settle(world)
     row = world.store.running.row(JOBS[0])
@@ -188,7 +183,7 @@ def test_a_job_that_always_fails_is_quarantined_with_an_alert_and_the_others_nev
 ) -> None:
     world.data.trouble["prepare", JOBS[0]] = Fail(CorruptData("poison"))
     rescale(world, *JOBS)
-    until(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_quiet)
     assert round_(world).quarantined == (JOBS[0],)
     assert all(is_rescaled(world, job) for job in JOBS[1:])
     alert = JournalStore(world.database).entries(JOBS[0], kind="alert")[-1]
@@ -199,7 +194,7 @@ def test_an_error_nobody_expected_counts_as_the_jobs_failure(world: World) -> No
     """A bug behind a port: the worker lives on, the job is quarantined after as many attempts as for any error."""
     world.data.trouble["prepare", JOBS[0]] = Fail(ZeroDivisionError("a bug"))
     rescale(world, *JOBS[:2])
-    report = until(world, lambda report: report.quarantined == (JOBS[0],))
+    report = rounds(world, lambda report: report.quarantined == (JOBS[0],))
     assert "ZeroDivisionError: a bug" in report.failed[0][1]
     view = world.service.view(JOBS[0])
     assert view.quarantine is not None and "nobody expected" in view.quarantine.reason
@@ -218,15 +213,14 @@ def test_a_worker_that_comes_back_after_its_term_writes_nothing(world: World) ->
     rescale(world, JOBS[0])
     old = world.syncer
     round_(world)
-    assert call.is_entered.wait(10)
+    assert call.is_entered.wait(LIMIT_S)
     new = world.restart()
     assert new.sync_once(0).open == (JOBS[0],), (
         "the call under way is not made a second time by the successor"
     )
     before = world.outcome()
     call.released.set()
-    while world.workers.busy():
-        time.sleep(0.005)
+    until(lambda: not world.workers.busy())
     assert world.outcome() == before and world.service.view(JOBS[0]).plan.step is PlanStep.PREPARE
     with pytest.raises(Fenced):
         old.sync_once(0)
@@ -242,11 +236,10 @@ def test_a_syncer_learns_from_a_worker_that_it_was_replaced(world: World) -> Non
     rescale(world, JOBS[0])
     old = world.syncer
     round_(world)
-    assert call.is_entered.wait(10)
+    assert call.is_entered.wait(LIMIT_S)
     world.restart()
     call.released.set()
-    while world.workers.busy():
-        time.sleep(0.005)
+    until(lambda: not world.workers.busy())
     finished = world.workers.take_finished()
     assert isinstance(finished[0].result.fenced, Fenced)
     with pytest.raises(Fenced):

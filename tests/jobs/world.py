@@ -19,6 +19,7 @@ from penstock.jobs.job_store import JobStore
 from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings, SyncReport
 from tests.builders import DEVELOPER, ONCALL
+from tests.waiting import LIMIT_S
 
 ROUND_MS = 6_000
 
@@ -115,7 +116,7 @@ class FakeTaskLayer:
                 raise error
             case Hang(is_entered, released):
                 is_entered.set()
-                assert released.wait(60), "nobody released the call"
+                assert released.wait(LIMIT_S), "nobody released the call"
         yield
         self.point(f"{call} done")
         match self.trouble.get((call, job)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
+from tests.cli.world import IN_BACKGROUND
 from tests.spark.test_tasks import ZEITGEIST, queries, reference
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -44,7 +46,7 @@ def test_a_pipeline_runs_here_and_as_a_batch_with_the_same_result(given: tuple[s
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 0, ran.stderr
@@ -62,7 +64,7 @@ def test_a_pipeline_runs_here_and_as_a_batch_with_the_same_result(given: tuple[s
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert made.returncode == 0, made.stderr
@@ -74,7 +76,7 @@ def test_ctrl_c_ends_a_run_in_order_and_leaves_nothing_running(given: tuple[str,
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
-        command("run", ZEITGEIST / "pipeline.py", "--local", "-f", *given),
+        [*IN_BACKGROUND, *command("run", ZEITGEIST / "pipeline.py", "--local", "-f", *given)],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -84,22 +86,20 @@ def test_ctrl_c_ends_a_run_in_order_and_leaves_nothing_running(given: tuple[str,
     )
     try:
         assert process.stdout is not None
-        deadline = time.monotonic() + 120
         # A checkpoint is there once a query was started.
-        while not list(temporary.glob("penstock-*/checkpoints/*")) and process.poll() is None:
-            assert time.monotonic() < deadline, "no task was started"
-            time.sleep(0.2)
+        until(
+            lambda: list(temporary.glob("penstock-*/checkpoints/*")) or process.poll() is not None,
+            "the start of a task",
+        )
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=90)
+        _, error = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, error
+        assert "Traceback" not in error
+        assert list(temporary.glob("penstock-*")) == []
+        until(lambda: not _session(process.pid), lambda: _session(process.pid))
     finally:
-        process.kill()
-    assert process.returncode == 0, error
-    assert "Traceback" not in error
-    assert list(temporary.glob("penstock-*")) == []
-    deadline = time.monotonic() + 20
-    while alive := _session(process.pid):
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _session(leader: int) -> list[str]:

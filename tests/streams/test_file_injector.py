@@ -19,6 +19,7 @@ from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.file_injector import FileInjector, FilePlace, find_files, low_of_files
 from penstock.streams.record_lines import LineRules
 from tests.tidy_rules import ROOT
+from tests.waiting import LIMIT_S, until
 
 SPEC = CategorySpec(
     name="in",
@@ -214,15 +215,23 @@ def test_kill_9_while_the_file_grows_loses_and_doubles_nothing(tmp_path: Path):
             [*command, "-f"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         before = sum(log.end_offsets("in"))
-        deadline = time.monotonic() + 40
-        while sum(log.end_offsets("in")) < before + 40 and time.monotonic() < deadline:
+
+        def write_more(pause_s: float = 0.02 * (life + 1)) -> None:
+            nonlocal written
             write(path, *range(written, written + 10))
             written += 10
-            time.sleep(0.02 * (life + 1))
-        process.send_signal(signal.SIGKILL)
-        _, said = process.communicate(timeout=30)
-        assert sum(log.end_offsets("in")) >= before + 40, said
-    done = subprocess.run([*command, "--done"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+            time.sleep(pause_s)
+
+        def is_there(process: subprocess.Popen[bytes] = process, end: int = before + 40) -> bool:
+            return sum(log.end_offsets("in")) >= end or process.poll() is not None
+
+        try:
+            until(is_there, "lines on the bus", step=write_more)
+        finally:
+            process.kill()
+            _, said = process.communicate()
+        assert process.returncode == -signal.SIGKILL, said
+    done = subprocess.run([*command, "--done"], cwd=tmp_path, env=env, capture_output=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert stamps(log) == list(range(written)) and log.watermark("in") == LOW_MAX
     log.close()

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from penstock.streams.engine import planner_client
 from penstock.streams.engine.planners import RUNNER, Planners
+from tests.waiting import LIMIT_S, until
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ask(planners: Planners, spark: socket.socket, *, secret: str = "s") -> subpr
     return subprocess.run(
         [planners.python, "-m", RUNNER],
         env={"PATH": os.environ["PATH"], **environment},
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
         stdout=subprocess.DEVNULL,
     )
@@ -49,7 +49,7 @@ def listening() -> socket.socket:
     found = socket.socket()
     found.bind(("127.0.0.1", 0))
     found.listen()
-    found.settimeout(60)
+    found.settimeout(LIMIT_S)
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_planner_is_forked_with_what_spark_gave_it_and_ends_with_its_query(pla
         found = psutil.Process(pid)
         assert found.ppid() == planners.pid
         planner.close()
-        found.wait(30)
+        found.wait(LIMIT_S)
     assert psutil.Process(planners.pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -92,12 +92,9 @@ def test_it_ends_with_who_started_it(folder: Path):
     )
     program += f"print(Planners(Path({str(folder)!r})).pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(int(done.stdout)):
-        assert time.monotonic() < deadline, "it outlives its engine"
-        time.sleep(0.1)
+    until(lambda: not psutil.pid_exists(int(done.stdout)), "its end: it outlives its engine")
 
 
 def test_without_a_host_spark_gets_a_python_of_its_own(folder: Path):

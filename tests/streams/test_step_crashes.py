@@ -41,6 +41,7 @@ from tests.streams.step_world import (
     fastest_folder,
     faulty,
 )
+from tests.waiting import LIMIT_S
 
 # Two records, one mark between them, the end: small enough for every pair of crashes.
 TINY_LOG: tuple[Event, ...] = (("a", 100), 1000, ("b", 1100), LOW_MAX)
@@ -221,7 +222,7 @@ def _build(folder: Path, place: str) -> None:
 
 def _run(process: Any) -> int | None:
     process.start()
-    process.join(60)
+    process.join(LIMIT_S)
     code: int | None = process.exitcode
     return code
 

@@ -15,6 +15,7 @@ import pytest
 from penstock.core.errors import PipelineError
 from penstock.streams.packages import build_package, load_entry, load_pipeline, unpack_package
 from tests.streams.package_files import PIPELINE, write
+from tests.waiting import LIMIT_S, join
 
 # --- importing in a container --------------------------------------------------------------------------------------
 
@@ -245,8 +246,9 @@ def test_an_import_that_does_not_end_is_broken_off_and_told(
     else:
         thread = threading.Thread(target=load)
         thread.start()
-        thread.join(30)
+        join(thread)
     assert "endless.py:" in found[0].what and "did not end within 0.3 s" in found[0].what
+    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", LIMIT_S)
     path.write_text("fine = 1\n")
     assert load_entry(tmp_path, "endless.py", f"endless-{in_main}").fine == 1
 

@@ -18,7 +18,7 @@ from penstock.tasks.process_runner import ProcessRunner
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
 from penstock.tasks.specs import TaskSpec
 from tests.tasks.harness import a_spec
-from tests.tasks.test_process_runner import wait_for
+from tests.waiting import until
 
 # Says what it is told to say, waits for the stop file, then says a last word and ends with a code.
 TELLER = """
@@ -68,17 +68,17 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield found
     for status in found.runner.poll():
         found.runner.kill(status.task_id)
-    wait_for(lambda: all(status.state in FINAL for status in found.runner.poll()))
+    until(lambda: all(status.state in FINAL for status in found.runner.poll()))
 
 
 def test_it_is_a_runner_and_follows_what_the_process_says(world: World):
     fits: Runner = world.runner
     world.start(TELLER, "FOLDER", "running", "stopped", "0")
-    wait_for(lambda: world.status.state is RunState.RUNNING)
-    wait_for(lambda: "memory_mb" in world.status.metrics)
+    until(lambda: world.status.state is RunState.RUNNING)
+    until(lambda: "memory_mb" in world.status.metrics)
     assert world.status.metrics["lag_records"] == 3
     fits.stop("a/0")
-    wait_for(lambda: world.status.state is RunState.STOPPED)
+    until(lambda: world.status.state is RunState.STOPPED)
     fits.forget("a/0")
     assert fits.poll() == ()
 
@@ -86,21 +86,21 @@ def test_it_is_a_runner_and_follows_what_the_process_says(world: World):
 @pytest.mark.parametrize("last", ["failed", "fenced"])
 def test_its_last_word_is_its_end(world: World, last: str):
     world.start(TELLER, "FOLDER", "running", last, "1")
-    wait_for(lambda: world.status.state is RunState.RUNNING)
+    until(lambda: world.status.state is RunState.RUNNING)
     (world.folder / STOP_FILE).touch()
-    wait_for(lambda: world.status.state in FINAL)
+    until(lambda: world.status.state in FINAL)
     assert (world.status.state, world.status.error) == (RunState(last), "its own words")
 
 
 def test_a_process_that_ends_without_a_word_has_failed(world: World):
     world.start("import sys; sys.exit(70)")
-    wait_for(lambda: world.status.state is RunState.FAILED)
+    until(lambda: world.status.state is RunState.FAILED)
     assert "it ended with code 70" in world.status.error
 
 
 def test_above_its_memory_it_is_ended_and_says_how_much_it_used(world: World):
     world.start(HUNGRY, resources={"memory_mb": 100})
-    wait_for(lambda: world.status.state is RunState.FAILED)
+    until(lambda: world.status.state is RunState.FAILED)
     said = re.fullmatch(r"out of memory: it used (\d+) MB and had reserved 100 MB", world.status.error)
     # A look may fall into the middle of its growth: above the limit is what counts, not how far.
     assert said and 100 < int(said[1]) <= 350
@@ -109,11 +109,11 @@ def test_above_its_memory_it_is_ended_and_says_how_much_it_used(world: World):
 
 def test_one_that_does_not_stop_is_killed(world: World):
     world.start("import time; time.sleep(600)")
-    wait_for(lambda: world.status.state is RunState.STARTING)
+    until(lambda: world.status.state is RunState.STARTING)
     world.runner.stop("a/0")
     assert world.status.state is RunState.STOPPING
     world.runner.kill("a/0")
-    wait_for(lambda: world.status.state is RunState.STOPPED)
+    until(lambda: world.status.state is RunState.STOPPED)
 
 
 def test_words_of_a_life_before_do_not_count(world: World):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,12 +18,19 @@ from penstock.tasks.process_runner import ProcessRunner, UnknownField, command_o
 from penstock.tasks.runner import FINAL, Runner, RunState, RunStatus
 from tests.kin import kin_of
 from tests.tasks.harness import a_spec
+from tests.waiting import until
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
+    """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print('not yet', flush=True))
+print('up', flush=True)
+while True:
+    time.sleep(600)
+""",
 ]
 PARENT = [
     sys.executable,
@@ -47,14 +53,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessRu
     yield found
     for status in found.poll():
         found.kill(status.task_id)
-    wait_for(lambda: all(status.state in FINAL for status in found.poll()))
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: all(status.state in FINAL for status in found.poll()))
 
 
 def start(runner: ProcessRunner, command: list[str], task: str = "a/0", **config: object) -> None:
@@ -77,32 +76,32 @@ def test_it_is_a_runner(runner: ProcessRunner):
 
 def test_a_command_runs_until_it_is_stopped(runner: ProcessRunner, tmp_path: Path):
     start(runner, SLEEPS)
-    wait_for(lambda: "up" in text(tmp_path))
+    until(lambda: "up" in text(tmp_path))
     assert status(runner).state is RunState.RUNNING
     runner.stop("a/0")
-    wait_for(lambda: status(runner).state is RunState.STOPPED)
+    until(lambda: status(runner).state is RunState.STOPPED)
     runner.forget("a/0")
     assert runner.poll() == ()
 
 
 def test_one_that_does_not_stop_is_killed(runner: ProcessRunner, tmp_path: Path):
     start(runner, STUBBORN)
-    wait_for(lambda: "up" in text(tmp_path))
+    until(lambda: "up" in text(tmp_path))
     runner.stop("a/0")
-    time.sleep(0.3)
+    until(lambda: "not yet" in text(tmp_path))
     assert status(runner).state is RunState.STOPPING
     runner.kill("a/0")
-    wait_for(lambda: status(runner).state is RunState.STOPPED)
+    until(lambda: status(runner).state is RunState.STOPPED)
 
 
 def test_what_a_task_started_ends_with_it(runner: ProcessRunner, tmp_path: Path):
     start(runner, PARENT)
-    wait_for(lambda: "up" in text(tmp_path))
+    until(lambda: "up" in text(tmp_path))
     kin = {process: command for process, command in kin_of(os.getpid()).items() if "600" in command}
     assert len(kin) == 2
     parent = next(process for process, command in kin.items() if "Popen" in command)
     os.kill(parent.pid, signal.SIGKILL)  # it dies alone; the child would live on
-    wait_for(lambda: status(runner).state is RunState.FAILED)
+    until(lambda: status(runner).state is RunState.FAILED)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in kin)
     assert "SIGKILL" in status(runner).error
 
@@ -120,13 +119,13 @@ def test_what_a_task_started_ends_with_it(runner: ProcessRunner, tmp_path: Path)
 )
 def test_an_end_that_nobody_asked_for_is_a_failure_that_says_why(runner: ProcessRunner, command, error):
     start(runner, command)
-    wait_for(lambda: status(runner).state is RunState.FAILED)
+    until(lambda: status(runner).state is RunState.FAILED)
     assert error in status(runner).error
 
 
 def test_a_task_above_its_memory_is_killed_and_says_how_much_it_used(runner: ProcessRunner):
     start(runner, HUNGRY, resources={"memory_mb": 64})
-    wait_for(lambda: status(runner).state is RunState.FAILED)
+    until(lambda: status(runner).state is RunState.FAILED)
     assert "out of memory" in status(runner).error and "reserved 64 MB" in status(runner).error
 
 
@@ -134,17 +133,17 @@ def test_what_a_task_starts_counts_as_its_memory(runner: ProcessRunner):
     """The child that wants too much is in a session of its own, as Spark's workers are in groups of their own."""
     parent = f"import subprocess, time; subprocess.Popen({HUNGRY!r}, start_new_session=True); time.sleep(600)"
     start(runner, [sys.executable, "-c", parent], resources={"memory_mb": 64})
-    wait_for(lambda: status(runner).state is RunState.FAILED)
+    until(lambda: status(runner).state is RunState.FAILED)
     assert status(runner).error.startswith("out of memory: it used")
     assert status(runner).metrics["memory_peak_mb"] >= 60
 
 
 def test_it_measures_cpu_and_memory(runner: ProcessRunner):
     start(runner, [sys.executable, "-c", "while True: sum(range(10000))"])
-    wait_for(lambda: status(runner).metrics.get("cpu", 0) > 0.1, 30)
-    first = status(runner).metrics
+    until(lambda: status(runner).metrics.get("cpu_ms_total", 0) > 100)
+    first = until(lambda: found if (found := status(runner).metrics)["cpu"] > 0 else None)
     assert first["memory_mb"] > 1
-    wait_for(lambda: status(runner).metrics["cpu_ms_total"] > first["cpu_ms_total"], 30)
+    until(lambda: status(runner).metrics["cpu_ms_total"] > first["cpu_ms_total"])
     later = status(runner).metrics
     assert later["cpu_started_ms"] == first["cpu_started_ms"] < first["cpu_at_ms"] < later["cpu_at_ms"]
 
@@ -172,7 +171,7 @@ def test_a_task_knows_its_place_and_nothing_that_opens_doors(
         arguments={"mode": "fast; rm -rf /"},
         environment={"COLOUR": "blue"},
     )
-    wait_for(lambda: status(runner).state in FINAL and text(tmp_path))
+    until(lambda: status(runner).state in FINAL and text(tmp_path))
     said = text(tmp_path)
     assert "['a/0', '0/4', '0', 'fast; rm -rf /', '{}', 'a{b']" in said
     assert (
@@ -203,6 +202,6 @@ def test_logs_are_turned_over_and_nothing_is_lost(tmp_path: Path):
 
 def test_a_flood_of_output_neither_blocks_nor_loses(runner: ProcessRunner, tmp_path: Path):
     start(runner, [sys.executable, "-c", "for n in range(20000): print(n)"])
-    wait_for(lambda: status(runner).state in FINAL)
-    wait_for(lambda: text(tmp_path).endswith("19999\n"))
+    until(lambda: status(runner).state in FINAL)
+    until(lambda: text(tmp_path).endswith("19999\n"))
     assert text(tmp_path).splitlines() == [str(number) for number in range(20_000)]

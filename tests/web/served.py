@@ -19,6 +19,7 @@ from penstock.web.limits import RateLimit
 from penstock.web.server import ApiServer, Listening, bind
 from tests.builders import CODE, PACKAGE, a_body
 from tests.ready import ready_folder
+from tests.waiting import LIMIT_S
 
 
 @dataclass
@@ -28,11 +29,13 @@ class Served:
     plane: ControlPlane
     server: ApiServer
     tokens: dict[str, str]
+    hub: EventHub
     clients: list[Client] = field(default_factory=list)
 
     def client(self, role: str = "admin", *, token: str = "", **kwargs: Any) -> Client:
         """A client as the holder of a role's token, closed at the end."""
-        self.clients.append(Client(self.server.url, token or self.tokens[role], **kwargs))
+        given = {"timeout_s": LIMIT_S, **kwargs}
+        self.clients.append(Client(self.server.url, token or self.tokens[role], **given))
         return self.clients[-1]
 
     def apply(self, name: str = "demo.count", **changes: Any) -> int:
@@ -50,7 +53,7 @@ class Served:
     def connect(self) -> socket.socket:
         """A bare connection."""
         host, port = self.server.url.removeprefix("http://").rsplit(":", 1)
-        return socket.create_connection((host, int(port)), timeout=10)
+        return socket.create_connection((host, int(port)), timeout=LIMIT_S)
 
 
 @contextmanager
@@ -77,7 +80,7 @@ def served(
         api = build_api(plane, rate=RateLimit(100_000), hub=hub, names=names)
         server = ApiServer(api, listener, listening).start()
         try:
-            world = Served(plane=plane, server=server, tokens=tokens)
+            world = Served(plane=plane, server=server, tokens=tokens, hub=hub)
             yield world
         finally:
             server.stop()

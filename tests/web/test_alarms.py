@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, TaskReport
 from penstock.web.webhooks import WebhookRoute
 from tests.builders import ADMIN
+from tests.waiting import until
 from tests.web.hooks import SECRET, Hook, a_hook
 from tests.web.world import JOB, World, a_client, a_world
 
@@ -33,13 +33,6 @@ NOW = 1_790_000_000_000
 def hook() -> Iterator[Hook]:
     with a_hook() as hook:
         yield hook
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def fire(world: World, job: str = JOB, alert: RaiseAlert = LAG) -> str:
@@ -59,13 +52,13 @@ def test_what_is_owed_is_told_after_a_restart_once(
     first = ControlPlane(settings)
     first.start()
     first.alarms.store.report("demo.a", {"test": (LAG,)}, first.clock.now_ms())
-    wait_for(lambda: hook.got)
+    until(lambda: hook.got)
     first.stop()
     assert hook.taken == []
     hook.always = 204
     second = ControlPlane(settings)
     second.start()
-    wait_for(lambda: not second.alarms.store.owed())
+    until(lambda: not second.alarms.store.owed())
     second.stop()
     (told,) = hook.taken
     assert (told["kind"], told["alarm"]["job"], told["alarm"]["key"]) == ("fired", "demo.a", "lag")

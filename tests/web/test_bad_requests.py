@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_body
+from tests.waiting import until
 from tests.web.served import Served, served
 from tests.web.test_api import is_problem
 from tests.web.world import JOB, World, tables_of
@@ -167,7 +167,7 @@ def test_a_body_that_breaks_off_is_not_acted_on(wire: Served, announced: str):
         with wire.connect() as connection:
             head_ = head(wire, "PATCH", LAYER, "Content-Type: application/json", announced)
             connection.sendall(head_ + sent[:cut])
-    time.sleep(0.3)
+    until(lambda: not wire.server._server.server_state.connections, "the server to hear of each end")
     assert tables_of(wire.plane.database) == before
 
 

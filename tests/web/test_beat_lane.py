@@ -18,6 +18,7 @@ from penstock.tasks.messages import Heartbeat, HeartbeatReply
 from penstock.web.beat_lane import read_beat
 from penstock.web.bodies import read_heartbeat
 from penstock.web.pools import Pool, Together
+from tests.waiting import LIMIT_S, until
 from tests.web.served import served
 from tests.web.test_containers import BEAT, beat, register
 from tests.web.world import World
@@ -111,7 +112,7 @@ def test_beats_that_come_together_are_written_together_and_answered_one_by_one(t
 
         def slowly(beats: Any, now_ms: int) -> list[HeartbeatReply]:
             asked.append(len(beats))
-            is_full.wait(10)
+            is_full.wait(LIMIT_S)
             return answer_beats(beats, now_ms)
 
         manager.answer_beats = slowly  # type: ignore[method-assign]
@@ -125,8 +126,7 @@ def test_beats_that_come_together_are_written_together_and_answered_one_by_one(t
 
         with ThreadPoolExecutor(len(names)) as threads:
             answers = threads.map(ask, names)
-            while len(manager._inbox) < len(names):
-                pass  # all have arrived, and wait
+            until(lambda: len(manager._inbox) == len(names), "all to arrive, and wait")
             is_full.set()
             assert list(answers) == [number + 1 for number in range(12)]
         assert sum(asked) == 12 and len(asked) < 12

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, Refused
-from penstock.core.system_clock import sleep_ms
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, ShardState, TaskReport
 from penstock.tasks.process_logs import RotatedFile
 from penstock.tasks.sharding import SHARD_COUNT, shard_of
 from penstock.tasks.task_logs import log_file
 from penstock.web import fleet_replies
 from tests.builders import a_process
+from tests.waiting import until
 from tests.web.world import World, a_client, a_world
 
 JOB = "demo.tick"
@@ -55,11 +55,11 @@ class Box:
 
 def settle(world: World) -> None:
     """Rounds of the syncer, whose plans run beside it, until every job runs as expected."""
-    deadline_ms = world.plane.clock.boot_ms() + 20_000
-    while not all(view.is_in_sync for view in world.plane.jobs.every_view()):
-        assert world.plane.clock.boot_ms() < deadline_ms, "the jobs do not settle"
-        world.plane._sync()
-        sleep_ms(10)
+    until(
+        lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()),
+        "the jobs to settle",
+        step=world.plane._sync,
+    )
 
 
 @pytest.fixture

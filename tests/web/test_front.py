@@ -12,9 +12,8 @@ import os
 import signal
 import socket
 import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from penstock.web.forward import Forward
 from penstock.web.front_process import FrontProcess, serve_behind_front
 from penstock.web.server import Listening, bind
 from tests.builders import CODE, PACKAGE, a_body
+from tests.waiting import LIMIT_S, join, until
 
 PREFIX = "/api/v1"
 
@@ -55,7 +55,7 @@ class Fronted:
         headers: dict[str, str] | None = None,
         port: int = 0,
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=LIMIT_S)
         try:
             given = {"Authorization": f"Bearer {self.tokens.get(role, role)}", **(headers or {})}
             if isinstance(body, dict):
@@ -86,12 +86,6 @@ class Fronted:
             os.close(heard)
             os.close(bell)
 
-    def wait(self, what: str, is_so: Callable[[], object], seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.05)
-
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def fronted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
@@ -111,7 +105,7 @@ def fronted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_dashboard_comes_through_it(fronted: Fronted):
-    connection = http.client.HTTPConnection("127.0.0.1", fronted.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", fronted.port, timeout=LIMIT_S)
     for path in FILES:
         connection.request("GET", path)
         found = connection.getresponse()
@@ -213,7 +207,7 @@ def test_a_change_wakes_the_state_syncer_whoever_took_it(fronted: Fronted, monke
     monkeypatch.setattr(fronted.plane, "wake_syncer", woken.set)
     monkeypatch.setattr(fronted.server, "_wake_syncer", woken.set)
     assert fronted.ask("PATCH", PATCH, body={"changes": {"priority": 3}, "why": "a test"})[0] == 200
-    assert woken.wait(20)
+    assert woken.wait(LIMIT_S)
 
 
 def test_changes_in_both_processes_at_once_are_all_there(fronted: Fronted):
@@ -236,7 +230,7 @@ def test_changes_in_both_processes_at_once_are_all_there(fronted: Fronted):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        join(thread)
     assert len(answers) == 60
     for path in (PATCH, OTHER_PATCH):
         versions = sorted(version for asked, version, _ in answers if asked == path)
@@ -249,7 +243,7 @@ def test_on_a_server_the_scribe_takes_changes(fronted: Fronted):
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         with fronted.another_front(listener, nobody.getsockname()[1]) as port:
             change = {"changes": {"priority": 9}, "why": "a test"}
-            fronted.wait("it answers", lambda: fronted.ask("GET", "/jobs/demo.j2", port=port)[0] == 200, 60)
+            until(lambda: fronted.ask("GET", "/jobs/demo.j2", port=port)[0] == 200, "its answer")
             status, _, said = fronted.ask("PATCH", PATCH, body=change, port=port)
             whole = fronted.ask("DELETE", f"{PATCH}?why=a+test", port=port)
     assert whole[0] == 503
@@ -287,13 +281,13 @@ def test_a_large_body_of_a_stranger_is_refused_and_not_kept(fronted: Fronted):
 
 def test_events_come_through_and_a_watcher_that_leaves_is_gone(fronted: Fronted):
     hub = fronted.server._api._api.state.events
-    connection = http.client.HTTPConnection("127.0.0.1", fronted.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", fronted.port, timeout=LIMIT_S)
     connection.request(
         "GET", f"{PREFIX}/events", headers={"Authorization": f"Bearer {fronted.tokens['admin']}"}
     )
     found = connection.getresponse()
     assert found.status == 200
-    fronted.wait("it watches", lambda: hub._watchers == 1)
+    until(lambda: hub._watchers == 1, "the watcher")
     body = {"changes": {"priority": 77}, "why": "to be seen by a watcher"}
     assert fronted.ask("PATCH", "/jobs/demo.j4/layers/oncall", body=body)[0] == 200
     lines = b""
@@ -304,7 +298,7 @@ def test_events_come_through_and_a_watcher_that_leaves_is_gone(fronted: Fronted)
     assert found.fp is not None
     found.close()
     connection.close()
-    fronted.wait("it is gone", lambda: hub._watchers == 0)
+    until(lambda: hub._watchers == 0, "it to be gone")
 
 
 def test_what_the_scaler_saw_is_told(fronted: Fronted):
@@ -316,7 +310,7 @@ def test_what_the_scaler_saw_is_told(fronted: Fronted):
     def seen() -> Any:
         return json.loads(fronted.ask("GET", "/jobs/demo.j0")[2])["load"]
 
-    fronted.wait("its load is shown", seen)
+    until(seen, "its load")
     assert seen()["input_rate"] == 5.0
 
 
@@ -325,8 +319,7 @@ def test_a_front_or_scribe_that_dies_is_replaced(fronted: Fronted):
     assert len(pids) == (2 if fronted.plane.database.is_shared else 1)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    fronted.wait("there are others", lambda: not set(pids) & set(fronted.server.pids))
-    assert len(fronted.server.pids) == len(pids)
+    until(lambda: len({*fronted.server.pids} - {*pids}) == len(pids), "others in their places")
     assert fronted.ask("GET", "/jobs/demo.j1")[0] == 200
     assert fronted.ask("PATCH", PATCH, body={"changes": {"priority": 5}, "why": "a test"})[0] == 200
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -348,7 +341,7 @@ def test_it_ends_with_the_control_plane(tmp_path: Path):
         assert running is not None and running.stdin is not None
         running.stdin.write('{"half of a li')
         running.stdin.close()  # as the kernel does for one that was killed
-        assert running.wait(10) == 0
+        assert running.wait(LIMIT_S) == 0
         server._api.stop()
         plane.stop()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import StoreUnavailable
-from penstock.web.list_watch import ListWatch
+from penstock.web.list_watch import WAIT_MAX_S, ListWatch
 from tests.builders import a_process
+from tests.waiting import LIMIT_S, join, until
 from tests.web.served import served
 
-LONG_S = 60.0
+LONG_S = LIMIT_S
 
 
 class Versions:
@@ -45,7 +45,7 @@ def test_all_who_wait_hear_of_a_newer_list_and_share_the_looks():
         await until_asked(versions, 3)
         assert versions.asked < 20 and not any(task.done() for task in waiting)
         versions.now = 8
-        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
         asked = versions.asked
         await asyncio.sleep(0.3)
         assert versions.asked <= asked + 1, "nobody waits: nobody looks"
@@ -53,7 +53,7 @@ def test_all_who_wait_hear_of_a_newer_list_and_share_the_looks():
         await until_asked(versions, 2)
         assert not again.done()
         versions.now = 9
-        await asyncio.wait_for(again, 30)
+        await asyncio.wait_for(again, LIMIT_S)
 
     asyncio.run(main())
 
@@ -68,7 +68,7 @@ def test_a_store_that_is_away_lets_nobody_go_and_is_asked_again():
         await until_asked(versions, 3)
         assert not waiting.done()
         versions.is_away, versions.now = False, 8
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, LIMIT_S)
 
     asyncio.run(main())
 
@@ -76,7 +76,7 @@ def test_a_store_that_is_away_lets_nobody_go_and_is_asked_again():
 @pytest.mark.parametrize("wait_s", [0.0, 0.2])
 def test_time_is_over(wait_s: float):
     async def main() -> None:
-        await asyncio.wait_for(ListWatch(Versions(7)).newer_than(7, wait_s), 30)
+        await asyncio.wait_for(ListWatch(Versions(7)).newer_than(7, wait_s), LIMIT_S)
 
     asyncio.run(main())
 
@@ -89,13 +89,11 @@ def test_a_container_hears_of_a_new_job_while_it_waits(tmp_path: Path):
         assert container.task_list(whole["version"], wait_s=0.2) is None
         found: list[object] = []
         waiting = threading.Thread(
-            target=lambda: found.append(container.task_list(whole["version"], wait_s=25))
+            target=lambda: found.append(container.task_list(whole["version"], wait_s=WAIT_MAX_S))
         )
         waiting.start()
         world.client().apply_job("demo.tick", a_process("demo.tick"), why="a test", key="tick")
-        while waiting.is_alive():
-            world.plane._sync()
-            waiting.join(0.05)
+        until(lambda: not waiting.is_alive(), step=world.plane._sync)
         (news,) = found
         assert isinstance(news, dict) and news["version"] > whole["version"]
 
@@ -107,10 +105,11 @@ def test_a_server_that_ends_lets_them_go(tmp_path: Path):
         assert whole is not None
         found: list[object] = []
         waiting = threading.Thread(
-            target=lambda: found.append(container.task_list(whole["version"], wait_s=30))
+            target=lambda: found.append(container.task_list(whole["version"], wait_s=WAIT_MAX_S))
         )
         waiting.start()
-        time.sleep(0.5)
-        world.server.stop()
-        waiting.join(20)
+        lists = world.server._api.state.lists
+        until(lambda: lists._waiting == 1, "it to wait")
+        world.server.stop(LIMIT_S)
+        join(waiting)
         assert found == [None]

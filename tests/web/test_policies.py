@@ -11,7 +11,6 @@ import pytest
 
 from penstock.app import ControlPlane
 from penstock.core.errors import NotFound, Refused
-from penstock.core.system_clock import sleep_ms
 from penstock.resources.frames import METRICS
 from penstock.resources.minutes import Minute
 from penstock.resources.policies.policy import ChangeLayer, ExcludeContainers, MoveTasks
@@ -20,6 +19,7 @@ from penstock.settings import Settings
 from penstock.tasks.messages import Heartbeat, ShardEntry, ShardState, TaskReport
 from penstock.tasks.sharding import shard_of
 from tests.builders import ADMIN, a_process
+from tests.waiting import until
 from tests.web.test_fleet import settle
 from tests.web.world import World, a_client, a_world
 
@@ -76,12 +76,8 @@ class Boxes:
             metrics=numbers,
         )  # fmt: skip
 
-    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
-        end_ms = self.plane.clock.boot_ms() + int(seconds * 1000)
-        while not condition():
-            assert self.plane.clock.boot_ms() < end_ms, "it did not happen"
-            self.beat()
-            sleep_ms(20)
+    def until(self, condition: Callable[[], object]) -> None:
+        until(condition, step=self.beat)
 
     def is_calm(self) -> bool:
         rows = self.plane.fleet.shards()
@@ -309,11 +305,7 @@ def test_any_instance_looks_and_of_two_at_once_one_is_told(postgres, tmp_path: P
             JOB, a_process(JOB, task_count=TASKS), birth="b", actor=ADMIN, reason="new", idempotency_key=None,
             now_ms=one.clock.now_ms(),
         )  # fmt: skip
-        end_ms = one.clock.boot_ms() + 60_000
-        while not one.jobs.view(JOB).is_in_sync:
-            assert one.clock.boot_ms() < end_ms
-            one._sync()
-            sleep_ms(10)
+        until(lambda: one.jobs.view(JOB).is_in_sync, step=one._sync)
         assert not other.is_syncing
         asked: dict[str, Any] = {"policy": None, "is_dry": False, "asked_by": "olga"}
         assert other.policies.manage(JOB, **asked)["change"] is None

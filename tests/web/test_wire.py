@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.web.wire import HEAD_BYTES_MAX, BoundedHttp
+from penstock.web.wire import BoundedHttp
 from tests.web.served import Served, served
+
+HEAD_S = 1.0  # who sends a whole head at once is much faster, however busy the machine is
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(BoundedHttp, "head_s", 0.3)
-    monkeypatch.setattr(BoundedHttp, "stall_s", 0.3)
+    monkeypatch.setattr(BoundedHttp, "head_s", HEAD_S)
+    monkeypatch.setattr(BoundedHttp, "stall_s", HEAD_S)
     with served(tmp_path / "plane") as world:
         yield world
 
@@ -40,12 +43,12 @@ def test_a_head_that_does_not_come_is_not_waited_for(world: Served, sent: bytes)
     connection.sendall(sent)
     began = time.monotonic()
     assert answer_to(connection) == b""
-    assert time.monotonic() - began >= 0.25
+    assert time.monotonic() - began >= 0.9 * HEAD_S
 
 
 def test_a_head_that_comes_in_drops_is_not_waited_for(world: Served):
-    with world.connect() as connection, pytest.raises(OSError):
-        for byte in head(world, "X: " + "y" * 1000):
+    with world.connect() as connection, pytest.raises(ConnectionError):
+        for byte in itertools.chain(head(world)[:-4] + b"\r\nX: ", itertools.repeat(ord("y"))):
             connection.sendall(bytes([byte]))
             time.sleep(0.01)
 
@@ -53,10 +56,9 @@ def test_a_head_that_comes_in_drops_is_not_waited_for(world: Served):
 def test_a_head_without_end_is_cut_off(world: Served):
     with world.connect() as connection:
         connection.sendall(b"GET /api/v1/health HTTP/1.1\r\n")
-        with pytest.raises(OSError):
-            for _ in range(10 * HEAD_BYTES_MAX // 1000):
+        with pytest.raises(ConnectionError):
+            while True:  # how much fits on the way is the kernel's affair
                 connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
-                time.sleep(0.0005)
 
 
 def test_a_body_that_stops_is_not_waited_for_and_nothing_is_done(world: Served):
@@ -75,19 +77,19 @@ def test_a_body_that_stops_is_not_waited_for_and_nothing_is_done(world: Served):
 
 def test_a_connection_that_is_used_again_is_not_cut_off(world: Served):
     with world.connect() as connection:
-        for _ in range(3):
+        for pause_s in (1.5 * HEAD_S, 0, 0):  # longer than a head may take, but nothing has been begun
             connection.sendall(head(world))
             assert b"200 OK" in connection.recv(65536)
-            time.sleep(0.4)  # longer than a head may take, but nothing has been begun
+            time.sleep(pause_s)
 
 
 def test_a_slow_answer_is_not_cut_off(world: Served):
     token = f"Authorization: Bearer {world.tokens['reader']}"
     with world.connect() as connection:
-        connection.sendall(head(world, token, path="/events?wait_s=1"))
+        connection.sendall(head(world, token, path="/events?wait_s=2"))
         began, found = time.monotonic(), b""
         while b"\r\n0\r\n\r\n" not in found:
             data = connection.recv(65536)
             assert data, found
             found += data
-    assert time.monotonic() - began >= 0.9
+    assert time.monotonic() - began >= 1.5 * HEAD_S

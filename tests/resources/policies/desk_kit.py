@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.app import ControlPlane
-from penstock.core.system_clock import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock
 from penstock.resources.frames import METRICS, MINUTE_MS
 from penstock.resources.minutes import Minute
 from penstock.resources.policies.round import Said
@@ -22,6 +22,7 @@ from penstock.streams.packages import build_package
 from penstock.tasks.messages import Heartbeat, ShardEntry, TaskReport
 from tests.builders import ADMIN, CODE, ONCALL, PACKAGE, a_body
 from tests.ready import ready_folder
+from tests.waiting import until
 
 JOB = "demo.count"
 TASKS = 4
@@ -129,12 +130,11 @@ class Scene:
         self.beat()
 
     def until(self, is_so: Callable[[], object], step: Callable[[], object]) -> None:
-        end_ms = self.clock.boot_ms() + 60_000
-        while not is_so():
-            assert self.clock.boot_ms() < end_ms, "it did not come to pass"
+        def both() -> None:
             self.beat()
             step()
-            sleep_ms(5)
+
+        until(is_so, step=both)
 
     def round(self, minutes: float = 1.0) -> dict[str, list[Said]]:
         """So much later: one whole round of the schedule on the job; by policy, what became of its answers."""

@@ -14,6 +14,7 @@ from penstock.resources.policies.policy_service import ROUND_MS
 from penstock.resources.policy_desk import SplitWorkers, managed_to_json
 from tests.resources.policies.kit import NOW_MS, a_frame
 from tests.resources.policies.test_policy_service import LaterWorkers, Raises, Scaler, Setup
+from tests.waiting import LIMIT_S, join
 
 JOB = "shops.total"
 
@@ -32,7 +33,7 @@ class Waits(Scaler):
 
     def detect(self, facts, settings):
         self.asked.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(LIMIT_S)
 
 
 class Seldom(Policy):
@@ -114,14 +115,14 @@ def test_a_second_look_is_refused_while_the_first_is_under_way():
     first = threading.Thread(target=lambda: setup.service.manage(JOB, now=now))
     first.start()
     try:
-        assert policy.asked.wait(60)
+        assert policy.asked.wait(LIMIT_S)
         with pytest.raises(Refused, match="under way"):
             setup.service.manage(JOB, now=now)
         setup.service.tick(NOW_MS)
         assert setup.journal.kept == [], "the schedule leaves it alone"
     finally:
         policy.go_on.set()
-        first.join(60)
+        join(first)
     setup.service.manage(JOB, now=now)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import StoreUnavailable, VersionConflict
 from penstock.core.loop import WorkerThreads
-from penstock.core.system_clock import SystemClock, sleep_ms
+from penstock.core.system_clock import SystemClock
 from penstock.core.workers import InlineWorkers
 from penstock.resources.frames import NoFrame
 from penstock.resources.policies.policy import Cause, ChangeLayer, Policy, Symptom
@@ -25,6 +25,7 @@ from tests.resources.policies.kit import (
     a_config,
     a_frame,
 )
+from tests.waiting import LIMIT_S, until
 
 
 class Scaler(Policy):
@@ -53,7 +54,7 @@ class Hangs(Scaler):
     name, go_on = "hangs", threading.Event()
 
     def detect(self, facts, settings):
-        self.go_on.wait(60)
+        self.go_on.wait(LIMIT_S)
         return Symptom(name="late", text="an answer that comes too late")
 
 
@@ -141,7 +142,7 @@ def test_a_job_says_how_many_minutes_a_policy_must_know():
 def test_policies_that_raise_hang_or_talk_nonsense_cost_nobody_else(threads):
     setup = Setup(Scaler(), Raises(), Hangs(), Nonsense(), workers=threads)
     setup.service.tick(NOW_MS)
-    _until(lambda: setup.service.tick(NOW_MS) or setup.fleet.applied)
+    until(lambda: setup.service.tick(NOW_MS) or setup.fleet.applied)
     assert [policy for _, policy, _ in setup.fleet.applied] == ["scaler"]
     said = {said.policy: said for said in setup.service.last["shops.total"].said}
     assert {name: found.outcome for name, found in said.items()} == {
@@ -155,16 +156,16 @@ def test_policies_that_raise_hang_or_talk_nonsense_cost_nobody_else(threads):
     # While it hangs it is not asked again; when it comes back its old answer is nobody's.
     later = NOW_MS + 3_600_000
     setup.service.tick(later)
-    _until(lambda: setup.service.tick(later) or "not ended" in str(setup.service.last["shops.total"].said))
+    until(lambda: setup.service.tick(later) or "not ended" in str(setup.service.last["shops.total"].said))
     Hangs.go_on.set()
-    _until(lambda: not threads.busy())
+    until(lambda: not threads.busy())
     setup.service.tick(later)
     assert "late" not in str(setup.service.last["shops.total"].said)
 
 
 def test_a_hanging_policy_of_one_job_does_not_hold_up_another(threads):
     setup = Setup(Hangs(), Scaler(), workers=threads, jobs=("a", "b", "c"))
-    _until(lambda: setup.service.tick(NOW_MS) or len(setup.fleet.applied) == 3)
+    until(lambda: setup.service.tick(NOW_MS) or len(setup.fleet.applied) == 3)
     assert {job for job, _, _ in setup.fleet.applied} == {"a", "b", "c"}
 
 
@@ -250,14 +251,6 @@ def test_a_job_that_is_gone_is_forgotten():
     setup.fleet.configs.clear()
     setup.service.tick(NOW_MS + 60_000)
     assert setup.service.last == {}
-
-
-def _until(is_so, limit_s: float = 30.0) -> None:
-    for _ in range(int(limit_s * 100)):
-        if is_so():
-            return
-        sleep_ms(10)
-    raise AssertionError("it did not come to pass")
 
 
 def test_many_jobs_are_looked_at_over_several_ticks_and_then_at_their_time():

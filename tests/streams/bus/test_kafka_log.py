@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,6 +33,7 @@ from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.places import open_log
 from tests.contracts.buses import assert_three_parts
 from tests.streams.bus.publishers import SPEC, do_work, heard, publish, records, start, stored
+from tests.waiting import LIMIT_S, until
 
 
 @pytest.fixture
@@ -58,13 +59,6 @@ def raw_producer(place: KafkaPlace, **settings: Any) -> Producer:
     return Producer({"bootstrap.servers": place.brokers, **settings})
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 # Topics that others touch
 
 
@@ -87,9 +81,9 @@ def test_a_topic_made_anew_is_another_category(log: KafkaLog, place: KafkaPlace,
     log.report_low("clicks", producer="a", epoch=1, low=7, now_ms=0)
     old, topic = log.describe("clicks").birth, place.topic("clicks")
     admin.delete_topics([topic])[topic].result()
-    wait_until(lambda: topic not in admin.list_topics(timeout=5).topics)
+    until(lambda: topic not in admin.list_topics(timeout=60).topics)
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result()
-    wait_until(lambda: topic in admin.list_topics(timeout=5).topics)
+    until(lambda: topic in admin.list_topics(timeout=60).topics)
     with pytest.raises(CorruptData) as caught:
         publish(log, "a", 4, 6)
     assert_three_parts(caught.value)
@@ -103,7 +97,7 @@ def test_a_topic_made_anew_is_another_category(log: KafkaLog, place: KafkaPlace,
 def test_a_topic_whose_partitions_grew_stops_by_name(log: KafkaLog, place: KafkaPlace, admin: AdminClient):
     topic = place.topic("clicks")
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
-    wait_until(lambda: len(admin.list_topics(timeout=5).topics[topic].partitions) == 3)
+    until(lambda: len(admin.list_topics(timeout=60).topics[topic].partitions) == 3)
     with pytest.raises(ConfigError) as caught:
         publish(log, "a", 1, 3)
     assert_three_parts(caught.value)
@@ -115,7 +109,7 @@ def test_somebody_elses_topic_is_adopted_and_read(place: KafkaPlace, admin: Admi
     sender, now_ms = raw_producer(place), int(time.time() * 1000)
     sender.produce(topic, b'{"q": 1}', key=b"k", timestamp=now_ms, partition=0)
     sender.produce(topic, None, key=b"\xff", timestamp=now_ms + 1, partition=0)
-    sender.flush(10)
+    sender.flush(LIMIT_S)
     log = KafkaLog(place)
     with pytest.raises(ConfigError) as caught:
         log.create(CategorySpec(name="raw", partitions=2, columns=(("q", "bigint"),), format="json"))
@@ -134,7 +128,7 @@ def test_somebody_elses_message_in_a_typed_topic_is_damage(log: KafkaLog, place:
     publish(log, "a", 1, 3)
     sender = raw_producer(place)
     sender.produce(place.topic("clicks"), b"hello", partition=0)
-    sender.flush(10)
+    sender.flush(LIMIT_S)
     assert stored(log, 1) == [1, 2, 3]
     with pytest.raises(CorruptData) as caught:
         stored(log, 0)
@@ -170,7 +164,7 @@ def test_the_broker_lets_records_go_that_are_past_their_retention(log: KafkaLog)
     log.create(CategorySpec(name="brief", partitions=2, columns=SPEC.columns, retention_ms=500))
     log.publish("brief", producer="a", epoch=1, batches={0: records(1, 3)}, gapless=True)
     end = log.end_offsets("brief")[0]
-    wait_until(lambda: log.start_offsets("brief")[0] == end)
+    until(lambda: log.start_offsets("brief")[0] == end)
     with pytest.raises(RecordsExpired):
         log.read("brief", 0, 0, end)
     log.publish("brief", producer="a", epoch=1, batches={0: records(2, 4)}, gapless=True)
@@ -187,7 +181,7 @@ def test_a_transaction_left_open_holds_back_the_end_and_no_mark(log: KafkaLog, p
     stranger.init_transactions(10)
     stranger.begin_transaction()
     stranger.produce(place.topic("clicks"), b"\x91\xa1x", partition=0)
-    stranger.flush(10)
+    stranger.flush(LIMIT_S)
     publish(log, "a", 1, 3)
     log.report_low("clicks", producer="a", epoch=1, low=50, now_ms=0)
     assert log.end_offsets("clicks")[0] == 0 and stored(log, 1) == [1, 2, 3]
