@@ -47,7 +47,9 @@ class KeyedWork:
         timers: Iterable[TimerRow] = (),
         timers_max: int = TIMERS_PER_STEP_MAX,
         aside: SetAside | None = None,
+        late: str | None = None,
     ) -> None:
+        self._drops_late = (late or computation.late) == "drop"
         self._aside = aside  # None: a record at which user code raises stops the step
         self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
         self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
@@ -217,7 +219,7 @@ class KeyedWork:
     def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
         ctx, hook, states = self._ctx, self._computation.process_record, self._states
         due, wall, aside = self._due, self._wall, self._aside
-        drop, low, late, behind = self._computation.late == "drop", self._low, 0, 0
+        drop, low, late, behind = self._drops_late, self._low, 0, 0
         for record, offset in zip(records, offsets, strict=True):
             if record.late:
                 late += 1

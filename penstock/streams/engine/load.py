@@ -73,7 +73,8 @@ class LoadMeter:
             "lag_s": lag.ms / 1000,  # for how long the oldest of it has waited
             "records": float(sum(row.counters.get("records", 0) for row in rows)),
             "late": float(sum(row.counters.get("late", 0) for row in rows)),
-            "bad": float(sum(row.counters.get("bad", 0) for row in rows)),
+            # Put aside: what cannot be read or computed, and what user code raised at.
+            "bad": float(sum(row.counters.get("bad", 0) + row.counters.get("poison", 0) for row in rows)),
             **self._behind_low(rows),
             "input_low": float(min(row.input_low for row in rows)),
             "output_low": float(min(row.output_low for row in rows)),
