@@ -21,7 +21,11 @@ class Halves(Computation):
     outputs = {"out": {"k": "string", "n": "bigint"}}
 
     def process_record(self, record, ctx):
-        ctx.produce({"k": ctx.key, "n": 100 // record["n"]})
+        ctx.produce({"k": ctx.key, "n": share(record["n"])})
+
+
+def share(n):
+    return 100 // n
 
 
 p = Pipeline("shops", partitions=1)

@@ -6,7 +6,13 @@ import shlex
 from collections.abc import Iterator
 
 from penstock.jobs.guarantees import why_no_skip
-from penstock.resources.policies.doctor.failure_kinds import FailureKind, exception_class, kind_of, place_of
+from penstock.resources.policies.doctor.failure_kinds import (
+    FailureKind,
+    exception_class,
+    kind_of,
+    line_of,
+    place_of,
+)
 from penstock.resources.policies.doctor.findings import (
     Advice,
     Finding,
@@ -118,6 +124,7 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
     names = ", ".join(task.task_id for task in tasks[:3]) + (" …" if len(tasks) > 3 else "")
     symptom = f"{names}: {shortly(error)}" if tasks else kind.cause
     evidence: dict[str, float | int | str] = {"tasks": len(tasks), "exception": exception_class(error)}
+    evidence |= {"line": line_of(error)} if line_of(error) else {}
     logs = Advice(text="see the whole error", command=_logs(patient, tasks))
     rollback = Advice(
         text="go back to what ran", command=rollback_command(patient, f"{kind.name} since this change")
@@ -137,7 +144,7 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
         case "bad_package" | "state_mismatch" | "cannot_start":
             todo: tuple[Advice, ...] = (rollback, restart) if tasks else (rollback,)
         case "user_code" | "spark_value":
-            todo = (rollback, *_put_aside(patient, kind.name), logs)
+            todo = (*_look(error), rollback, *_put_aside(patient, kind.name), logs)
         case "dependency":
             todo = (
                 Advice(text="more tasks would only ask more of it; see whether it answers again"),
@@ -166,6 +173,12 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
         evidence=evidence,
         todo=todo,
     )
+
+
+def _look(error: str) -> Iterator[Advice]:
+    """The record that an error is about."""
+    if (place := place_of(error)) is not None:
+        yield Advice(text="look at the record", command=tail_command(*place))
 
 
 def _put_aside(patient: Patient, kind: str) -> Iterator[Advice]:
