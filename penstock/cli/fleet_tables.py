@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.cells import first_line, lag, new_table, state_text, text, when
+from penstock.cli.cells import lag, new_table, state_text, text, when
+from penstock.tasks.failures import shortly
 
 Rows = Sequence[Mapping[str, Any]]
 BUSIEST_MAX = 20
@@ -144,7 +145,7 @@ def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
             lag(metrics),
             f"{metrics['cpu']:.0%}" if "cpu" in metrics else "–",
             f"{metrics['memory_mb']:,.0f} MB" if "memory_mb" in metrics else "–",
-            text(first_line(task["error"]), "red", 120),
+            text(shortly(task["error"]), "red", 300),
         )
     if not tasks:
         table.caption = "no tasks"

@@ -27,6 +27,7 @@ from penstock.cli.cells import (
     value_text,
     when,
 )
+from penstock.tasks.failures import shortly
 
 
 def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableType:
@@ -196,7 +197,7 @@ def _tasks_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
             str(task["generation"]),
             str(task["restarts"]),
             lag(task["metrics"]),
-            text(first_line(task["error"]), "red", 120),
+            text(shortly(task["error"]), "red", 300),
         )
     if not tasks:
         table.caption = "no tasks reported"

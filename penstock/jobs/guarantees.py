@@ -23,5 +23,13 @@ def guarantees_of(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
             "strong productions: exactly once; checkpointed with the state, then sent, and what is sent "
             "again after a crash is recognised"
         )
-    if config.get("poison") == "skip":
+    if config.get("poison") == "skip" and not why_no_skip(config):
         yield "poison skip: records at which the computation raises become dead letters"
+
+
+def why_no_skip(config: Mapping[str, Any]) -> str:
+    """Why `poison: skip` cannot put aside records at which user code raises; "" if it can."""
+    computation = (config.get("plan") or {}).get("computation") or {}
+    if computation.get("vectorised"):
+        return "process_batch gets a whole batch at once, so the record that fails is not known"
+    return "it runs no user code per record" if computation.get("operator") else ""

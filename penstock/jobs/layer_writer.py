@@ -20,6 +20,7 @@ from penstock.core.journal_store import JournalStore
 from penstock.jobs import job_store, key_store
 from penstock.jobs.audit_store import AuditRow, append_audit
 from penstock.jobs.config import FIELD_WRITERS, JobConfig, validate_config
+from penstock.jobs.guarantees import why_no_skip
 from penstock.jobs.job_list_store import put_labels
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
 from penstock.jobs.layer_store import kept_kinds, put_layer
@@ -293,6 +294,12 @@ def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     config = validate_config(job, merge_layers([*others, row]))
     before = next((other for other in layers if other.layer == row.layer), None)
     check_asked(job, before, row, others, config)
+    if row.body.get("poison") == "skip" and (why := why_no_skip(config.to_json())):
+        raise ConfigError(
+            f"the config of job {shown(job)} is not valid",
+            why=f"poison: `skip` would change nothing, since {why}",
+            fix="leave it out; let process_batch leave such records out by itself",
+        )
     return config
 
 

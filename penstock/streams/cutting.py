@@ -38,12 +38,12 @@ from penstock.streams.graph import (
     Window,
 )
 from penstock.streams.kept_shape import operator_shape
-from penstock.streams.keyed_jobs import DEAD_COLUMNS, computation_json, put_aside
+from penstock.streams.keyed_jobs import computation_json, put_aside
 from penstock.streams.optimize import Rewrite, needs_shuffle
 from penstock.streams.roads import Path, Road, plain_steps, without_keys
 from penstock.streams.schemas import Schemas, key_columns
 from penstock.streams.stages import argument_stage, build_stages, names_of, needed_before, side_stage
-from penstock.streams.step import dead_stream
+from penstock.streams.step import DEAD_COLUMNS, dead_stream
 
 
 class Cutter:

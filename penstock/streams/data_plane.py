@@ -12,7 +12,8 @@ from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.leftovers import deliver, promised
 from penstock.streams.rows.row_store import IntervalRef, RowStore
-from penstock.streams.step import is_dead
+from penstock.streams.step import OutputSpec, is_dead
+from penstock.streams.task import outputs_of
 
 
 class StreamDataPlane:
@@ -30,15 +31,8 @@ class StreamDataPlane:
             for ref in intervals_of(job, birth, config):
                 self._rows.create(ref, offsets={}, low=LOW_MIN)
             return
-        for output in config["outputs"]:
-            self._log.create(
-                CategorySpec(
-                    name=output["category"],
-                    partitions=output["partitions"],
-                    columns=tuple((name, kind) for name, kind in output["columns"]),
-                    format=output.get("format", "typed"),
-                )
-            )
+        for output in outputs_of(job, config):
+            self._log.create(_spec_of(output))
         sources = self._inputs(job, config)
         starts = [self._starts(item, source) for item, source in zip(config["inputs"], sources, strict=True)]
         for ref in intervals_of(job, birth, config):
@@ -181,6 +175,43 @@ class StreamDataPlane:
             for partition in range(config["partitions"]):
                 for producer in _producers(birth, config, sources, partition):
                     yield output["category"], producer
+
+
+def find_outputs(log: Log, job: str, config: Mapping[str, Any]) -> tuple[OutputSpec, ...]:
+    """A job's outputs as its tasks open them.
+
+    The plan made their categories. Only the one for dead letters may be missing: an operator can ask for it
+    without a plan, and then the first task makes it.
+    """
+    planned = {item["category"] for item in config["outputs"]}
+    found = []
+    for item in outputs_of(job, config):
+        if item["category"] not in planned:
+            log.create(_spec_of(item))
+        found.append(
+            OutputSpec(
+                stream=item["stream"],
+                category=item["category"],
+                birth=log.describe(item["category"]).birth,
+                partitions=item["partitions"],
+                columns=_columns_of(item),
+                watermarked=not is_dead(item["stream"]),
+            )
+        )
+    return tuple(found)
+
+
+def _spec_of(output: Mapping[str, Any]) -> CategorySpec:
+    return CategorySpec(
+        name=output["category"],
+        partitions=output["partitions"],
+        columns=_columns_of(output),
+        format=output.get("format", "typed"),
+    )
+
+
+def _columns_of(output: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, kind) for name, kind in output["columns"])
 
 
 def _is_process(config: Mapping[str, Any]) -> bool:

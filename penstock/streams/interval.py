@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, VersionMoved
+from penstock.core.errors import ComputationFailed, ConfigError, VersionMoved
 from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.computation import Computation
 from penstock.streams.keyed_work import TIMERS_PER_STEP_MAX
@@ -160,20 +160,23 @@ class StatefulStep:
             _note(before, more, found)
             return found
 
-        result = self._logic.run(
-            StepInput(
-                job=self._ref.job,
-                version=row.version,
-                low=row.input_low,
-                table=table,
-                cuts=cuts,
-                states=snapshot.states,
-                timers=snapshot.timers,
-                read=read,
-                now_ms=now_ms,
-                keys=None if row.kept is None else row.kept.keys,
-            )
+        given = StepInput(
+            job=self._ref.job,
+            version=row.version,
+            low=row.input_low,
+            table=table,
+            cuts=cuts,
+            states=snapshot.states,
+            timers=snapshot.timers,
+            read=read,
+            now_ms=now_ms,
+            keys=None if row.kept is None else row.kept.keys,
         )
+        try:
+            result = self._logic.run(given)
+        except ComputationFailed as error:
+            error.what += self._record_of(error, ranges, table)
+            raise
         counters = {**result.counters, "bad": bad}
         _note(before, result.made, {})
         changes = replace(self._changes(result, row, ends, low, counters), before=before)
@@ -191,6 +194,16 @@ class StatefulStep:
         new = self._rows.commit(self._ref, token=self._token, version=row.version, changes=changes)
         self._known.committed(row, new, changes.states)
         return counters, new, bool(changes.outbox)
+
+    def _record_of(self, error: ComputationFailed, ranges: Sequence[InputRange], table: pa.Table) -> str:
+        """Where the record lies at which user code failed, as far as that is known."""
+        partition = f", partition {self._ref.partition}"
+        if error.offset is None:
+            return partition
+        inputs = table.column("_input").filter(pc.equal(table.column("_offset"), error.offset)).unique()
+        # With several inputs two may have a record of that offset.
+        found = [ranges[number].category for number in inputs.to_pylist()]
+        return partition if len(found) != 1 else f" of {found[0]!r}{partition}"
 
     def _snapshot(
         self, row: IntervalRow, names: Iterable[str], timers_up_to: Millis, wall_up_to: Millis = LOW_MIN

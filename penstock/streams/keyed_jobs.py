@@ -10,14 +10,7 @@ from penstock.streams.graph import Columns, Dedup, Edge, Join, Process, Stateful
 from penstock.streams.kept_shape import operator_shape
 from penstock.streams.schemas import Schemas, key_columns, window_edge
 from penstock.streams.stages import arguments_of
-from penstock.streams.step import dead_stream
-
-DEAD_COLUMNS: Columns = (
-    ("reason", "string"),
-    ("value", "binary"),
-    ("source_partition", "int"),
-    ("source_offset", "bigint"),
-)
+from penstock.streams.step import DEAD_COLUMNS, dead_category, dead_stream
 
 
 def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
@@ -25,7 +18,7 @@ def put_aside(step: Stateful, job: str, partitions: int) -> Iterator[Output]:
     if isinstance(step, Process) and ("poison", "skip") in step.settings:
         yield Output(
             stream=dead_stream(0),
-            category=f"{job}.dead",
+            category=dead_category(job),
             partitions=partitions,
             columns=DEAD_COLUMNS,
             internal=False,

@@ -20,7 +20,15 @@ from penstock.core.errors import (
     StateRefused,
     TimerRefused,
 )
-from penstock.streams.blame import Place, blaming
+from penstock.streams.blame import (
+    MESSAGE_CHARS_MAX,
+    Place,
+    blaming,
+    cut_short,
+    said_by,
+    shown_key,
+    user_line,
+)
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.computation import Computation, Context, Record, Timer, record_type
 from penstock.streams.outbox import Production, fits
@@ -47,7 +55,9 @@ class KeyedWork:
         timers: Iterable[TimerRow] = (),
         timers_max: int = TIMERS_PER_STEP_MAX,
         aside: SetAside | None = None,
+        late: str | None = None,
     ) -> None:
+        self._drops_late = (late or computation.late) == "drop"
         self._aside = aside  # None: a record at which user code raises stops the step
         self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
         self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
@@ -85,7 +95,8 @@ class KeyedWork:
     def _place(self) -> Place:
         what, offset = self._where
         at = "" if offset is None else f" at {offset}"
-        return Place(self._job, f"key {self._ctx.key!r}, {what}{at}", key=self._ctx.key, offset=offset)
+        name = f"key {shown_key(self._ctx.key)}, {what}{at}"
+        return Place(self._job, name, key=self._ctx.key, offset=offset)
 
     def state_changes(self) -> dict[str, bytes | None]:
         """New state of each key that a hook changed; None where all values are back at their defaults."""
@@ -217,7 +228,7 @@ class KeyedWork:
     def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
         ctx, hook, states = self._ctx, self._computation.process_record, self._states
         due, wall, aside = self._due, self._wall, self._aside
-        drop, low, late, behind = self._computation.late == "drop", self._low, 0, 0
+        drop, low, late, behind = self._drops_late, self._low, 0, 0
         for record, offset in zip(records, offsets, strict=True):
             if record.late:
                 late += 1
@@ -326,7 +337,7 @@ class SetAside:
     def put(self, record: Record, offset: int, why: str) -> None:
         """One more dead letter: why, the record as JSON, and where it lies."""
         value = json.dumps(record.as_dict(), default=str).encode()
-        reason = f"{why} (key {record.key!r}, stream {record.stream!r})"
+        reason = f"{why} (key {shown_key(record.key)}, stream {record.stream!r})"
         self.letters.append((record.ts, record.key, record.late, (reason, value, self._partition, offset)))
 
 
@@ -347,8 +358,11 @@ class _Skipping:
         if not isinstance(error, Exception):
             return False
         self._work.undo(self._record.key, self._produced)
-        why = f"{error.what}: {error.why}" if isinstance(error, PenstockError) else str(error)
-        self._aside.put(self._record, self._offset, f"{type(error).__name__}: {why}")
+        line = user_line(error)
+        why = said_by(error)
+        if isinstance(error, PenstockError):
+            why = cut_short(f"{type(error).__name__}: {error.what}: {error.why}", MESSAGE_CHARS_MAX)
+        self._aside.put(self._record, self._offset, f"{why}, at {line}" if line else why)
         return True
 
 

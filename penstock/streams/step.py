@@ -16,11 +16,22 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, 
 # A stateless step's sequence is the input offset and the index among the records made of that input record.
 INDEX_BITS = 16
 _DEAD = "dead"
+DEAD_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("reason", "string"),
+    ("value", "binary"),
+    ("source_partition", "int"),
+    ("source_offset", "bigint"),
+)
 
 
 def dead_stream(number: int) -> str:
     """The stream for what could not be read of input `number`; no stream of a user is called so."""
     return f"{_DEAD}.{number}" if number else _DEAD
+
+
+def dead_category(job: str) -> str:
+    """Where the records go at which the user code of a job with state raises."""
+    return f"{job}.dead"
 
 
 def is_dead(stream: str) -> bool:

@@ -88,11 +88,14 @@ class KeyedLogic:
         timers_max: int = TIMERS_PER_STEP_MAX,
         inputs: Sequence[tuple[str, Sequence[str]]] = (),
         dead: tuple[str, int] | None = None,
+        late: str | None = None,
     ) -> None:
         """`inputs`: name and columns of each, by the number in `_input`; none: there is only one.
 
         `dead`: the stream for records at which a hook raises, and the partition they come from.
+        `late`: the job's word on late records; None: the computation's own.
         """
+        self._late = late
         self._dead = dead
         self._computation, self._timers_max, self._inputs = computation, timers_max, tuple(inputs)
 
@@ -115,6 +118,7 @@ class KeyedLogic:
             timers=given.timers,
             timers_max=self._timers_max,
             aside=aside,
+            late=self._late,
         )
         table = given.table
         own = tuple(name for name in table.column_names if not name.startswith("_"))

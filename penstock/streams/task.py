@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.clock import Millis
+from penstock.jobs.guarantees import why_no_skip
 from penstock.streams.bus.log import LOW_COLUMN, Category
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.step import OutputSpec
+from penstock.streams.step import DEAD_COLUMNS, OutputSpec, dead_category, dead_stream, is_dead
 
 # Columns that every row between the source and the step carries beside the user's own.
 # `_kind`: 0 data, 1 begin of the range, 2 end of it, 3 a record that could not be read, 4 all of it was done
@@ -84,7 +85,8 @@ class TaskDescriptor:
     batch_bytes_max: int = BATCH_BYTES_MAX
     state_cache_bytes: int = STATE_CACHE_BYTES  # what each worker keeps of its state between batches
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
-    poison: str = "dead_letter"  # or "fail": stop at a record that cannot be worked on
+    # "fail": stop at a record that cannot be worked on; "skip": put aside, also where user code raises.
+    poison: str = "dead_letter"
     sending: Mapping[str, Any] = field(default_factory=dict)  # the job's words on productions and dedup
     # partition -> {input category birth: {offset: why}}: records at which Spark's own expressions failed.
     poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
@@ -151,6 +153,25 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "state_cache_bytes": config.get("state_cache_bytes", STATE_CACHE_BYTES),
         "sending": {name: config[name] for name in words if name in config},
     }
+
+
+def outputs_of(job: str, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The outputs of a job's tasks: those of its plan, and a place for dead letters if it needs one.
+
+    A plan has one only if the pipeline itself says `poison = "skip"`; an operator may say so later.
+    """
+    outputs = list(config["outputs"])
+    skips = config["kind"] == "stateful" and config.get("poison") == "skip" and not why_no_skip(config)
+    if not skips or any(is_dead(item["stream"]) for item in outputs):
+        return outputs
+    dead = {
+        "stream": dead_stream(0),
+        "category": dead_category(job),
+        "partitions": config["partitions"],
+        "columns": [list(column) for column in DEAD_COLUMNS],
+        "internal": False,
+    }
+    return [*outputs, dead]
 
 
 def schema_ddl(columns: Iterable[tuple[str, str]]) -> str:

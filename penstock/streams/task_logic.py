@@ -43,12 +43,14 @@ def _logic(
     if "operator" in computation:
         return operator_of(computation, task.outputs[0].columns)
     found = make(computation["class"])
+    late = task.plan.get("late")
     if isinstance(found, VectorComputation):
-        return VectorLogic(found)
+        return VectorLogic(found, late=late)
     # Without a place for dead letters a record that raises stops it.
     dead = next((output.stream for output in task.outputs if is_dead(output.stream)), None)
     return KeyedLogic(
         found,
         inputs=computation.get("inputs", ()),
+        late=late,
         dead=(dead, partition) if dead is not None and task.poison == "skip" else None,
     )

@@ -19,7 +19,7 @@ from penstock.jobs.births import interval_birth, producer_of
 from penstock.streams.bus.log import Log
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.computation import Computation
-from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.data_plane import StreamDataPlane, find_outputs
 from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
 from penstock.streams.reading import read_ranges
@@ -27,7 +27,7 @@ from penstock.streams.record_ids import IdFilters
 from penstock.streams.rows.memory_rows import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.stateless import StatelessStep
-from penstock.streams.step import InputRange, OutputSpec, is_dead, open_interval
+from penstock.streams.step import InputRange, open_interval
 from penstock.streams.task import BAD, DATA, END, OwnedInterval, TaskDescriptor, input_of, settings_of
 from penstock.streams.task_logic import logic_of
 from penstock.streams.vectorised import VectorComputation
@@ -142,7 +142,7 @@ class Trial:
             rows="memory",
             intervals=(),
             inputs=tuple(input_of(source, columns) for source, columns in zip(sources, reads, strict=True)),
-            outputs=tuple(self._output(item) for item in job.config["outputs"]),
+            outputs=find_outputs(self.log, job.name, job.config),
             plan=job.config["plan"],
             package_hash="",
             package_folder="",
@@ -276,16 +276,6 @@ class Trial:
             if row.intent is not None:
                 spans[source.birth] = promised.get(source.birth, (start, start))
         return spans
-
-    def _output(self, item: Mapping[str, Any]) -> OutputSpec:
-        return OutputSpec(
-            stream=item["stream"],
-            category=item["category"],
-            birth=self.log.describe(item["category"]).birth,
-            partitions=item["partitions"],
-            columns=tuple((name, kind) for name, kind in item["columns"]),
-            watermarked=not is_dead(item["stream"]),
-        )
 
     def _producer(self, job: TrialJob, partition: int, input_birth: str) -> str:
         return producer_of(

@@ -15,7 +15,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
 from penstock.streams.computation import Computation, Timer
-from penstock.streams.keyed_jobs import DEAD_COLUMNS
+from penstock.streams.step import DEAD_COLUMNS
 from penstock.streams.trial import Faults, Trial, TrialJob
 from penstock.streams.windows import duration_ms
 

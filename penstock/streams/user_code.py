@@ -21,6 +21,7 @@ from typing import Literal
 
 from penstock.core.errors import PenstockError, PipelineError
 from penstock.core.system_clock import TookTooLong, time_limit
+from penstock.streams.blame import USER_FOLDERS
 
 IMPORT_S = 30.0  # how long a file's import may take, with all that it imports
 
@@ -36,6 +37,7 @@ class UserCode:
     def load(self) -> ModuleType:
         """Run the entry file, or return the module if it ran already; PipelineError if it does not run."""
         _finder.folders[self.root] = self
+        USER_FOLDERS.add(self.folder)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         try:

@@ -67,8 +67,9 @@ class VectorComputation:
 class VectorLogic:
     """Runs a VectorComputation as the work of a step."""
 
-    def __init__(self, computation: VectorComputation) -> None:
-        self._computation = computation
+    def __init__(self, computation: VectorComputation, *, late: str | None = None) -> None:
+        """`late`: the job's word on late records; None: the computation's own."""
+        self._computation, self._late = computation, late or computation.late
         self._names = tuple(computation.state)
 
     @property
@@ -82,7 +83,7 @@ class VectorLogic:
     def run(self, given: StepInput) -> StepResult:
         flags = Lateness.of(given)
         records = given.table
-        if self._computation.late == "drop" and flags.late.any():
+        if self._late == "drop" and flags.late.any():
             records = records.filter(pa.array(~flags.late))
         counters = flags.counters(0, given.table.num_rows - records.num_rows)
         if not records.num_rows:

@@ -12,6 +12,7 @@ from penstock.app import ControlPlane
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.near_names import did_you_mean, some_of
 from penstock.tasks.container_store import ContainerRow
+from penstock.tasks.failures import shortly
 from penstock.tasks.lending_service import whose
 from penstock.tasks.messages import TaskReport
 from penstock.tasks.shard_history import KINDS, history_of, say_outlook
@@ -154,9 +155,12 @@ class Fleet:
         else:
             piece = read_on(log_file(folder, task_id), file=place[1], offset=place[2])
         if piece is None:
+            errors = [shortly(line["error"]) for line in self._tasks(job) if line["task_id"] == task_id]
+            error = next(filter(None, errors), "")
             raise NotFound(
                 f"{task_id} has printed nothing on {row.name}",
-                why="only plain processes have a log of their own, from their start on",
+                why="only plain processes have a log of their own, from their start on"
+                + (f"; its last error: {error}" if error else ""),
                 fix=f"`penstock logs {row.name}` shows what its container prints",
             )
         return {

@@ -13,6 +13,7 @@ from penstock.app import ControlPlane
 from penstock.core.token_store import Caller
 from penstock.jobs.running_store import RunningRow
 from penstock.streams.watermark_view import RunningJob
+from penstock.tasks.failures import shortly
 from penstock.tasks.messages import TaskReport
 from penstock.web import replies
 from penstock.web.answers import answer
@@ -67,6 +68,6 @@ def find_trouble(running: RunningRow, reports: Mapping[str, TaskReport]) -> dict
         elif task is None:
             found[partition] = f"no container runs its task {running.job}/{index}"
         elif task.state != "running":
-            error = f": {task.error.splitlines()[0][:200]}" if task.error else ""
+            error = f": {shortly(task.error)}" if task.error else ""
             found[partition] = f"its task {running.job}/{index} is {task.state}{error}"
     return found

@@ -107,6 +107,62 @@ def _session(leader: int) -> list[str]:
     return found.splitlines()
 
 
+RAISES = """\
+from penstock import Computation, Pipeline
+
+
+class Halves(Computation):
+    outputs = {"out": {"k": "string", "n": "bigint"}}
+
+    def process_record(self, record, ctx):
+        print("half of", record["n"])
+        ctx.produce({"k": ctx.key, "n": share(record["n"])})
+
+
+def share(n):
+    return 100 // n
+
+
+p = Pipeline("shops", partitions=1)
+p.source("numbers").key_by("k").process(Halves).sink("quotients")
+"""
+NUMBERS = {
+    "name": "numbers",
+    "partitions": 1,
+    "columns": [["k", "string"], ["n", "bigint"], ["ts", "bigint"]],
+    "format": "json",
+    "watermark": "injector",
+    "ts_column": "ts",
+}
+
+
+@pytest.mark.parametrize("way", [("run", "--local", "--folder"), ("backfill", "--into")])
+def test_an_error_of_user_code_says_its_line_and_nothing_of_java(way: tuple[str, ...], tmp_path: Path):
+    (tmp_path / "shops.py").write_text(RAISES)
+    (tmp_path / "numbers.json").write_text(json.dumps(NUMBERS))
+    records = [json.dumps({"k": "a", "n": n, "ts": 1000 + n}) for n in (1, 0, 2)]
+    (tmp_path / "numbers.ndjson").write_text("\n".join(records) + "\n")
+    given = ("--category", "numbers.json", "--input", "numbers=numbers.ndjson")
+    ended = subprocess.run(
+        command(way[0], "shops.py", *given, *way[1:], tmp_path / "kept"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 1
+    said = " ".join(ended.stderr.split())
+    line = next(n for n, text in enumerate(RAISES.splitlines(), 1) if "100 // n" in text)
+    assert f"user code failed at shops.py:{line} in share: job 'shops.halves', key 'a', record at" in said
+    assert "ZeroDivisionError: integer division or modulo by zero" in said
+    for noise in ("Traceback", "\tat ", "BrokenPipe", "org.apache", " ERROR "):
+        assert noise not in ended.stderr, ended.stderr
+    assert "half of 0" in ended.stderr, "what user code prints is still seen"
+    if way[0] == "run":  # a batch keeps nothing
+        assert "PythonException" in (tmp_path / "kept" / "scratch" / "spark.log").read_text()
+
+
 VISITS = """
 from penstock import Computation, Pipeline, Value, tumbling
 

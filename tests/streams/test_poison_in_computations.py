@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -82,7 +83,11 @@ def test_a_dead_letter_says_what_happened_where_and_holds_the_record() -> None:
     letters = run.dead_letters()
     assert [letter["source_offset"] for letter in letters] == [1, 2, 3, 4, 7]
     assert [json.loads(letter["value"]) for letter in letters] == [{"n": n} for n in (-1, -2, -3, -4, -1)]
-    assert letters[0]["reason"] == "ValueError: -1 is negative (key 'a', stream 'in')"
+    assert re.fullmatch(
+        r"ValueError: -1 is negative, at test_poison_in_computations\.py:\d+ in process_record "
+        r"\(key 'a', stream 'in'\)",
+        letters[0]["reason"],
+    )
     assert "the value was 'many'" in letters[1]["reason"] and "StateRefused" in letters[2]["reason"]
 
 

@@ -32,6 +32,7 @@ from penstock.resources.policies.policy import (
     Resolution,
     Symptom,
 )
+from penstock.tasks.failures import shortly
 
 SURE = 0.7  # a cause below this is a guess
 BUSY_MIN = 0.5  # tasks that are less busy wait for something: more of them would wait too
@@ -68,7 +69,7 @@ class Untriaged(Policy):
         """What is left when the doctor knows no cause."""
         failing = [task for task in facts.tasks if task.error and kind_of(task.error).name == "dependency"]
         if failing:
-            text = f"what {failing[0].task_id} depends on fails: {failing[0].error.splitlines()[0][:300]}"
+            text = f"what {failing[0].task_id} depends on fails: {shortly(failing[0].error)}"
             return Cause(name="dependency", text=text, confidence=0.8, evidence={"tasks": len(failing)})
         examination = examine(patient_of(facts))
         known = [

@@ -74,7 +74,7 @@ class LoadMeter:
             "records": float(sum(row.counters.get("records", 0) for row in rows)),
             "late": float(sum(row.counters.get("late", 0) for row in rows)),
             "dropped": float(sum(row.counters.get("dropped", 0) for row in rows)),
-            # Records that could not be read, and those at which user code raised: both are dead letters.
+            # Put aside: what cannot be read or computed, and what user code raised at.
             "bad": float(sum(row.counters.get("bad", 0) + row.counters.get("poison", 0) for row in rows)),
             **self._behind_low(rows),
             "input_low": float(min(row.input_low for row in rows)),

@@ -19,6 +19,7 @@ import sys
 from typing import NoReturn
 
 STREAMS = 3
+LOG_VARIABLE = "PENSTOCK_SPARK_LOG"  # the file for what Spark and its processes say of their errors
 ASKED_S = 10.0  # how long we wait for one who has begun to ask
 _INT = array.array("i").itemsize
 
@@ -102,6 +103,7 @@ def _plan(client: socket.socket, streams: list[int], environment: dict[bytes, by
         ]
         client.sendall(b"+")
         client.close()
+        _into_the_log()
         _answer()
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -112,6 +114,14 @@ def _plan(client: socket.socket, streams: list[int], environment: dict[bytes, by
         for stream_out in (sys.stdout, sys.stderr):
             stream_out.flush()
         os._exit(code & 0xFF)
+
+
+def _into_the_log() -> None:
+    """A planner's errors reach Spark on its socket. What it prints besides is that Spark is gone already."""
+    if log := os.environ.get(LOG_VARIABLE):
+        opened = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(opened, 2)
+        os.close(opened)
 
 
 def _answer() -> None:

@@ -14,6 +14,7 @@ import penstock
 from penstock.streams.bus.spark_source import PenstockSource
 from penstock.streams.engine.class_archive import archive_options, spark_home
 from penstock.streams.engine.java import require_java
+from penstock.streams.engine.planner_host import LOG_VARIABLE
 from penstock.streams.engine.planners import OPENED, Planners
 from penstock.streams.engine.warm_up import warm_up
 
@@ -25,17 +26,25 @@ END_S = 20
 _planners: dict[str, Planners] = {}  # by the id of the session's application
 # macOS has the smallest place for a socket's path; Spark names them /.<UUID>.sock.
 SOCKET_PATH_CHARS_MAX, SOCKET_NAME_CHARS = 103, 43
-# Only what went wrong, from the first line on: `setLogLevel` comes after Spark has said its welcome.
-QUIET_LOG = """\
+# Spark tells every error of a batch five times, with traces of Java and Python. What a user has to know is in
+# the task's error; the rest goes to a file, for whoever looks for a fault in the engine itself.
+SPARK_LOG = "spark.log"
+LOG_SETTINGS = """\
 rootLogger.level = error
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+rootLogger.appenderRef.file.ref = file
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 8MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
 """
 
 
@@ -54,10 +63,11 @@ def build_session(
     `scratch` holds what may be lost: Spark's own checkpoints are never read again. Executors elsewhere must
     see the folders of bus, rows and packages under the same paths. A session that is not shared has one
     query: a process from which planners of queries are forked would only take memory. With `recorded`, the
-    classes it loads are written there when its JVM ends.
+    classes it loads are written there when its JVM ends. What Spark says of errors is in `scratch/spark.log`.
     """
     java = require_java()
     scratch.mkdir(parents=True, exist_ok=True)
+    os.environ[LOG_VARIABLE] = str((scratch / SPARK_LOG).absolute())
     os.environ["SPARK_HOME"] = str(spark_home(java, scratch, is_recorded=recorded is not None))
     # Executors elsewhere start their workers with the same name, and have no file of ours.
     has_planners = is_shared and not master and (OPENED.exists() or _fits_sockets(scratch))
@@ -155,8 +165,8 @@ def end_session(session: SparkSession, *, wait_s: float = END_S) -> None:
 def _java_options(scratch: Path) -> str:
     # A killed JVM leaves its temporary files; they belong into our folder, not into everybody's.
     temporary = _temporary(scratch)
-    logging = scratch / "log4j2.properties"
-    logging.write_text(QUIET_LOG)
+    logging, log = scratch / "log4j2.properties", (scratch / SPARK_LOG).absolute()
+    logging.write_text(LOG_SETTINGS.format(log=str(log).replace("\\", "\\\\")))
     return (
         f'-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={temporary}" '
         f'"-Dlog4j2.configurationFile={logging}"'

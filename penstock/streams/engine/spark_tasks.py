@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.jobs.births import interval_birth, producer_of
+from penstock.streams.data_plane import find_outputs
 from penstock.streams.engine.load import LoadMeter, LoadWatch
 from penstock.streams.engine.own_query import (
     OwnQuery,
@@ -28,7 +29,7 @@ from penstock.streams.engine.query import replay, start_query
 from penstock.streams.engine.run_errors import is_fenced, readable
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
-from penstock.streams.step import OutputSpec, is_dead, open_interval
+from penstock.streams.step import is_dead, open_interval
 from penstock.streams.task import (
     BATCH_BYTES_MAX,
     OwnedInterval,
@@ -132,17 +133,7 @@ class SparkTasks:
         config = assignment.config
         sources = [bus.describe(item["category"]) for item in config["inputs"]]
         reads = config["plan"].get("reads") or [None] * len(sources)
-        outputs = tuple(
-            OutputSpec(
-                stream=item["stream"],
-                category=item["category"],
-                birth=bus.describe(item["category"]).birth,
-                partitions=item["partitions"],
-                columns=tuple((name, kind) for name, kind in item["columns"]),
-                watermarked=not is_dead(item["stream"]),
-            )
-            for item in config["outputs"]
-        )
+        outputs = find_outputs(bus, assignment.job, config)
         intervals, found = [], []
         for partition in assignment.partitions:
             ref = IntervalRef(
@@ -215,7 +206,7 @@ class SparkTasks:
         self, task: TaskDescriptor, error: Exception
     ) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]] | None:
         """The task with the records set aside that made it fail; None if no single records did."""
-        may_skip = task.poison == "dead_letter" and any(is_dead(item.stream) for item in task.outputs)
+        may_skip = task.poison != "fail" and any(is_dead(item.stream) for item in task.outputs)
         if task.kind != "stateless" or not may_skip or not is_of_values(error):
             return None
         rows = tuple(open_rows(self._rows).peek(interval.ref) for interval in task.intervals)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import CorruptData
+from penstock.streams.blame import Place, blaming
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
@@ -151,7 +152,8 @@ def _shared_folder() -> Path:
 
 def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
     module = load_entry(Path(task.package_folder), task.package_entry, task.package_hash)
-    found: Computation | VectorComputation = getattr(module, name)()
+    with blaming(lambda: Place(task.job, f"{name} is made")):
+        found: Computation | VectorComputation = getattr(module, name)()
     return found
 
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from typing import Any
 
+import pyspark.daemon
+import pyspark.util
 from pyspark.daemon import manager
 
+from penstock.streams.engine.planner_host import LOG_VARIABLE
+
+
+def _say(*parts: object, **options: Any) -> None:
+    """Instead of `print` in Spark's own modules: they use it to tell that Spark hung up on a worker, with a
+    traceback, after every batch that failed elsewhere. What user code prints is not touched.
+    """
+    log = os.environ.get(LOG_VARIABLE)
+    if log is None:
+        print(*parts, **options)
+        return
+    with open(log, "a", encoding="utf-8") as file:
+        print(*parts, file=file)
+
+
 if __name__ == "__main__":
+    for module in (pyspark.daemon, pyspark.util):
+        vars(module)["print"] = _say
     if sys.argv[1] == "pyspark.worker":
         # pandas too: Arrow imports it at the first conversion of a Python list.
         import pandas  # noqa: F401
-        import pyspark.worker  # noqa: F401
+        import pyspark.worker
 
         import penstock.streams.at_source
         import penstock.streams.engine.step_worker

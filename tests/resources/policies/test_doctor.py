@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -333,3 +334,44 @@ def test_as_a_policy_it_alarms_and_changes_nothing():
     assert ill.resolution.key == "lag_overload" and "penstock oncall set" in ill.resolution.what_to_do
     well = evaluate(JobDoctor(), some_facts(frame=a_frame(60, **WELL)), ControlSettings())
     assert isinstance(well, Verdict) and isinstance(well.resolution, Nothing)
+
+
+LATE = tuple(a_task(n, late=50.0, records=1000.0) for n in range(4))
+USER_CODE, DIVIDED = "user code failed: job 'a', key 'b', record at 17", "[DIVIDE_BY_ZERO] Division by zero."
+BY_KEY, IN_BATCHES = {"class": "Sums"}, {"class": "Sums", "vectorised": True}
+OPERATOR = {"operator": "aggregate"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "config", "is_advised"),
+    [
+        ("poison=skip", USER_CODE, {"plan": {"computation": BY_KEY}}, True),
+        ("poison=skip", USER_CODE, {"plan": {"computation": BY_KEY}, "poison": "skip"}, False),
+        ("poison=skip", USER_CODE, {"plan": {"computation": IN_BATCHES}}, False),
+        ("poison=", DIVIDED, {"kind": "stateless"}, False),
+        ("poison=dead_letter", DIVIDED, {"kind": "stateless", "poison": "fail"}, True),
+        ("plan.late=process", "", {"plan": {"computation": BY_KEY}}, True),
+        ("plan.late=process", "", {"plan": {"computation": OPERATOR}}, False),
+        ("plan.late=process", "", {"kind": "stateless", "plan": {"computation": None}}, False),
+        ("threads=4", "", {"resources": {"cpu": 4.0, "memory_mb": 1024}}, True),
+        ("threads=", "", {"resources": {"cpu": 4.0, "memory_mb": 1024}, "isolation": "shared"}, False),
+    ],
+)
+def test_a_setting_is_advised_only_where_tasks_obey_it(
+    setting: str, error: str, config: dict[str, Any], is_advised: bool
+):
+    tasks = (a_task(0, state="backoff", restarts=1, error=error), a_task(1)) if error else LATE
+    commands = commands_of(examine(a_patient(config=a_config(**config), tasks=tasks)))
+    assert any(f" {setting}" in command for command in commands) == is_advised, commands
+
+
+def test_the_dead_letters_that_it_shows_are_those_of_the_job():
+    letters = {"stream": "dead", "category": "sales.dead", "partitions": 4}
+    config = a_config(kind="stateless", outputs=[letters])
+    patient = a_patient(config=config, tasks=tuple(a_task(n, bad=3.0) for n in range(4)))
+    commands = [advice.command for advice in found(patient, "poison_records").todo]
+    assert commands == ["penstock bus tail sales.dead"]
+    kept = replace(patient, config=a_config(outputs=[]))
+    assert [advice.command for advice in found(kept, "poison_records").todo] == [
+        "penstock bus tail shops.total.dead"
+    ]

@@ -77,12 +77,20 @@ def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
             confidence=0.8,
             evidence=evidence,
             todo=(
-                Advice(text="give its input more partitions, or each task more threads and cpu"),
-                Advice(
-                    text="for now",
-                    command=set_command(
-                        patient.job, "threads", int(patient.config["threads"]) + 1, "no more tasks possible"
-                    ),
+                Advice(text="give its input more partitions"),
+                *(
+                    (
+                        Advice(
+                            text="for now",
+                            command=set_command(
+                                patient.job,
+                                "threads",
+                                int(patient.config["threads"]) + 1,
+                                "no more tasks possible",
+                            ),
+                        ),
+                    )
+                    * _has_threads(patient)
                 ),
             ),
         )
@@ -139,9 +147,19 @@ def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
                 Advice(
                     text="use them",
                     command=set_command(patient.job, "threads", int(cpu), "as many as its cores"),
+                )
+                if _has_threads(patient)
+                else Advice(
+                    text="reserve what they use",
+                    command=set_command(patient.job, "resources.cpu", count, "a core for each thread"),
                 ),
             ),
         )
+
+
+def _has_threads(patient: Patient) -> bool:
+    """Whether its threads are its own: tasks that share a container's session share that one's."""
+    return patient.config.get("isolation") == "process"
 
 
 def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:

@@ -174,6 +174,8 @@ def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
         return
     late, records = sum(found[0] for found in known), sum(found[1] for found in known)
     if records > 0 and late > LATE_SHARE * records:
+        computation = (patient.config.get("plan") or {}).get("computation") or {}
+        process = set_command(patient.job, "plan.late", "process", "late records count")
         allowed = max((source.lateness_ms for source in patient.inputs), default=0)
         yield Finding(
             name="late_data",
@@ -187,10 +189,7 @@ def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
                 Advice(
                     text="let their category allow for more lateness; it cannot be changed once it is there"
                 ),
-                Advice(
-                    text="or work on late records too",
-                    command=set_command(patient.job, "plan.late", "process", "late records count"),
-                ),
+                *((Advice(text="or work on late records too", command=process),) * ("class" in computation)),
             ),
         )
 
@@ -248,9 +247,22 @@ def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
         evidence={"records": sum(counts), **({"offset": shown[0].offset} if shown else {})},
         todo=(
             *look,
-            Advice(text="see all of them", command=f"penstock bus tail {shlex.quote(patient.job + '.dead')}"),
+            *(
+                Advice(text="see all of them", command=f"penstock bus tail {shlex.quote(category)}")
+                for category in _dead_letters(patient)
+            ),
         ),
     )
+
+
+def _dead_letters(patient: Patient) -> list[str]:
+    """The categories of its dead letters: those of its plan, or the one that its tasks made."""
+    planned = [
+        str(output["category"])
+        for output in patient.config.get("outputs", ())
+        if str(output["stream"]).partition(".")[0] == "dead"
+    ]
+    return planned or [f"{patient.job}.dead"]
 
 
 def _input(patient: Patient) -> str:

@@ -86,6 +86,8 @@ _CLASS = re.compile(
     r"\b(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception|Failure|Interrupt|Exit))\b|\[([A-Z][A-Z0-9_.]+)\]"
 )
 _PLACE = re.compile(r"a record of '([^']+)'.*?partition (\d+), offset (\d+)", re.S)
+_AT_RECORD = re.compile(r", record at (\d+) of '([^']+)', partition (\d+)$", re.M)
+_AT_LINE = re.compile(r" at (\S+:\d+(?: in [\w.<>]+)?): job '")
 
 
 def kind_of(error: str) -> FailureKind:
@@ -101,11 +103,21 @@ def kind_of(error: str) -> FailureKind:
 
 def exception_class(error: str) -> str:
     """The exception or Spark's error class that a text names; "" if none."""
-    found = _CLASS.search(error)
+    # The reason first: before it stand names and keys, which are anybody's words.
+    found = _CLASS.search(error.partition("\nWhy: ")[2]) or _CLASS.search(error)
     return (found.group(1) or found.group(2)) if found else ""
 
 
 def place_of(error: str) -> tuple[str, int, int] | None:
     """(category, partition, offset) of the record that an error is about."""
-    found = _PLACE.search(error)
-    return (found.group(1), int(found.group(2)), int(found.group(3))) if found else None
+    if found := _PLACE.search(error):
+        return found.group(1), int(found.group(2)), int(found.group(3))
+    if found := _AT_RECORD.search(error):
+        return found.group(2), int(found.group(3)), int(found.group(1))
+    return None
+
+
+def line_of(error: str) -> str:
+    """The line of user code that an error names, as in `shops.py:12 in total`; "" if it names none."""
+    found = _AT_LINE.search(error)
+    return found.group(1) if found else ""

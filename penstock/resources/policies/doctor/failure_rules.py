@@ -5,7 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from penstock.resources.policies.doctor.failure_kinds import FailureKind, exception_class, kind_of, place_of
+from penstock.jobs.guarantees import why_no_skip
+from penstock.resources.policies.doctor.failure_kinds import (
+    FailureKind,
+    exception_class,
+    kind_of,
+    line_of,
+    place_of,
+)
 from penstock.resources.policies.doctor.findings import (
     Advice,
     Finding,
@@ -117,6 +124,7 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
     names = ", ".join(task.task_id for task in tasks[:3]) + (" …" if len(tasks) > 3 else "")
     symptom = f"{names}: {shortly(error)}" if tasks else kind.cause
     evidence: dict[str, float | int | str] = {"tasks": len(tasks), "exception": exception_class(error)}
+    evidence |= {"line": line_of(error)} if line_of(error) else {}
     logs = Advice(text="see the whole error", command=_logs(patient, tasks))
     rollback = Advice(
         text="go back to what ran", command=rollback_command(patient, f"{kind.name} since this change")
@@ -136,8 +144,7 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
         case "bad_package" | "state_mismatch" | "cannot_start":
             todo: tuple[Advice, ...] = (rollback, restart) if tasks else (rollback,)
         case "user_code" | "spark_value":
-            skip = set_command(patient.job, "poison", "skip", "one record must not stop all")
-            todo = (rollback, Advice(text="or put aside the records at which it raises", command=skip), logs)
+            todo = (*_look(error), rollback, *_put_aside(patient, kind.name), logs)
         case "dependency":
             todo = (
                 Advice(text="more tasks would only ask more of it; see whether it answers again"),
@@ -166,6 +173,23 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
         evidence=evidence,
         todo=todo,
     )
+
+
+def _look(error: str) -> Iterator[Advice]:
+    """The record that an error is about."""
+    if (place := place_of(error)) is not None:
+        yield Advice(text="look at the record", command=tail_command(*place))
+
+
+def _put_aside(patient: Patient, kind: str) -> Iterator[Advice]:
+    """How the job goes on without the records that fail, where a setting of it does that."""
+    poison = patient.config.get("poison", "dead_letter")
+    if kind == "user_code" and poison != "skip" and not why_no_skip(patient.config):
+        command = set_command(patient.job, "poison", "skip", "one record must not stop all")
+        yield Advice(text="or put aside the records at which it raises", command=command)
+    elif kind == "spark_value" and poison == "fail":
+        command = set_command(patient.job, "poison", "dead_letter", "one record must not stop all")
+        yield Advice(text="or put aside the records whose values it cannot take", command=command)
 
 
 def _oom(patient: Patient, symptom: str, confidence: float) -> Finding:
