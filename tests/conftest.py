@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.ready import new_place
+# What commands print depends on the terminal, and on what a continuous integration says of itself. Here it is the
+# same wherever the tests run. It is said before Rich and Typer are imported, which read some of it only then.
+for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ |= {"COLUMNS": "80", "LINES": "25", "TERMINAL_WIDTH": "80"}
+
+from tests.ready import new_place  # noqa: E402
 
 SEEDS_DEFAULT = 5
 # Objects made before the youngest are looked through. Applications and clients are cycles: the usual 700 looks

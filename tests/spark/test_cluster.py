@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyspark
 import pytest
 
 from tests.kin import kill_all, kin_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -67,11 +67,13 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                     *("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", url),
                 )
             )
-        deadline = time.monotonic() + 120
-        while (tmp_path / "master.log").read_text().count("Registering worker") < 2:
-            assert time.monotonic() < deadline, (tmp_path / "master.log").read_text()
-            assert all(process.poll() is None for process in started)
-            time.sleep(0.2)
+        said = (tmp_path / "master.log").read_text
+
+        def are_two_there() -> bool:
+            assert all(process.poll() is None for process in started), said()
+            return said().count("Registering worker") == 2
+
+        until(are_two_there, said)
         yield url
     finally:
         for process in reversed(started):
@@ -87,7 +89,7 @@ def run_there(master: str, folder: Path, bus: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
