@@ -11,6 +11,7 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import NotFound, PenstockError
+from penstock.streams.bus.admission import NotAllCleaned
 from penstock.streams.bus.log import Log
 
 log = structlog.get_logger(__name__)
@@ -31,11 +32,12 @@ class BusCare:
     def __init__(self, bus: Log, *, clean_ms: Millis, clean_after_ms: Millis) -> None:
         self._bus, self._clean_ms, self._clean_after_ms = bus, clean_ms, clean_after_ms
         self._cleaned_ms: Millis | None = None
+        self._not_cleaned: Mapping[str, PenstockError] = {}  # by the last cleaning
         self._failing: Mapping[str, FailingCategory] = {}
 
     @property
     def failing(self) -> tuple[FailingCategory, ...]:
-        """The categories that the last round could not do anything for."""
+        """The categories for which the last round, or the last cleaning, could not do all."""
         return tuple(self._failing.values())
 
     def tick(self, *, now_ms: Millis, boot_ms: Millis) -> None:
@@ -48,13 +50,13 @@ class BusCare:
                 continue  # it was just removed, or is just being made
             except PenstockError as error:
                 failed[name] = error
-        self._note(failed)
         if self._cleaned_ms is None or boot_ms - self._cleaned_ms >= self._clean_ms:
-            self._cleaned_ms = boot_ms
+            self._cleaned_ms, self._not_cleaned = boot_ms, {}
             try:
                 self._bus.clean(now_ms=boot_ms, older_than_ms=self._clean_after_ms)
-            except PenstockError as error:
-                log.error("the cleaning of the bus is not complete", error=str(error))
+            except NotAllCleaned as error:
+                self._not_cleaned = error.failed
+        self._note({**self._not_cleaned, **failed})
 
     def _note(self, failed: Mapping[str, PenstockError]) -> None:
         for name in self._failing.keys() - failed.keys():

@@ -5,6 +5,7 @@ tasks. A plain process has none of these, so nothing is made for it and nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
@@ -51,10 +52,9 @@ class StreamDataPlane:
         """Why the tasks of this config are not at the end of an input that its writers leave; "" once they
         are.
         """
-        try:
-            source = self._log.describe(category)
-        except NotFound:
+        if not self._existing({category}):
             return ""
+        source = self._log.describe(category)
         if not is_stopped and self._log.producers(
             category
         ):  # before the ends: whoever is gone adds nothing any more
@@ -119,21 +119,23 @@ class StreamDataPlane:
         """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named,
         and a plan given up before it was prepared made no outputs: the removal must end all the same.
         """
-        if not all(self._is_there(item["category"]) for item in old.get("inputs", ())):
+        inputs = {item["category"] for item in old.get("inputs", ())}
+        if inputs - self._existing(inputs):
             return set()
         try:
             found = self._registered(job, birth, old)
         except ConfigError:
             return set()
-        there = {name for name in {category for category, _ in found} if self._is_there(name)}
+        there = self._existing({category for category, _ in found})
         return {(category, producer) for category, producer in found if category in there}
 
-    def _is_there(self, category: str) -> bool:
-        try:
-            self._log.describe(category)
-        except NotFound:
-            return False
-        return True
+    def _existing(self, names: set[str]) -> set[str]:
+        """Those of these categories that are there."""
+        found = set()
+        for name in names.intersection(self._log.names()):
+            with suppress(NotFound):  # it is just being made
+                found.add(self._log.describe(name).spec.name)
+        return found
 
     def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
         if _is_process(config) or config["kind"] == "spark":

@@ -38,10 +38,11 @@ def test_two_categories_have_different_births(log: Log):
     other = log.create(CategorySpec(name="other", partitions=1, columns=()))
     assert other.birth != log.describe("clicks").birth
     assert [category.spec.name for category in log.categories()] == ["clicks", "other"]
+    assert log.names() == ("clicks", "other")
 
 
 def test_a_bus_without_categories_lists_none(new_log: NewLog):
-    assert new_log().categories() == ()
+    assert new_log().categories() == new_log().names() == ()
 
 
 def test_another_spec_under_the_same_name_is_refused(log: Log):

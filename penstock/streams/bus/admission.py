@@ -273,17 +273,16 @@ def check_gapless(category: str, partition: int, batch: pa.RecordBatch, mark: in
         )
 
 
-def check_cleaned(failed: Mapping[str, PenstockError]) -> None:
-    """Tell which categories could not be cleaned; the error of one alone is its own."""
-    if not failed:
-        return
-    if len(failed) == 1:
-        raise next(iter(failed.values()))
-    raise StoreUnavailable(
-        f"{len(failed)} categories could not be cleaned: {', '.join(sorted(failed))}",
-        why="; ".join(f"{name}: {error.what} ({error.why})" for name, error in sorted(failed.items())),
-        fix="mend these; all others were cleaned",
-    )
+class NotAllCleaned(StoreUnavailable):
+    """Some categories could not be cleaned; all others were."""
+
+    def __init__(self, failed: Mapping[str, PenstockError]) -> None:
+        super().__init__(
+            f"not cleaned: {', '.join(sorted(failed))}",
+            why="; ".join(f"{name}: {error.what} ({error.why})" for name, error in sorted(failed.items())),
+            fix="; ".join(dict.fromkeys(error.fix for _, error in sorted(failed.items()))),
+        )
+        self.failed = failed
 
 
 def decide_mark(

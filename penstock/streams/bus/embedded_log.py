@@ -324,7 +324,8 @@ class EmbeddedLog:
                     compact_category(index, category.spec.schema(), self._fault)
                 except PenstockError as error:
                     failed[name] = error
-        admission.check_cleaned(failed)
+        if failed:
+            raise admission.NotAllCleaned(failed)
         return removed
 
     def _of(self, name: str) -> tuple[LogIndex, Category]:

@@ -307,5 +307,5 @@ class Log(Protocol):
 
         `now_ms` is of the clock that runs since the machine's start, which nobody sets. A record goes when
         calls of `clean` have known of it for its retention. Categories that cannot be cleaned are told at the
-        end, when the others are.
+        end, when the others are (`NotAllCleaned`).
         """
