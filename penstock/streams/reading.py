@@ -183,6 +183,8 @@ def _late_columns(
         found = {name: carried.column(name)} if name in carried.schema.names else {}
         return {"_late": carried.column("_late"), **found}
     late = ts < lows
+    if not late.any():
+        return {"_late": pa.array(late, pa.bool_())}
     return {"_late": pa.array(late, pa.bool_()), LOW_COLUMN[0]: pa.array(lows, pa.int64(), mask=~late)}
 
 

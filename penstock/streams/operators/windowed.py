@@ -174,8 +174,8 @@ class Lateness:
         at = lows[np.searchsorted(positions, np.arange(given.table.num_rows), side="right")]
         late = np.asarray(given.table.column("_late").to_numpy(), dtype=np.bool_)
         name, reached = LOW_COLUMN[0], at
-        if name in given.table.column_names:
-            said = given.table.column(name)
+        said = given.table.column(name) if name in given.table.column_names else None
+        if said is not None and said.null_count < len(said):
             source = np.asarray(said.fill_null(LOW_MIN).to_numpy(), dtype=np.int64)
             reached = np.where(late, np.maximum(at, source), at)
         behind = ~late & (times_of(given.table) < at)
