@@ -40,7 +40,7 @@ def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
     assert empty.everything() == before
 
     submit = run("submit", ZEITGEIST, "--why", "first release", "--version", "v1", *folder)
-    assert submit.code == 0 and f"submitted {PARSE}" in submit.text
+    assert submit.code == 0 and f"created {PARSE}" in submit.text
     wait(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
 
     again = run("plan", ZEITGEIST, "-o", "json", *folder).json
