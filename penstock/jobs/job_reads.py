@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 PAGE_MAX = 1000
+AT_REST = ("paused", "stopped", "removed")
 # A page may need several looks, when the store cannot tell exactly which jobs fit; then it comes short.
 LOOKS_MAX = 20
 
@@ -57,6 +58,12 @@ class JobReads:
         wanted = list(dict.fromkeys(filter(is_name, names)))
         found = self._views.several(self._store.database, wanted) if wanted else {}
         return {name: view for name, view in found.items() if not view.removed}
+
+    def at_rest(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of these jobs of which no task is wanted or runs any more: paused, stopped or removed."""
+        wanted = list(dict.fromkeys(filter(is_name, names)))
+        found = self._views.several(self._store.database, wanted) if wanted else {}
+        return {name: view.state for name, view in found.items() if view.state in AT_REST}
 
     def views(
         self,
