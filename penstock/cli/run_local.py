@@ -19,7 +19,7 @@ from penstock.cli.sources import categories_read, check_inputs, read_inputs, rea
 from penstock.container import folder_lock
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.engine.java import require_java
+from penstock.streams.engine.java import require_spark
 from penstock.streams.local_run import LocalPlace, LocalRun
 from penstock.streams.places import kept_bus, settle_bus
 from penstock.streams.record_lines import Lines
@@ -60,18 +60,21 @@ def run(
             why="how far it is lies in the folder: without it the next run would publish everything again",
             fix="name one with --folder, or leave --bus out",
         )
-    require_java()
+    require_spark()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = read_inputs(inputs or ())
     with contextlib.ExitStack() as open_things:
         kept = folder or Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         open_things.enter_context(folder_lock(kept.absolute(), "a pipeline"))
         stop = stop_on_signals()
-        place = settle_bus(kept.absolute(), bus) if bus else kept_bus(kept)
+        settled = settle_bus(kept.absolute(), bus) if bus else None
+        place = kept_bus(kept) if settled is None else settled.place
         work = LocalRun(LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock())
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
         check_inputs(files, categories_read(compiled, work.log.categories()))
+        if settled is not None:
+            settled.keep()
         for category, paths in files.items():
             count = work.publish(category, paths, form, close=not follow)
             err.print(f"{category}: {count:,} new records", markup=False)

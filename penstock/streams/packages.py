@@ -185,7 +185,7 @@ def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
                 os.fsync(file.fileno())
         for folder, _, _ in os.walk(unfinished):
             _sync_folder(Path(folder))
-        unfinished.chmod(0o755)
+        unfinished.chmod(0o700)
         os.rename(unfinished, target)
         _sync_folder(target.parent)
     except OSError as error:

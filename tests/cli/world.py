@@ -112,7 +112,6 @@ class World:
 def a_world(folder: Path) -> Iterator[World]:
     """Loops run, so that submitted jobs are synced; there are no containers."""
     folder.mkdir(parents=True)
-    (folder / "tokens").mkdir()
     # Commands run in this process too: what the control plane logs is not what they say.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with bind(Listening()) as listener:
@@ -170,6 +169,17 @@ class Up:
         self.process.kill()
         out, err = self.process.communicate()
         raise AssertionError(f"not up: {out} {err}")
+
+    def read_until(self, words: str, seconds: float = 300) -> str:
+        """What it has said on stdout since the last time, up to the line with these words."""
+        said, deadline = "", time.monotonic() + seconds
+        assert self.process.stdout is not None
+        while words not in said:
+            assert time.monotonic() < deadline, said
+            line = self.process.stdout.readline()
+            assert line, f"it ended: {said}"
+            said += line
+        return said
 
     def end(self, number: signal.Signals | None = None, seconds: float = 30) -> Outcome:
         """Send a signal, wait for the end."""
