@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -304,7 +305,7 @@ class ControlPlane:
                 why="it must be put before the pipeline",
                 fix="submit again",
             )
-        versions = self.jobs.submit_pipeline(
+        done = self.jobs.submit_pipeline(
             dict(compiled),
             actor=actor,
             reason=reason,
@@ -313,11 +314,12 @@ class ControlPlane:
             new_birth=lambda: secrets.token_hex(8),
         )
         self.wake_syncer()
-        return {"jobs": versions}
+        return asdict(done)
 
-    def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What submitting would change."""
-        return [change.to_json() for change in self.jobs.plan_pipeline(dict(compiled))]
+    def plan_pipeline(self, compiled: Mapping[str, Any]) -> dict[str, Any]:
+        """What submitting would change, and the other file whose pipeline it would replace."""
+        changes, replaces = self.jobs.plan_submit(dict(compiled))
+        return {"changes": [change.to_json() for change in changes], "replaces": replaces}
 
     def patch_layer(
         self,

@@ -150,12 +150,31 @@ class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
 
     def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[Json]:
         """What submitting would change."""
-        answer = self._link.json("POST", "/pipelines/plan", body={"compiled": compiled}, repeat=True)
-        return _rows(answer, "changes")
+        return _rows(self.plan_submit(compiled), "changes")
 
-    def submit_pipeline(self, compiled: Mapping[str, Any], *, why: str, key: str) -> Json:
-        """Make it what runs. Repeating with the same key does nothing more."""
-        return self._tell("POST", "/pipelines", {"compiled": compiled, "why": why}, _headers(key))
+    def plan_submit(self, compiled: Mapping[str, Any]) -> Json:
+        """What submitting would change, and whose pipeline it would replace: {changes, replaces}."""
+        return self._link.json("POST", "/pipelines/plan", body={"compiled": compiled}, repeat=True)
+
+    def submit_pipeline(
+        self,
+        compiled: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        stops: Sequence[str] = (),
+        replaces: str = "",
+    ) -> Json:
+        """Make it what runs: {jobs, done}. Repeating with the same key does nothing more.
+
+        NeedsConsent, with nothing changed, if that would stop a running job which is not in `stops`, or
+        replace a pipeline that was submitted from another file than `replaces`.
+        """
+        agreed: Json = {"stops": list(stops)} if stops else {}
+        if replaces:
+            agreed["replaces"] = replaces
+        body = {"compiled": {**compiled, **agreed}, "why": why}
+        return self._tell("POST", "/pipelines", body, _headers(key))
 
     # Layers.
     def layers(self, job: str, *, version: int | None = None) -> Json:

@@ -29,10 +29,11 @@ from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.core.system_clock import SystemClock
 from penstock.runners import SparkRunner, isolated_runner
-from penstock.streams.engine.java import require_java
+from penstock.streams.engine.java import require_spark
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import identify_rows, open_log
 from penstock.task_lists import TaskLists
+from penstock.tasks.engine_failure import forget_failure, note_failure
 from penstock.tasks.kind_runner import ISOLATED, KindRunner
 from penstock.tasks.memory_groups import find_groups
 from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply
@@ -86,14 +87,14 @@ class ContainerSettings:
             raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
         read_capacity(self.capacity)
         if self.engine == "spark":
-            require_java()
+            require_spark(self.master)
             open_log(self.bus)  # refuses what is no bus; a broker may be away for a while
             # The folder of rows is made with the first job; what is behind a network is not a folder.
             needed = {"streams": self.bus.partition(":")} if self.bus.startswith("embedded:") else {}
             if self.rows.startswith("sqlite:"):
                 needed["state"] = self.rows.rpartition("/")[0].partition(":")
             for what, (_, _, path) in needed.items():
-                if not Path(path).is_dir():
+                if not os.path.isdir(path):  # False too where another user may not look
                     raise EnvironmentProblem(
                         "Spark tasks cannot run here",
                         why=f"{path}, where the control plane keeps its {what}, is not on this machine",
@@ -198,7 +199,14 @@ def reachable_store(store: str, *, is_here: bool, variables: Mapping[str, str]) 
     """The store, if this machine can reach it, else ""; the path of a file means nothing elsewhere."""
     if store.startswith("env:"):
         return store if variables.get(store.removeprefix("env:")) else ""
-    return store if is_here and Path(store).is_file() else ""
+    return store if is_here and os.access(store, os.R_OK | os.W_OK) else ""
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder that only this user can look into. What this process makes from now on is its own too."""
+    os.umask(0o077)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 @contextlib.contextmanager
@@ -252,7 +260,7 @@ def open_store(store: str) -> Database:
     """The control plane's database: a file that is there, or the URL in the variable named after `env:`."""
     if store.startswith("env:") and (url := os.environ.get(store.removeprefix("env:"))):
         return Database(url)
-    if not store or not Path(store).is_file():
+    if not store or not os.path.isfile(store):
         raise EnvironmentProblem(
             "this container cannot reach the control plane's store",
             why=f"there is no {store}" if store else "it was given none",
@@ -362,6 +370,14 @@ class Engine:
         self._die("the warden's pipe closed")
 
     def _start_runner(self) -> None:
+        try:
+            self._make_runner()
+        except Exception as error:  # or it would be starting for ever, and nobody would know why
+            log.exception("the engine cannot start", container=self._settings.name)
+            what = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            self._die(what)
+
+    def _make_runner(self) -> None:
         processes = ProcessRunner(self._settings.folder / "tasks", self._clock, find_groups())
         runners: dict[str, Runner] = {"process": processes}
         otherwise = None
@@ -377,6 +393,7 @@ class Engine:
             )
         pace = LoadPace(report_ms=10_000) if self._settings.profile == "fast" else LoadPace()
         self._manager = TaskManager(KindRunner(runners, otherwise), load_pace=pace)
+        forget_failure(self._settings.folder)
         log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
 
     def _start_spark(self, packages: UnpackedPackages) -> Runner:
@@ -384,32 +401,31 @@ class Engine:
         # them.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-        try:
-            from penstock.streams.engine.session import build_session
-            from penstock.streams.engine.spark_tasks import SparkTasks
+        require_spark()
+        from penstock.streams.engine.session import build_session
+        from penstock.streams.engine.spark_tasks import SparkTasks
 
-            spark = build_session(
-                f"penstock {self._settings.name}",
-                self._settings.cores,
-                self._settings.folder / "scratch",
-                master=self._settings.master,
-            )
-            tasks = SparkTasks(
-                spark,
-                bus=self._settings.bus,
-                rows=self._settings.rows,
-                package_folder=packages.folder_of,
-                checkpoints=self._settings.checkpoints,
-                die=self._die,
-                on_change=self._news.set,
-            )
-            self._tasks = tasks
-            return SparkRunner(tasks)
-        except PenstockError as error:
-            self._die(str(error))
+        spark = build_session(
+            f"penstock {self._settings.name}",
+            self._settings.cores,
+            self._settings.folder / "scratch",
+            master=self._settings.master,
+        )
+        tasks = SparkTasks(
+            spark,
+            bus=self._settings.bus,
+            rows=self._settings.rows,
+            package_folder=packages.folder_of,
+            checkpoints=self._settings.checkpoints,
+            die=self._die,
+            on_change=self._news.set,
+        )
+        self._tasks = tasks
+        return SparkRunner(tasks)
 
     def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)
+        note_failure(self._settings.folder, reason)
         # Nobody may be there to clear up after it: what it started goes first.
         kill_own_session()
         os._exit(70)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMP
 os.environ |= {"COLUMNS": "80", "LINES": "25", "TERMINAL_WIDTH": "80"}
 
 from tests.ready import new_place  # noqa: E402
+
+# Tokens of `penstock up` go to a folder of their user: not to that of whoever runs the tests.
+_CONFIG = tempfile.TemporaryDirectory(prefix="penstock-config-")
+os.environ["XDG_CONFIG_HOME"] = _CONFIG.name
 
 SEEDS_DEFAULT = 5
 # Objects made before the youngest are looked through. Applications and clients are cycles: the usual 700 looks

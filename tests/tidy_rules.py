@@ -76,6 +76,7 @@ MAY_WAIT: Mapping[str, str] = {
     "streams/engine/step_worker.py": "measures how long a step was busy, inside Spark's Python worker",
 }
 MAY_CATCH_ALL: Mapping[str, str] = {
+    "container.py": "an engine that cannot start says why and ends, whatever it was",
     "core/group_store.py": "a bug in one of several writes is told to whoever asked for that one",
     "core/loop.py": "a bug in one round must not end the service",
     **dict.fromkeys(("policy_host.py", "resources/policies/looks.py"), "a policy's errors are told"),

@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, StoreUnavailable
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Category
 from penstock.streams.catalogue import StaticCatalogue
 from penstock.streams.compiled import CompiledPipeline
+from penstock.streams.engine.java import require_spark
 from penstock.streams.packages import build_package, load_pipeline, unpack_package
 from penstock.streams.places import open_log
 from penstock.streams.plan import compile_pipeline
@@ -52,6 +53,7 @@ def backfill(
     output: Output = Form.TABLE,
 ) -> None:
     """Run a pipeline over files, or over what its categories hold, as one Spark batch."""
+    require_spark()  # before what imports it
     from penstock.streams.engine.backfill import Code, Span
     from penstock.streams.engine.batch_job import FORMATS, BatchJob, run_batch
 

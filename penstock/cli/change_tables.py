@@ -21,7 +21,32 @@ _WORDS = {
     "complex": "replaced by a plan",
 }
 _CHANGES = {"new": "green", "unchanged": "dim", "simple": "yellow", "complex": "bold red", "removed": "red"}
+# What a submit did to a job.
+_DONE = {"unchanged": "dim", "reset": "yellow", "stopped": "red"}
 PIECES_MAX = 12
+
+
+def changes_tables(planned: Row) -> RenderableType:
+    """What a submit would do: the changes, and what it would ask before it does them."""
+    parts: list[RenderableType] = [changes_table(planned["changes"])]
+    stops = [change["job"] for change in planned["changes"] if change["change"] == "removed"]
+    if stops:
+        parts.append(text(f"a submit would stop {', '.join(stops)}: it asks first, or give --yes", "yellow"))
+    if planned["replaces"]:
+        before = planned["replaces"]
+        said = f"the pipeline was submitted from {before} before: a submit asks first, or give --yes"
+        parts.append(text(said, "yellow"))
+    return Group(*parts)
+
+
+def submitted_text(answer: Row) -> Text:
+    """What a submit did to each job."""
+    lines = Text()
+    for job, version in answer["jobs"].items():
+        done = answer["done"].get(job, "submitted")
+        lines.append_text(text(done, _DONE.get(done, "green")))
+        lines.append(f" {job}, expected version {version}\n")
+    return lines.append("follow it with `penstock status --watch`")
 
 
 def changes_table(changes: Sequence[Row]) -> Table:
@@ -74,7 +99,7 @@ def plan_tables(change: Row) -> RenderableType:
             "restarts: ",
             text(shown or "none", "yellow" if restarts else "green"),
             f"; tasks after: {change['tasks_after']}; state: ",
-            Text("kept", style="green") if change["state_kept"] else Text("new", style="bold red"),
+            _state(change),
         )
     )
     return Group(*parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -22,8 +23,25 @@ def endpoint_file(folder: Path) -> Path:
 
 
 def token_file(folder: Path, role: str) -> Path:
-    """Where `penstock up` keeps the tokens it issued for this machine."""
-    return folder / "tokens" / role
+    """Where `penstock up` keeps a token that it issued for this machine.
+
+    Those of people are in a folder of their user, not in the one that the code of jobs runs in.
+    """
+    return (folder / "tokens" if role == "container" else tokens_folder(folder)) / role
+
+
+def tokens_folder(folder: Path) -> Path:
+    """Where the tokens of people for a `penstock up` are kept: below XDG_CONFIG_HOME, or ~/.config."""
+    named = Path(os.environ.get("XDG_CONFIG_HOME") or "")
+    try:
+        config = named if named.is_absolute() else Path.home() / ".config"
+    except RuntimeError as error:
+        raise EnvironmentProblem(
+            "there is no place for tokens",
+            why=f"this user has no home folder: {error}",
+            fix="set HOME, or XDG_CONFIG_HOME to a folder that only this user can read",
+        ) from error
+    return config / "penstock" / "tokens" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
 
 
 def connect(folder: Path = FOLDER, *, role: str = "admin", timeout_s: float = 10) -> Client:

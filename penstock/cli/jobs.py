@@ -70,10 +70,13 @@ def apply(
 @app.command(epilog=EXIT_CODES)
 def plan(file: File, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
     """Say what applying a file would change: simple or complex, which tasks restart, if state is kept."""
+    from penstock.cli.compiling import check_state_kept
+
     name, config = read_file(file)
     with connect(folder, role="developer") as client:
         change = client.plan_job(name, config)
     show(change, output, lambda: change_tables.plan_tables(change))
+    check_state_kept([change])
 
 
 @app.command(epilog=EXIT_CODES)

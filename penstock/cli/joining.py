@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.lendable import keep_token
 from penstock.cli.output import out
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.jobs.config import NAME_PATTERN
 from penstock.settings import BUS_VARIABLE, ROWS_VARIABLE
 
@@ -66,7 +66,7 @@ def join(
             "`penstock token new NAME --role container --why …` issues one",
         )
     from penstock.cli.up import run_joined
-    from penstock.container import join_settings
+    from penstock.container import join_settings, own_folder
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:200]
     if re.fullmatch(NAME_PATTERN, name) is None:
@@ -76,6 +76,12 @@ def join(
             fix="use letters, digits, `_`, `.` and `-`",
         )
     folder = (directory or Path(".penstock-joined") / name).absolute()
+    try:
+        own_folder(folder)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot use the folder {folder}", why=str(error), fix="name another one with --dir"
+        ) from error
     settings = join_settings(
         name,
         url=url,

@@ -37,7 +37,6 @@ from penstock.cli.output import EXIT_CODES, Form, Output, err, fail, out, show, 
 from penstock.cli.stopping import until_ctrl_c
 from penstock.cli.up_options import AdviceOnly, AlarmChannels, AlarmWebhook, RescalesMax
 from penstock.cli.watching import News, watch
-from penstock.client import new_key
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.settings import (
     BUS_VARIABLE,
@@ -171,17 +170,20 @@ def up(
 def plan(
     pipeline: PipelineFile, folder: Folder = FOLDER, reset_state: Reset = None, output: Output = Form.TABLE
 ) -> None:
-    """Draw a pipeline and its jobs, and say what submitting it would change."""
-    from penstock.cli.compiling import compile_file
+    """Draw a pipeline and its jobs, and say what submitting it would change, or why it would be refused."""
+    from penstock.cli.compiling import check_can_run, check_state_kept, compile_file, origin_of
     from penstock.streams.drawing import draw_plan
 
     with connect(folder, role="developer") as client:
         compiled, _ = compile_file(pipeline, client)
-        changes = client.plan_pipeline({**compiled.to_json(), "reset_state": reset_state or []})
+        asked = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
+        planned = client.plan_submit(asked)
     if output is Form.TABLE:
         out.print(draw_plan(compiled), markup=False)
-    said = {"compiled": compiled.to_json(), "changes": changes, "notes": list(compiled.notes)}
-    show(said, output, lambda: change_tables.changes_table(changes))
+    said = {"compiled": compiled.to_json(), **planned, "notes": list(compiled.notes)}
+    show(said, output, lambda: change_tables.changes_tables(planned))
+    check_can_run(compiled)
+    check_state_kept(planned["changes"])
 
 
 @app.command(epilog=EXIT_CODES)
@@ -193,19 +195,26 @@ def submit(
         str, typer.Option(help="The package's version for people; its hash is its identity.")
     ] = "",
     reset_state: Reset = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Stop the jobs that this file no longer has, and replace another file's."),
+    ] = False,
     output: Output = Form.TABLE,
 ) -> None:
-    """Package a pipeline's code and make its jobs what runs."""
-    from penstock.cli.compiling import check_can_run, compile_file
+    """Package a pipeline's code and make its jobs what runs.
+
+    If running jobs would stop, or the pipeline came from another file before, it asks first; without a
+    terminal it refuses, unless --yes is given.
+    """
+    from penstock.cli.compiling import check_can_run, compile_file, origin_of, submit_compiled
 
     with connect(folder, role="developer", timeout_s=60) as client:
         compiled, package = compile_file(pipeline, client, version=version)
         check_can_run(compiled)
         client.put_package(package.hash, package.data)
-        asked = {**compiled.to_json(), "reset_state": reset_state or []}
-        answer = client.submit_pipeline(asked, why=why, key=new_key())
-    lines = [f"[green]submitted[/] {job}, expected version {at}" for job, at in answer["jobs"].items()]
-    show(answer, output, lambda: "\n".join([*lines, "follow it with `penstock status --watch`"]))
+        asked = {**compiled.to_json(), "reset_state": reset_state or [], "origin": origin_of(pipeline)}
+        answer = submit_compiled(client, asked, why=why, yes=yes)
+    show(answer, output, lambda: change_tables.submitted_text(answer))
 
 
 @app.command(epilog=EXIT_CODES)

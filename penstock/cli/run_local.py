@@ -20,7 +20,7 @@ from penstock.cli.stopping import stop_on_signals
 from penstock.container import folder_lock
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.engine.java import require_java
+from penstock.streams.engine.java import require_spark
 from penstock.streams.local_run import LocalPlace, LocalRun, remarks_on
 from penstock.streams.places import kept_bus, settle_bus
 from penstock.streams.record_lines import Lines
@@ -58,20 +58,23 @@ def run(
             why="how far it is lies in the folder: without it the next run would publish everything again",
             fix="name one with --folder, or leave --bus out",
         )
-    require_java()
+    require_spark()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     files = read_inputs(inputs or ())
     with contextlib.ExitStack() as open_things:
         kept = folder or Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         open_things.enter_context(folder_lock(kept.absolute(), "a pipeline"))
         stop = stop_on_signals()
-        place = settle_bus(kept.absolute(), bus) if bus else kept_bus(kept)
+        settled = settle_bus(kept.absolute(), bus) if bus else None
+        place = kept_bus(kept) if settled is None else settled.place
         work = LocalRun(
             LocalPlace(folder=kept.absolute(), bus_place=place), SystemClock(), is_kept=folder is not None
         )
         work.create(read_specs(specs or ()))
         compiled = work.compile(pipeline)
         check_inputs(files, categories_read(compiled, work.log.categories()))
+        if settled is not None:
+            settled.keep()
         for note in compiled.notes:
             err.print(f"note: {note}", markup=False)
         for category, paths in files.items():

@@ -39,6 +39,10 @@ def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableTyp
     if any(job["problem"] or job["plan"] or job["scaler"] for job in jobs):
         parts.append(remarks_table(jobs))
     parts.append(containers_table(status["containers"], status["now_ms"]))
+    for row in status["containers"]:
+        if row.get("error"):
+            said = " ".join(row["error"].split())
+            parts.append(text(f"{row['name']} cannot start: {said}", "red", 1000))
     if status.get("advice_only"):
         parts.append(
             text("advice only: scaler and policies say what they would do, and do nothing", "yellow")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import structlog
 from rich.console import Console
 
 from penstock.app import ControlPlane
-from penstock.cli.connection import endpoint_file, token_file
+from penstock.cli.connection import endpoint_file, token_file, tokens_folder
 from penstock.cli.lendable import LendableHost, tell_dead
 from penstock.cli.stopping import stop_on_signals
 from penstock.client import Client
@@ -25,15 +27,19 @@ from penstock.container import (
     SECRET_VARIABLES,
     ContainerSettings,
     folder_lock,
+    own_folder,
 )
 from penstock.core.clock import Clock, Millis
-from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
+from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
+from penstock.jobs.layer_writer import Actor
 from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
-from penstock.streams.engine.java import require_java
+from penstock.streams.engine.java import require_spark
 from penstock.streams.places import hidden_password, settle_bus, settle_rows
+from penstock.tasks.container_store import ContainerState
+from penstock.tasks.engine_failure import forget_failure, last_failure
 from penstock.tasks.messages import PROFILES
 from penstock.tasks.sessions import reap_leftovers, write_pid_file
 from penstock.web.front_process import FrontProcess, serve_behind_front
@@ -46,6 +52,22 @@ out = Console(highlight=False, soft_wrap=True)
 # Long enough for its tasks to start elsewhere first: a starting JVM takes all the CPU there is.
 RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
+# What an earlier version left in a folder with other rights. Nothing else in there is ours to change.
+OWN_NAMES = (
+    "bus",
+    "bus.json",
+    "containers",
+    "endpoint.json",
+    "lock",
+    "packages",
+    "policies",
+    "rows",
+    "rows.json",
+    "store.db",
+    "store.db-shm",
+    "store.db-wal",
+    "tokens",
+)
 LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
 
 
@@ -81,7 +103,7 @@ class UpSettings:
         self.listening.check()
         routes_of(webhook=self.alarm_webhook, channels=self.alarm_channels)
         if self.containers and self.engine == "spark":
-            require_java()
+            require_spark(self.master)
 
     @property
     def verify_with(self) -> Path | None:
@@ -118,7 +140,8 @@ def run_up(settings: UpSettings) -> None:
     ):
         stop = stop_on_signals()
         tune_process()
-        bus, rows = settle_bus(folder, settings.bus), settle_rows(folder, settings.rows)
+        settled_bus, settled_rows = settle_bus(folder, settings.bus), settle_rows(folder, settings.rows)
+        bus, rows = settled_bus.place, settled_rows.place
         settings = replace(settings, rows=rows)
         plane = ControlPlane(
             Settings(
@@ -139,19 +162,75 @@ def run_up(settings: UpSettings) -> None:
             reap_container(left)
         containers = _containers(settings, plane, server.url)
         host = ContainerHost(containers, environment_of(settings), plane.clock, plane.on_container_dead)
+        # Everything that can refuse has had its say; what starts now may write to both.
+        settled_bus.keep()
+        settled_rows.keep()
         with _running(plane, server, host):
             write_endpoint(folder, server.url, settings.verify_with)
-            said = f"{settings.containers} containers ({settings.engine})"
-            out.print(f"[green]penstock is up[/] at {server.url}, {said}")
+            out.print(f"the control plane answers at {server.url}")
             out.print(f"folder {folder}, bus {bus}, rows {hidden_password(rows)}", markup=False)
             out.print("`penstock dashboard` shows it in a browser; stop it with Ctrl-C")
-            while not stop.wait(1):
+            out.print(who_may_read(folder), style="yellow", markup=False)
+            starting = Starting(plane, containers, f"at {server.url}")
+            while not stop.wait(0.5):
+                starting.look()
                 if not server.is_serving:
                     raise EnvironmentProblem(
                         "the API ended by itself", why="see the lines above", fix="start `penstock up` again"
                     )
             out.print("stopping …")
         out.print("stopped")
+
+
+class Starting:
+    """Says when containers are ready, and why one is not; each thing once."""
+
+    def __init__(self, plane: ControlPlane, containers: Sequence[ContainerSettings], where: str) -> None:
+        self._plane, self._where, self._began_ms = plane, where, plane.clock.boot_ms()
+        self._waiting = {settings.name: settings for settings in containers}
+        self._all, self._is_up = len(containers), False
+        self._failures: dict[str, str] = {}
+        if containers:
+            out.print(f"{self._count(self._all)} ({containers[0].engine}): starting …")
+        self.look()
+
+    def look(self) -> None:
+        """Look at those that are not ready yet, and say what is new."""
+        if self._is_up and not self._waiting:
+            return
+        ready = [name for name in self._ready() if self._waiting.pop(name, None) is not None]
+        took_s = (self._plane.clock.boot_ms() - self._began_ms) / 1000
+        if not self._is_up and (ready or not self._all):
+            self._is_up = True
+            said = f": {ready[0]} is ready after {took_s:.0f} s" if ready else ", without containers"
+            out.print(f"[green]penstock is up[/] {self._where}{said}")
+        if ready and not self._waiting and self._all > 1:
+            out.print(f"all {self._count(self._all)} are ready after {took_s:.0f} s")
+        for name, settings in self._waiting.items():
+            failure = last_failure(settings.folder)
+            if failure and failure != self._failures.get(name):
+                self._failures[name] = failure
+                out.print(f"[bold red]container {name} cannot start[/]; it tries again, Ctrl-C ends it")
+                out.print(failure, markup=False)
+
+    def _ready(self) -> list[str]:
+        try:
+            rows = self._plane.fleet.containers()
+        except PenstockError:  # the store is away for a moment
+            return []
+        return [row.name for row in rows if row.engine_ready and row.state is ContainerState.LIVE]
+
+    @staticmethod
+    def _count(number: int) -> str:
+        return f"{number} container{'s' * (number != 1)}"
+
+
+def who_may_read(folder: Path) -> str:
+    """What to know of the code of jobs: it runs as the user that has the tokens."""
+    return (
+        f"the code of jobs and policies runs as this user: it can read this user's files, the tokens in "
+        f"{tokens_folder(folder)} too; for code that you do not trust see `penstock up` in docs/cli.md"
+    )
 
 
 def run_joined(settings: ContainerSettings) -> None:
@@ -213,6 +292,7 @@ class ContainerHost:
         self._children = [_Child(settings) for settings in self.containers]
         for child in self._children:
             reap_container(child.settings.folder)
+            forget_failure(child.settings.folder)
         self._loop = Loop("containers", self._look, every_ms=200).start()
 
     def stop(self) -> None:
@@ -311,14 +391,34 @@ def environment_of(settings: UpSettings) -> dict[str, str]:
 
 
 def _make_folder(folder: Path) -> None:
+    """Ours alone, and all that is in it; a folder of an earlier version is corrected."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokens").mkdir(mode=0o700, exist_ok=True)
+        if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+            for name in OWN_NAMES:
+                _make_private(folder / name)
+        own_folder(folder)
         (folder / "lock").touch()
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot use the folder {folder}", why=str(error), fix="name another one with --folder"
         ) from error
+
+
+def _make_private(top: Path) -> None:
+    """Take all rights of others from a file, or from a folder and what is in it. Links are left alone."""
+    paths = [top]
+    while paths:
+        path = paths.pop()
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(mode):
+            continue
+        if mode & 0o077:
+            path.chmod(stat.S_IMODE(mode) & ~0o077)
+        if stat.S_ISDIR(mode):
+            paths += path.iterdir()
 
 
 def write_endpoint(folder: Path, url: str, ca: Path | None = None) -> None:
@@ -330,6 +430,8 @@ def write_endpoint(folder: Path, url: str, ca: Path | None = None) -> None:
 def write_tokens(plane: ControlPlane, folder: Path) -> None:
     """Tokens for this machine, issued once and kept in files that only this user can read."""
     now_ms = plane.clock.now_ms()
+    _take_back(plane, folder / "tokens")
+    _make_tokens_folder(folder)
     for role in LOCAL_ROLES:
         path = token_file(folder, role)
         try:
@@ -337,6 +439,45 @@ def write_tokens(plane: ControlPlane, folder: Path) -> None:
         except (FileNotFoundError, ValueError, Refused):
             # None yet, or of a store that is gone, or past its end.
             _write_private(path, plane.tokens.issue(f"local-{role}", role, now_ms=now_ms))
+
+
+def _make_tokens_folder(folder: Path) -> None:
+    """With a note of whose they are: those of folders that are gone are removed."""
+    place = tokens_folder(folder)
+    try:
+        (folder / "tokens").mkdir(mode=0o700, exist_ok=True)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for other in place.parent.iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if not Path((other / "folder").read_text(encoding="utf-8")).exists():
+                    shutil.rmtree(other)
+        place.chmod(0o700)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot keep tokens in {place}",
+            why=str(error),
+            fix="set XDG_CONFIG_HOME to a folder of this user, for `penstock up` and for other commands",
+        ) from error
+    _write_private(place / "folder", str(folder.resolve()))
+
+
+def _take_back(plane: ControlPlane, old: Path) -> None:
+    """Revoke the tokens that an earlier version kept where the code of jobs could read them."""
+    for role in LOCAL_ROLES:
+        path = old / role
+        if role == "container" or not path.exists():
+            continue
+        now_ms = plane.clock.now_ms()
+        with contextlib.suppress(ValueError, Refused):
+            token = plane.tokens.caller(path.read_text(encoding="ascii"), now_ms=now_ms)
+            plane.token_service.revoke(
+                token.token_id,
+                actor=Actor(name="penstock up", role="admin"),
+                reason="it lay where the code of jobs could read it",
+                idempotency_key=None,
+                now_ms=now_ms,
+            )
+        path.unlink()
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -7,7 +7,8 @@ PenstockError
 │   ├── VersionConflict        somebody wrote first: read again and decide again
 │   ├── NotFound               no job, category, package or container of that name
 │   ├── Refused                the answer is no: wrong token, role, or state
-│   │   └── EpochUsed          an earlier life of this writer had this epoch, or a larger one
+│   │   ├── EpochUsed          an earlier life of this writer had this epoch, or a larger one
+│   │   └── NeedsConsent       a submit would stop jobs that it was not told to stop
 │   ├── KeyReused              an idempotency key that stands for another request
 │   └── EnvironmentProblem     no Java, a port or folder in use, a broken installation
 ├── Fenced                     a successor owns this now: stop, do not retry
@@ -97,6 +98,25 @@ class Refused(UserError):
 
 class EpochUsed(Refused):
     """An earlier life of this writer had this epoch, or a larger one."""
+
+
+class NeedsConsent(Refused):
+    """A submit would stop jobs, or replace a pipeline of another file, and was not told to."""
+
+    def __init__(self, pipeline: str, *, stops: list[str], replaces: str, origin: str) -> None:
+        jobs, reasons = ", ".join(stops), []
+        if replaces:
+            reasons.append(f"it was submitted from {replaces} before, and this is {origin}")
+        if stops:
+            reasons.append(f"this version does not have {jobs}")
+        what = "would stop " + jobs if stops else "would be replaced by another file"
+        super().__init__(
+            f"the pipeline {pipeline!r} {what}; nothing was changed",
+            why="; ".join(reasons),
+            fix="rename the pipeline if it is another one; if this is what you want, submit with --yes"
+            " (API: name the jobs in `stops` and the file in `replaces`)",
+        )
+        self.stops, self.replaces = stops, replaces
 
 
 class KeyReused(UserError):

@@ -134,7 +134,7 @@ class TokenStore:
             raise Refused(
                 "this token is not known",
                 why="it was never issued here, or was taken back",
-                fix="use the token that `penstock up` wrote into its folder (or set PENSTOCK_TOKEN)",
+                fix="name the folder of your `penstock up` with --folder, or set PENSTOCK_TOKEN",
             )
         if row.expires_ms <= now_ms:
             raise Refused(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.jobs.job_view import JobView
@@ -16,6 +16,21 @@ class Applied:
 
     version: int  # the job's expected version now
     created: bool  # whether the job began a life with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A pipeline was submitted: of each job its expected version now, and what was done to it."""
+
+    jobs: Mapping[str, int]
+    done: Mapping[str, str]  # created | updated | unchanged | reset | stopped
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Submitted:
+        """From a kept answer. Earlier releases kept the versions alone."""
+        if set(answer) == {"jobs", "done"}:
+            return cls(jobs=answer["jobs"], done=answer["done"])
+        return cls(jobs=answer, done={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,14 @@ from penstock.jobs.job_view import STATES, JobView
 from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
 from penstock.jobs.layer_writer import check_is_gone, check_is_map, validate
 from penstock.jobs.layers import Layer, LayerRow, merge_layers
-from penstock.jobs.provision import CompiledPipeline, JobChange, plan_change, plan_removal, read_compiled
+from penstock.jobs.provision import (
+    CompiledPipeline,
+    JobChange,
+    plan_change,
+    plan_removal,
+    read_compiled,
+    replaced_origin,
+)
 from penstock.jobs.sync_plan import Change, diff_configs
 from penstock.jobs.text_rules import INT_MAX, check_json, is_line, shown
 from penstock.jobs.view_cache import ViewCache
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 PAGE_MAX = 1000
+AT_REST = ("paused", "stopped", "removed")
 # A page may need several looks, when the store cannot tell exactly which jobs fit; then it comes short.
 LOOKS_MAX = 20
 
@@ -50,6 +58,12 @@ class JobReads:
         wanted = list(dict.fromkeys(filter(is_name, names)))
         found = self._views.several(self._store.database, wanted) if wanted else {}
         return {name: view for name, view in found.items() if not view.removed}
+
+    def at_rest(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of these jobs of which no task is wanted or runs any more: paused, stopped or removed."""
+        wanted = list(dict.fromkeys(filter(is_name, names)))
+        found = self._views.several(self._store.database, wanted) if wanted else {}
+        return {name: view.state for name, view in found.items() if view.state in AT_REST}
 
     def views(
         self,
@@ -168,18 +182,23 @@ class JobReads:
 
     def plan_pipeline(self, compiled: Mapping[str, Any]) -> tuple[JobChange, ...]:
         """What submitting this pipeline would change. Writes nothing."""
+        return self.plan_submit(compiled)[0]
+
+    def plan_submit(self, compiled: Mapping[str, Any]) -> tuple[tuple[JobChange, ...], str]:
+        """The changes that submitting would make, and the other file that it would replace, "" if none."""
         check_json("the compiled pipeline", compiled)
         pipeline = read_compiled(compiled)
         with self._store.reading() as connection:
             records, configs = self._proposals(connection, pipeline)
             leavers = self._leavers(connection, pipeline)
+            package = job_store.pipeline_package(connection, pipeline.name)
         changes = []
         for name, config in configs.items():
             old = records[name].old if name in records else None
             changes.append(plan_change(name, config, None if old is None else old.view()))
         for record in leavers:
             changes.append(plan_removal(record.job.name, None if record.old is None else record.old.view()))
-        return tuple(changes)
+        return tuple(changes), replaced_origin(pipeline, package)
 
     def _proposals(
         self, connection: sa.Connection, pipeline: CompiledPipeline

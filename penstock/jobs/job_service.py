@@ -15,7 +15,7 @@ from penstock.core.sql_store import next_value
 from penstock.core.token_store import ROLES
 from penstock.jobs import job_store
 from penstock.jobs.config import validate_config
-from penstock.jobs.job_answers import Applied, Page, StateSet
+from penstock.jobs.job_answers import Applied, Page, StateSet, Submitted
 from penstock.jobs.job_reads import (
     JobReads,
     any_record,
@@ -39,10 +39,17 @@ from penstock.jobs.layer_writer import (
     check_version,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
-from penstock.jobs.provision import cannot_run, check_state_fits, read_compiled
+from penstock.jobs.provision import (
+    cannot_run,
+    check_consent,
+    check_state_fits,
+    done_to,
+    read_compiled,
+    replaced_origin,
+)
 from penstock.jobs.text_rules import check_line, shown
 
-__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "Patch", "StateSet"]
+__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "Patch", "StateSet", "Submitted"]
 
 BIRTH_MAX = 100
 PRECEDENCE_MAX = 1_000_000
@@ -289,13 +296,14 @@ class JobService(JobReads):
 
     def submit_pipeline(
         self, compiled: Body, *, new_birth: Callable[[], str], **asked: Unpack[Asked]
-    ) -> dict[str, int]:
+    ) -> Submitted:
         """Write the provisioner layers of all jobs of a pipeline at once; jobs it no longer has are stopped.
 
-        Returns the new expected version of every job written.
+        NeedsConsent, and nothing is written, if it would stop a job that `compiled` does not name in `stops`,
+        or replace a pipeline that came from another file than `replaces`.
         """
 
-        def write(writer: LayerWriter) -> dict[str, int]:
+        def write(writer: LayerWriter) -> dict[str, Any]:
             pipeline = read_compiled(compiled)
             for name, body in pipeline.jobs.items():
                 if (refusal := cannot_run(name, body)) is not None:
@@ -308,29 +316,39 @@ class JobService(JobReads):
                     if record.old is not None and not record.job.deleted
                 }
             )
+            leavers = self._leavers(writer.connection, pipeline)
+            package = job_store.pipeline_package(writer.connection, pipeline.name)
+            replaced = replaced_origin(pipeline, package)
+            check_consent(pipeline, [record.job.name for record in leavers], replaced)
             versions: dict[str, int] = {}
+            done: dict[str, str] = {}
             for name, body in pipeline.jobs.items():
                 record = records.get(name)
                 if record is None or record.job.deleted:
-                    versions[name] = _begin(writer, record, name, body, new_birth())
+                    versions[name], done[name] = _begin(writer, record, name, body, new_birth()), "created"
                 else:
                     before = layer_body(record, "provisioner")
                     body = pipeline.body_after(name, before, record.job.expected_version)
                     versions[name], _ = writer.write(record, "provisioner", body, None)
-            for record in self._leavers(writer.connection, pipeline):
+                    done[name] = done_to(before, body)
+            for record in leavers:
                 body = {**layer_body(record, "provisioner"), "state": "stopped"}
                 versions[record.job.name], _ = writer.write(record, "provisioner", body, None)
+                done[record.job.name] = "stopped"
+            origin = pipeline.origin or str((package or {}).get("origin", ""))
             version = job_store.put_pipeline(
                 writer.connection,
                 name=pipeline.name,
                 graph=pipeline.graph,
-                package=pipeline.package,
+                package={**pipeline.package, "origin": origin},
                 now_ms=asked["now_ms"],
             )
-            writer.record("pipeline.submitted", pipeline.name, {"version": version, "jobs": versions})
-            return versions
+            writer.record(
+                "pipeline.submitted", pipeline.name, {"version": version, "jobs": versions, "done": done}
+            )
+            return {"jobs": versions, "done": done}
 
-        return self._desk.once(asked, {"submit": compiled}, write, layer="provisioner")
+        return Submitted.of(self._desk.once(asked, {"submit": compiled}, write, layer="provisioner"))
 
 
 def _known(job: object) -> str | None:

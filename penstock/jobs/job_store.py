@@ -405,6 +405,12 @@ def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, delete
     return version
 
 
+def pipeline_package(connection: sa.Connection, name: str) -> dict[str, Any] | None:
+    """What the last submit of a pipeline said of its package and its file; None: there was none."""
+    row = connection.execute(sa.select(PIPELINES.c.package).where(PIPELINES.c.name == name)).first()
+    return None if row is None else dict(row.package)
+
+
 def put_pipeline(
     connection: sa.Connection,
     *,

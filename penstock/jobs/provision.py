@@ -6,17 +6,18 @@ Pure: `JobService` reads and writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.core.errors import ConfigError, Refused
+from penstock.core.errors import ConfigError, NeedsConsent, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.state_fit import state_conflict
 from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
 from penstock.jobs.text_rules import shown
 
-PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state"})
+PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"})
+ORIGIN_MAX = 500
 # Fields that an interval's state belongs to: another value is another state.
 STATE_FIELDS = ("kind", "lineage", "partitions")
 
@@ -30,6 +31,9 @@ class CompiledPipeline:
     graph: Mapping[str, Any]
     jobs: Mapping[str, Mapping[str, Any]]
     reset_state: frozenset[str] = frozenset()  # jobs that start again from empty state
+    origin: str = ""  # the file that it was compiled from, with its folder; "": not known
+    stops: frozenset[str] = frozenset()  # jobs that the caller agrees to stop
+    replaces: str = ""  # the origin that the caller agrees to replace
 
     def body_after(self, job: str, before: Mapping[str, Any], version: int) -> Mapping[str, Any]:
         """The layer to write where `before` stands: its state stays what it was, unless it is to be reset.
@@ -84,8 +88,18 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
         if body["pipeline"] != pipeline:
             raise _refusal(f"job {shown(name)} says that it belongs to {shown(body['pipeline'])}")
         bodies[name] = body
+    origin, replaces = compiled.get("origin", ""), compiled.get("replaces", "")
+    if not all(isinstance(text, str) and len(text) <= ORIGIN_MAX for text in (origin, replaces)):
+        raise _refusal("`origin` or `replaces` is not the name of a file")
     return CompiledPipeline(
-        name=pipeline, package=package, graph=graph, jobs=bodies, reset_state=_reset(compiled, bodies)
+        name=pipeline,
+        package=package,
+        graph=graph,
+        jobs=bodies,
+        reset_state=_reset(compiled, bodies),
+        origin=origin,
+        stops=_names(compiled, "stops"),
+        replaces=replaces,
     )
 
 
@@ -94,12 +108,17 @@ def check_state_fits(changes: Mapping[str, tuple[Mapping[str, Any], Mapping[str,
     found = {job: state_conflict(old, new) for job, (old, new) in changes.items()}
     found = {job: conflict for job, conflict in found.items() if conflict}
     if found:
-        options = " ".join(f"--reset-state {job}" for job in found)
-        raise Refused(
-            f"the state of {', '.join(map(repr, found))} cannot be kept",
-            why="; ".join(f"{job}: {conflict}" for job, conflict in found.items()),
-            fix=f"keep what its state depends on, or rename the job, or start from empty state: {options}",
-        )
+        raise state_refusal(found)
+
+
+def state_refusal(conflicts: Mapping[str, str]) -> Refused:
+    """The refusal of jobs whose state cannot be kept; `conflicts` says why, by job."""
+    options = " ".join(f"--reset-state {job}" for job in conflicts)
+    return Refused(
+        f"the state of {', '.join(map(repr, conflicts))} cannot be kept",
+        why="; ".join(f"{job}: {conflict}" for job, conflict in conflicts.items()),
+        fix=f"keep what its state depends on, or rename the job, or start from empty state: {options}",
+    )
 
 
 def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
@@ -117,6 +136,29 @@ def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
         why="it joins two streams by session, and only tumbling and sliding windows can be joined by",
         fix="use within=(before, after), or a tumbling or sliding window",
     )
+
+
+def replaced_origin(pipeline: CompiledPipeline, package: Mapping[str, Any] | None) -> str:
+    """The origin that a submit would replace by another one, "" if none.
+
+    `package`: as the last submit of this pipeline left it; None: there was none.
+    """
+    before = "" if package is None else str(package.get("origin", ""))
+    return before if before and pipeline.origin and before != pipeline.origin else ""
+
+
+def check_consent(pipeline: CompiledPipeline, leavers: Sequence[str], replaced: str) -> None:
+    """Refuse to stop a job, or to replace another file's pipeline, unless the caller named it."""
+    stops = [job for job in leavers if job not in pipeline.stops]
+    if stops or replaced not in ("", pipeline.replaces):
+        raise NeedsConsent(pipeline.name, stops=list(leavers), replaces=replaced, origin=pipeline.origin)
+
+
+def done_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What writing a job's provisioner layer did to it, in a word."""
+    if after.get("lineage", 0) != before.get("lineage", 0):
+        return "reset"
+    return "unchanged" if dict(before) == dict(after) else "updated"
 
 
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:
@@ -169,16 +211,21 @@ def _tasks(job: str, running: RunningView) -> tuple[str, ...]:
 
 
 def _reset(compiled: Mapping[str, Any], bodies: Mapping[str, Any]) -> frozenset[str]:
-    wanted = compiled.get("reset_state", [])
-    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
-        raise _refusal("`reset_state` is not a list of names")
-    if unknown := sorted(set(wanted) - bodies.keys()):
+    wanted = _names(compiled, "reset_state")
+    if unknown := sorted(wanted - bodies.keys()):
         raise ConfigError(
             f"the state of {shown(unknown[0])} cannot be reset",
             why=f"the pipeline has no such job, only {', '.join(sorted(bodies))}",
             fix="name a job of the pipeline, as `penstock plan` shows them",
         )
-    return frozenset(wanted)
+    return wanted
+
+
+def _names(compiled: Mapping[str, Any], part: str) -> frozenset[str]:
+    found = compiled.get(part, [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise _refusal(f"`{part}` is not a list of names")
+    return frozenset(found)
 
 
 def _refusal(why: str) -> ConfigError:

@@ -72,6 +72,13 @@ class AlarmStore:
         """All that these sources see of a job now."""
         self.report_all({job: alerts}, now_ms)
 
+    def rest(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
+        """The job was stopped or removed: all of its alarms are over but these."""
+        with self._database.transaction() as connection:
+            known, silences = _alarms(connection, job), _silences(connection, now_ms)
+            changes = decide_alarms(known, job, alerts, silences, now_ms=now_ms, at_rest=True)
+            self._write(connection, changes)
+
     def report_all(self, seen: Mapping[str, Mapping[str, tuple[RaiseAlert, ...]]], now_ms: Millis) -> None:
         """The same of many jobs, by job, in one transaction."""
         if not seen:

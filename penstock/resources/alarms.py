@@ -100,20 +100,30 @@ def decide_alarms(
     silences: Sequence[Silence],
     *,
     now_ms: Millis,
+    at_rest: bool = False,
 ) -> AlarmChanges:
-    """What follows from all that these sources see of a job now. `known` are the job's alarms."""
+    """What follows from all that these sources see of a job now. `known` are the job's alarms.
+
+    `at_rest`: the job was stopped or removed. Then everything else is over at once, whoever saw it: nobody
+    looks at such a job again.
+    """
     before = {alarm.name: alarm for alarm in known}
     after = dict(before)
+    told: set[str] = set()
     for source, alerts in reported.items():
         seen: set[str] = set()
         for alert in sorted(alerts, key=lambda alert: SEVERITIES.index(alert.severity)):
             alarm = _seen(before.get(f"{job}/{source}/{alert.key}"), job, source, alert, now_ms)
             after[alarm.name] = alarm
             seen.add(alarm.name)
+        told |= seen
         for alarm in known:
             is_gone = alarm.source == source and alarm.name not in seen and alarm.is_firing
             if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < QUIET_MS:
                 after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
+    for alarm in known:
+        if at_rest and alarm.is_firing and alarm.name not in told:
+            after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
     return _tell(before, after, silences, now_ms)
 
 

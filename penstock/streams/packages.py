@@ -186,7 +186,7 @@ def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
                 os.fsync(file.fileno())
         for folder, _, _ in os.walk(unfinished):
             sync_folder(Path(folder))
-        unfinished.chmod(0o755)
+        unfinished.chmod(0o700)
         os.rename(unfinished, target)
         sync_folder(target.parent)
     except OSError as error:

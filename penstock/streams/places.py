@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +77,25 @@ def identify_rows(place: str, *, make: bool = True) -> str:
     raise _unknown("row store", hidden_password(place), ROWS_FORMS)
 
 
-def settle_bus(folder: Path, given: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Where an installation's streams or states are; nothing is written before `keep`."""
+
+    place: str
+    file: Path
+    identity: str = ""  # "": the folder's own disk, of which no note is kept
+
+    def keep(self) -> None:
+        """The folder remembers it, for the times when no place is given."""
+        if not self.identity:
+            return
+        new = self.file.with_suffix(".new")
+        new.touch(mode=0o600)  # an address may carry a password
+        new.write_text(json.dumps({"place": self.place, "identity": self.identity}))
+        new.replace(self.file)
+
+
+def settle_bus(folder: Path, given: str) -> Settled:
     """The bus of an installation's folder: the one given, else the one it had before, else its own disk.
 
     State in the folder is about records of one bus: another one is refused, another address of it is not.
@@ -84,7 +103,7 @@ def settle_bus(folder: Path, given: str) -> str:
     return _settle(folder, given, what="bus", own="embedded", identify=identify)
 
 
-def settle_rows(folder: Path, given: str) -> str:
+def settle_rows(folder: Path, given: str) -> Settled:
     """The row store of an installation's folder, found as its bus is."""
     return _settle(folder, given, what="rows", own="sqlite", identify=identify_rows)
 
@@ -101,10 +120,10 @@ def kept_rows(folder: Path) -> str:
     return "" if kept is None else kept["place"]
 
 
-def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable[[str], str]) -> str:
-    here, kept = f"{own}:{folder / what}", _kept(folder, what)
+def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable[[str], str]) -> Settled:
+    here, kept, file = f"{own}:{folder / what}", _kept(folder, what), _kept_file(folder, what)
     if not given and kept is None:
-        return here
+        return Settled(place=here, file=file)
     place = given or (kept or {})["place"]
     identity = identify(place)
     before = kept["identity"] if kept is not None else here if (folder / what).is_dir() else identity
@@ -115,12 +134,7 @@ def _settle(folder: Path, given: str, *, what: str, own: str, identify: Callable
             why=f"they are on {before}, asked for was {identity}",
             fix=f"name that one with --{what}, or another folder with --folder",
         )
-    if place != here:
-        file = _kept_file(folder, what)
-        file.with_suffix(".new").touch(mode=0o600)  # an address may carry a password
-        file.with_suffix(".new").write_text(json.dumps({"place": place, "identity": identity}))
-        file.with_suffix(".new").replace(file)
-    return place
+    return Settled(place=place, file=file, identity="" if place == here else identity)
 
 
 def _kept_file(folder: Path, what: str) -> Path:

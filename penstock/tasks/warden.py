@@ -20,6 +20,7 @@ import structlog
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
+from penstock.tasks.engine_failure import last_failure, note_failure
 from penstock.tasks.kill_times import KillTimes, margin_of
 from penstock.tasks.lease import Lease
 from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile
@@ -104,6 +105,8 @@ class Warden:
             engine = self._spawn(incarnation)
             write_pid_file(pid_file, engine.process.pid)
             reason = self._watch(engine)
+            if engine.process.returncode not in (None, 0) and not last_failure(self._folder):
+                note_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
             self._end(engine, reason)
             self._after_engine()
             pid_file.unlink(missing_ok=True)

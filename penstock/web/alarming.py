@@ -54,7 +54,13 @@ class Alarming:
             levels.SOURCE: lambda now_ms: levels.decide_levels(facts.observe(now_ms), now_ms),
             capacity_manager.SOURCE: plane.capacity.levels,
         }
-        self._watch = AlarmWatch(store, AlarmSender(store, routes, self._workers), sources)
+        self._watch = AlarmWatch(
+            store,
+            AlarmSender(store, routes, self._workers),
+            sources,
+            plane.jobs.at_rest,
+            (capacity_manager.SOURCE,),
+        )
 
     def tick(self, now_ms: Millis) -> bool:
         """One round; whether the next should come soon, because something is being sent."""

@@ -96,7 +96,7 @@ class Guard:
             raise Unauthorised(
                 "this needs a token",
                 why="the request has no `Authorization: Bearer <token>` header",
-                fix="use the token that `penstock up` wrote into its folder",
+                fix="name the folder of your `penstock up` with --folder, or set PENSTOCK_TOKEN",
             )
         now_ms = self._clock.now_ms()
         believed = self._tokens.believed(token.strip(), now_ms=now_ms)

@@ -17,6 +17,7 @@ from penstock.jobs.job_service import JobService
 from penstock.jobs.job_view import JobView
 from penstock.resources.metrics import JobLoad
 from penstock.tasks.container_store import ContainerState
+from penstock.tasks.engine_failure import last_failure
 from penstock.tasks.fleet_view import FleetView
 from penstock.tasks.messages import TaskReport
 
@@ -134,6 +135,7 @@ class Overview(JobPages):
     def status(self) -> bytes:
         """Everything the live table shows, as JSON."""
         plane = self._plane
+        folder = plane.settings.folder / "containers"
         owned: dict[str, int] = {}
         for shard in plane.fleet.shards():
             if shard.container:
@@ -147,6 +149,8 @@ class Overview(JobPages):
                 "shards": owned.get(row.name, 0),
                 "tasks": len(row.tasks),
                 "pid": row.pid,
+                # Known of containers on this machine; the others' hosts have it in their logs.
+                "error": "" if row.engine_ready else last_failure(folder / row.name),
             }
             for row in plane.fleet.containers()
             if row.state is not ContainerState.GONE or row.known_dead

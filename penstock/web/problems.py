@@ -34,6 +34,7 @@ STATUS: dict[type[PenstockError], int] = {
     errors.VersionConflict: 409,
     errors.NotFound: 404,
     errors.Refused: 403,
+    errors.NeedsConsent: 409,
     errors.KeyReused: 422,
     errors.Fenced: 409,
     errors.OutcomeUnknown: 503,
@@ -49,6 +50,7 @@ STATUS: dict[type[PenstockError], int] = {
 # What a kind carries besides its three parts.
 DATA: dict[type[PenstockError], dict[str, tuple[type, ...]]] = {
     errors.VersionConflict: {"key": (str,), "expected": (int,), "actual": (int,)},
+    errors.NeedsConsent: {"stops": (list,), "replaces": (str,)},
     errors.ComputationFailed: {"job": (str,), "key": (str,), "offset": (int, type(None))},
 }
 KINDS: dict[str, type[PenstockError]] = {

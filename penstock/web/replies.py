@@ -186,15 +186,17 @@ class JobChange(_Reply):
 
 
 class Planned(_Reply):
-    """What would change."""
+    """What would change, and the other file whose pipeline would be replaced ("": none)."""
 
     changes: list[JobChange]
+    replaces: str
 
 
 class Submitted(_Reply):
-    """The expected version of every job written."""
+    """The expected version of every job written, and what was done to it."""
 
     jobs: dict[str, int]
+    done: dict[str, Literal["created", "updated", "unchanged", "reset", "stopped"]]
 
 
 class Layers(_Reply):

@@ -32,7 +32,7 @@ def add_pipeline_routes(router: APIRouter, plane: ControlPlane, guard: Guard) ->
     @LONG
     def plan_pipeline(body: bodies.Plan, caller: Caller = guard.allow("pipeline.plan")) -> Response:
         """What submitting would change. Writes nothing."""
-        return answer({"changes": plane.plan_pipeline(body.compiled)})
+        return answer(plane.plan_pipeline(body.compiled))
 
     @router.post("/pipelines", response_model=replies.Submitted, responses=problems(*WRITING))
     @LONG

@@ -10,8 +10,11 @@ import yaml
 
 from penstock.cli.durations import seconds_of
 from penstock.core.errors import ConfigError
+from penstock.resources.alarms import FLEET
+from penstock.resources.levels import SOURCE
 from penstock.resources.policies.policy import RaiseAlert
-from tests.cli.world import Run, World, a_world
+from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World, a_world
+from tests.waiting import until
 
 LAG = RaiseAlert(key="lag", text="it lags", severity="critical", evidence={"lag_s": 9.5}, what_to_do="look")
 
@@ -41,6 +44,38 @@ def test_an_alarm_is_listed_shown_and_acknowledged(told: tuple[World, str], run:
     )
     assert "alarm.acknowledged" in run("audit", "shops.total", *where).text
     assert "mine" in run("journal", "shops.total", *where).text
+
+
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [(("job", "stop"), "stopped"), (("job", "rm"), "removed"), (("job", "pause"), "paused")],
+    ids=["stop", "rm", "pause"],
+)
+def test_alarms_end_when_their_job_is_stopped_or_removed(
+    empty: World, run: Run, command: tuple[str, ...], state: str
+):
+    """Plan: a policy's alarm and one of the fleet's levels fire for a running job; then nobody wants the job."""
+    where = ("--folder", empty.folder)
+    assert run(*QUERIES_SIX, *where).code == 0 and run("submit", ZEITGEIST, *where).code == 0
+    until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *where).json))
+    store, now_ms = empty.plane.alarms.store, empty.plane.clock.now_ms
+    stuck = RaiseAlert(key="crash_loop", text="it fails again and again", severity="critical")
+    for job in (COUNT, PARSE):
+        store.report(job, {"lag": (LAG,), SOURCE: (stuck,)}, now_ms())
+    store.report(FLEET, {"test": (LAG,)}, now_ms())
+
+    def firing() -> set[str]:
+        rows = run("alarm", "ls", "-o", "json", *where).json["alarms"]
+        return {f"{row['job']}/{row['kind']}" for row in rows if row["is_firing"]}
+
+    others = {f"{PARSE}/lag", f"{PARSE}/crash_loop", f"{FLEET}/lag"}
+    assert firing() == others | {f"{COUNT}/lag", f"{COUNT}/crash_loop"}
+    assert run(*command, COUNT, "--why", "enough", *where).code == 0
+    until(lambda: firing() == others)
+    decided = [entry.decision for entry in empty.plane.journal.entries(subject=COUNT, limit=100)]
+    assert {"lag/lag resolved", f"{SOURCE}/crash_loop resolved"} <= set(decided), decided
+    views = {view.name: view.state for view in empty.plane.jobs.views(removed=True)}
+    assert views[COUNT] == state
 
 
 def test_alarms_are_silenced_and_told_again(told: tuple[World, str], run: Run):

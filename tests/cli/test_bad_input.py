@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.connection import token_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World
 from tests.waiting import until
 
@@ -205,6 +206,11 @@ def test_no_control_plane_is_explained(run: Run, tmp_path: Path, command: tuple[
     assert not (tmp_path / "nowhere").exists()
 
 
+def put_token(folder: Path, role: str) -> None:
+    token_file(folder, role).parent.mkdir(parents=True, exist_ok=True)
+    token_file(folder, role).write_text("pk_token")
+
+
 @every_command
 def test_a_control_plane_that_is_gone_is_explained(run: Run, tmp_path: Path, command: tuple[str | Path, ...]):
     """Plan: the folder of a killed `penstock up` still names a port; nobody listens there."""
@@ -212,9 +218,8 @@ def test_a_control_plane_that_is_gone_is_explained(run: Run, tmp_path: Path, com
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (tmp_path / "endpoint.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "pid": 1}))
-    (tmp_path / "tokens").mkdir()
     for role in ("reader", "developer", "oncall", "admin"):
-        (tmp_path / "tokens" / role).write_text("pk_token")
+        put_token(tmp_path, role)
     refused = run(*command, "--folder", tmp_path).is_refused(5)
     assert f"no control plane answers at http://127.0.0.1:{port}" in refused
 
@@ -224,8 +229,7 @@ def test_a_control_plane_that_is_gone_is_explained(run: Run, tmp_path: Path, com
 )
 def test_a_damaged_endpoint_file_is_explained(run: Run, tmp_path: Path, text: str):
     (tmp_path / "endpoint.json").write_text(text)
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "tokens" / "reader").write_text("pk_token")
+    put_token(tmp_path, "reader")
     run("status", "--folder", tmp_path).is_refused()
 
 

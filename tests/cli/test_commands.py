@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.connection import connect
+from penstock.cli.connection import connect, token_file, tokens_folder
 from penstock.client import Client
 from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World
 from tests.waiting import until
@@ -41,7 +41,7 @@ def test_a_pipeline_is_planned_submitted_and_seen(empty: World, run: Run):
     assert empty.everything() == before
 
     submit = run("submit", ZEITGEIST, "--why", "first release", "--version", "v1", *folder)
-    assert submit.code == 0 and f"submitted {PARSE}" in submit.text
+    assert submit.code == 0 and f"created {PARSE}" in submit.text
     until(lambda: all(job["state"] == "running" for job in run("job", "ls", "-o", "json", *folder).json))
 
     again = run("plan", ZEITGEIST, "-o", "json", *folder).json
@@ -137,21 +137,23 @@ def test_the_environment_wins_over_the_folder(
 ):
     endpoint = json.loads((empty.folder / "endpoint.json").read_text())
     monkeypatch.setenv("PENSTOCK_URL", endpoint["url"])
-    monkeypatch.setenv("PENSTOCK_TOKEN", (empty.folder / "tokens" / "reader").read_text())
+    monkeypatch.setenv("PENSTOCK_TOKEN", token_file(empty.folder, "reader").read_text())
     assert run("status", "-o", "json", "--folder", tmp_path / "nowhere").json["jobs"] == []
     refused = run(*QUERIES_SIX, "--folder", tmp_path / "nowhere").is_refused()
     assert "'reader' may not category.create" in refused
 
 
 def test_tokens_are_for_this_user_alone_and_endpoint_too(empty: World):
-    for path in [*(empty.folder / "tokens").iterdir(), empty.folder / "endpoint.json"]:
+    kept = tokens_folder(empty.folder)
+    assert empty.folder not in kept.parents, "the code of jobs runs in there"
+    for path in [kept, *kept.iterdir(), empty.folder / "endpoint.json"]:
         assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_command_uses_the_least_token(empty: World, run: Run):
     """Plan: without any other token in the folder, each command finds the one its work needs."""
     for role in ("admin", "developer", "oncall", "container"):
-        (empty.folder / "tokens" / role).unlink()
+        token_file(empty.folder, role).unlink()
     for command in (
         ("status",),
         ("job", "ls"),

@@ -275,7 +275,7 @@ def test_spark_tasks_whose_state_is_elsewhere_refuse_beforehand(
     short: Clusters, monkeypatch: pytest.MonkeyPatch
 ):
     """Plan: a container on Spark; b keeps its streams in a folder that this machine does not have."""
-    monkeypatch.setattr("penstock.container.require_java", lambda: None)
+    monkeypatch.setattr("penstock.container.require_spark", lambda master: None)
     for name in ("a1", "a2"):
         host = short.machines[name].host
         host.home = lendable.replace(host.home, engine="spark")

@@ -11,7 +11,8 @@ import pytest
 from penstock.core.errors import ComputationFailed
 from penstock.streams.injector import Injector
 from tests.cli.by_hand import Container
-from tests.cli.world import Run, World, wait
+from tests.cli.world import Run, World
+from tests.waiting import until
 
 HALVES = """
 from penstock import Computation, Pipeline
@@ -69,7 +70,7 @@ def shops(empty: World, run: Run, tmp_path: Path) -> Container:
     (tmp_path / "shops.py").write_text(HALVES)
     done = run("submit", tmp_path / "shops.py", *folder)
     assert done.code == 0, done.err
-    wait(lambda: all(view.is_in_sync for view in empty.plane.jobs.every_view()))
+    until(lambda: all(view.is_in_sync for view in empty.plane.jobs.every_view()))
     return Container(empty, tmp_path)
 
 
@@ -86,7 +87,7 @@ def inject(empty: World) -> Records:
 
 
 def settle(world: World, job: str) -> None:
-    wait(lambda: world.plane.jobs.view(job).is_in_sync)
+    until(lambda: world.plane.jobs.view(job).is_in_sync)
 
 
 def test_poison_skip_by_an_operator_puts_aside_what_user_code_raises_at(

@@ -111,7 +111,6 @@ class World:
 def a_world(folder: Path) -> Iterator[World]:
     """Loops run, so that submitted jobs are synced; there are no containers."""
     folder.mkdir(parents=True)
-    (folder / "tokens").mkdir()
     # Commands run in this process too: what the control plane logs is not what they say.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with bind(Listening()) as listener:
@@ -174,6 +173,11 @@ class Started:
         """Wait, but no longer for a process that has ended."""
         until(lambda: condition() or self.process.poll() is not None, lambda: f"{what}: {self._all()}")
         assert condition(), f"{what}: {self._all()}"
+
+    def read_until(self, words: str) -> str:
+        """All that it has said on stdout, once these words are among it."""
+        self.until(lambda: words in self.out, f"it says {words!r}")
+        return self.out
 
     def end(self, number: signal.Signals | None = None) -> Outcome:
         """Send a signal, wait for the end."""

@@ -19,6 +19,8 @@ KINDS = sorted(
 def an_error(kind: type[PenstockError]) -> PenstockError:
     if kind is VersionConflict:
         return VersionConflict("job 'a'", expected=3, actual=5)
+    if kind is errors.NeedsConsent:
+        return errors.NeedsConsent("demo", stops=["demo.a"], replaces="a/b.py", origin="c/d.py")
     return kind("it broke", why="it was old", fix="buy a new one")
 
 

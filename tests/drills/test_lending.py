@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.cli.connection import token_file
 from penstock.client import new_key
 from tests.builders import a_process
 from tests.e2e.platform import Platform
@@ -96,7 +97,7 @@ def lending_file(folder: Path, *clusters: Cluster) -> Path:
     path = folder / "clusters.toml"
     tables = [
         f'[[cluster]]\nname = "{cluster.name}"\nurl = "{cluster.url}"\n'
-        f'token_file = "{cluster.folder / "tokens" / "admin"}"\n'
+        f'token_file = "{token_file(cluster.folder, "admin")}"\n'
         for cluster in clusters
     ]
     path.write_text("\n".join(tables))

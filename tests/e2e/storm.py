@@ -354,7 +354,7 @@ class Storm:
             path = self.folder / source.name
             text = source.read_text().replace(ONE_COLUMN, columns)
             path.write_text(f"{text}\n{more}\nRELEASE = {self._releases}\n")
-            said = self.platform.cli("submit", str(path), "--version", str(self._releases))
+            said = self.platform.cli("submit", str(path), "--version", str(self._releases), "--yes")
             assert said.returncode == 0, said.stderr
         return f"release {self._releases}, with{'' if columns == OTHER_COLUMNS else 'out'} a further column"
 

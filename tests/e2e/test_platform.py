@@ -75,12 +75,13 @@ def test_results_are_exact_through_every_kind_of_death(platform: Platform, tmp_p
     platform.wait("three tasks", lambda: len(platform.running(COUNT)) == 3)
     broken = tmp_path / "pipeline.py"
     broken.write_text((ZEITGEIST / "pipeline.py").read_text().replace("record.ts // 1000", "1 // 0"))
-    assert platform.cli("submit", str(broken), "--version", "broken").returncode == 0
+    assert platform.cli("submit", str(broken), "--version", "broken", "--yes").returncode == 0
     platform.inject(injector, seconds=range(10, 12), per_second=500)
     platform.wait(
         "the error", lambda: any("division" in task["error"] for task in platform.line(COUNT)["tasks"])
     )
-    assert platform.cli("submit", str(ZEITGEIST / "pipeline.py"), "--version", "1").returncode == 0
+    fixed = platform.cli("submit", str(ZEITGEIST / "pipeline.py"), "--version", "1", "--yes")
+    assert fixed.returncode == 0
     injector.close(now_ms=10**15)
     platform.assert_exact()
 

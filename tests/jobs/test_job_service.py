@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from penstock.core.errors import (
     ConfigError,
     KeyReused,
+    NeedsConsent,
     NotFound,
     PenstockError,
     Refused,
@@ -16,8 +19,9 @@ from penstock.core.errors import (
 )
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
-from penstock.jobs.job_service import Actor, JobService
+from penstock.jobs.job_service import Actor, JobService, Submitted
 from penstock.jobs.job_store import JobStore
+from penstock.jobs.key_store import keep_answer
 from penstock.jobs.layer_store import put_layer
 from penstock.jobs.layers import LayerRow
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job, a_pipeline
@@ -33,11 +37,10 @@ def call(actor: Actor, key: str | None = None, now_ms: int = 1) -> dict[str, Any
     return {"actor": actor, "reason": "because", "idempotency_key": key, "now_ms": now_ms}
 
 
-def submit(service: JobService, *bodies: dict[str, Any], key: str | None = None) -> dict[str, int]:
+def submit(service: JobService, *bodies: dict[str, Any], key: str | None = None, **parts: Any) -> Submitted:
     births = (f"birth{number}" for number in itertools.count())
-    return service.submit_pipeline(
-        a_pipeline(*bodies), **call(DEVELOPER, key), new_birth=lambda: next(births)
-    )
+    compiled = {**a_pipeline(*bodies), **parts}
+    return service.submit_pipeline(compiled, **call(DEVELOPER, key), new_birth=lambda: next(births))
 
 
 def everything(service: JobService, job: str = "demo.count") -> tuple[object, ...]:
@@ -187,14 +190,76 @@ def test_a_submit_with_one_bad_job_writes_none(service: JobService) -> None:
 
 
 def test_a_submit_writes_all_jobs_and_stops_those_it_no_longer_has(service: JobService) -> None:
-    assert submit(service, a_body("demo.a"), a_body("demo.b")) == {"demo.a": 1, "demo.b": 1}
-    assert submit(service, a_body("demo.b")) == {"demo.b": 2, "demo.a": 2}
+    done = submit(service, a_body("demo.a"), a_body("demo.b"))
+    assert done == Submitted(jobs={"demo.a": 1, "demo.b": 1}, done={"demo.a": "created", "demo.b": "created"})
+    done = submit(service, a_body("demo.b"), stops=["demo.a"])
+    assert done == Submitted(
+        jobs={"demo.b": 2, "demo.a": 2}, done={"demo.b": "unchanged", "demo.a": "stopped"}
+    )
     states = {view.name: view.config["state"] for view in service.views()}
     assert states == {"demo.a": "stopped", "demo.b": "running"}
-    assert submit(service, a_body("demo.b")) == {"demo.b": 3}
+    # What is stopped already needs no consent.
+    assert submit(service, a_body("demo.b", threads=2)).done == {"demo.b": "updated"}
     assert [(row.name, row.version) for row in service._store.pipelines()] == [("demo", 3)]
-    submit(service, a_body("demo.a"), a_body("demo.b"))
+    done = submit(service, a_body("demo.a"), a_body("demo.b"), reset_state=["demo.b"])
+    assert done.done == {"demo.a": "updated", "demo.b": "reset"}
     assert service.view("demo.a").config["state"] == "running"
+
+
+@pytest.mark.parametrize("stops", [[], ["demo.b"], ["demo.x"]])
+def test_a_submit_stops_no_job_that_it_does_not_name(service: JobService, stops: list[str]) -> None:
+    """Plan: another file with the name of a running pipeline; it has none of its jobs, and names one at most."""
+    submit(service, a_body("demo.a"), a_body("demo.b"))
+    before = everything(service, "demo.a"), everything(service, "demo.b")
+    with pytest.raises(NeedsConsent) as caught:
+        submit(service, a_body("demo.other"), stops=stops)
+    assert caught.value.stops == ["demo.a", "demo.b"] and caught.value.replaces == ""
+    assert "demo.a, demo.b" in caught.value.what and "--yes" in caught.value.fix
+    assert before == (everything(service, "demo.a"), everything(service, "demo.b"))
+    assert [view.name for view in service.views()] == ["demo.a", "demo.b"]
+
+
+def test_a_job_that_came_meanwhile_is_not_stopped_by_an_older_consent(service: JobService) -> None:
+    """Plan: consent is asked for while the pipeline has a and b; before it is given, c is submitted too."""
+    submit(service, a_body("demo.a"), a_body("demo.b"))
+    with pytest.raises(NeedsConsent) as asked_for:
+        submit(service, a_body("demo.b"))
+    submit(service, a_body("demo.a"), a_body("demo.b"), a_body("demo.c"))
+    with pytest.raises(NeedsConsent) as caught:
+        submit(service, a_body("demo.b"), stops=asked_for.value.stops)
+    assert (asked_for.value.stops, caught.value.stops) == (["demo.a"], ["demo.a", "demo.c"])
+    assert {view.config["state"] for view in service.views()} == {"running"}
+
+
+def test_a_file_of_another_origin_does_not_take_a_pipeline_over(service: JobService) -> None:
+    """Plan: the same jobs from two files; also from a caller that does not say where they come from."""
+    submit(service, a_body("demo.a"), origin="mine/pipeline.py")
+    assert submit(service, a_body("demo.a"), origin="mine/pipeline.py").done == {"demo.a": "unchanged"}
+    assert submit(service, a_body("demo.a")).done == {"demo.a": "unchanged"}
+    before = everything(service, "demo.a")
+    for agreed in ("", "other/pipeline.py"):
+        with pytest.raises(NeedsConsent) as caught:
+            submit(service, a_body("demo.a", threads=2), origin="yours/pipeline.py", replaces=agreed)
+        assert caught.value.replaces == "mine/pipeline.py" and caught.value.stops == []
+        assert "mine/pipeline.py" in caught.value.why and "yours/pipeline.py" in caught.value.why
+    assert everything(service, "demo.a") == before
+    compiled = {**a_pipeline(a_body("demo.a")), "origin": "yours/pipeline.py"}
+    assert service.plan_submit(compiled)[1] == "mine/pipeline.py"
+    done = submit(
+        service, a_body("demo.a", threads=2), origin="yours/pipeline.py", replaces="mine/pipeline.py"
+    )
+    assert done.done == {"demo.a": "updated"}
+    assert service.plan_submit(compiled)[1] == ""
+
+
+def test_the_answer_to_a_submit_that_an_earlier_release_kept_is_read(service: JobService) -> None:
+    compiled = a_pipeline(a_body("demo.a"))
+    request = hashlib.sha256(json.dumps({"submit": compiled}, sort_keys=True).encode()).hexdigest()
+    with service._store.database.transaction() as connection:
+        keep_answer(
+            connection, actor=DEVELOPER.name, key="k", request=request, answer={"demo.a": 7}, now_ms=1
+        )
+    assert submit(service, a_body("demo.a"), key="k") == Submitted(jobs={"demo.a": 7}, done={})
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ class Board:
         return alarm
 
 
+def test_alarms_of_a_job_at_rest_are_over_at_once_whoever_saw_them():
+    """Plan: two sources see something; the job is stopped, and one source goes on speaking of it."""
+    board = Board()
+    assert board.report(NOW, LAG) == ["fired"]
+    stopped = RaiseAlert(key="stopped_for_capacity", text="stopped")
+    assert board.report(NOW, stopped, source="capacity") == ["fired"]
+    known = list(board.kept.values())
+    told = decide_alarms(known, "shops", {"capacity": (stopped,)}, [], now_ms=NOW + 1, at_rest=True)
+    assert board._take(told) == ["resolved"]
+    assert [alarm.key for alarm in board.kept.values() if alarm.is_firing] == ["stopped_for_capacity"]
+    assert board.report(NOW + 2, LAG) == ["fired"], "it runs again, and lags again"
+
+
 def test_the_same_trouble_is_told_once_and_its_end_once():
     board = Board()
     assert board.report(NOW, LAG) == ["fired"]

@@ -23,27 +23,50 @@ from penstock.streams.places import (
 from tests.contracts.buses import SPEC, assert_three_parts
 
 
+def bus_of(folder: Path, given: str) -> str:
+    """The bus of a folder once something was started on it."""
+    settled = settle_bus(folder, given)
+    settled.keep()
+    return settled.place
+
+
+def rows_of(folder: Path, given: str) -> str:
+    settled = settle_rows(folder, given)
+    settled.keep()
+    return settled.place
+
+
+def test_what_is_settled_is_remembered_only_when_it_is_kept(tmp_path: Path):
+    """Plan: a bus is named and asked about; what comes next is refused; nothing is written."""
+    other = f"embedded:{tmp_path / 'elsewhere'}"
+    settled = settle_bus(tmp_path, other)
+    assert settled.place == other and not list(tmp_path.iterdir())
+    assert settle_bus(tmp_path, "").place == f"embedded:{tmp_path / 'bus'}"
+    settled.keep()
+    assert settle_bus(tmp_path, "").place == other
+
+
 def test_a_folder_has_its_own_bus_unless_another_is_named(tmp_path: Path):
-    assert settle_bus(tmp_path, "") == f"embedded:{tmp_path / 'bus'}"
+    assert bus_of(tmp_path, "") == f"embedded:{tmp_path / 'bus'}"
     assert kept_bus(tmp_path) == ""
     other = f"embedded:{tmp_path / 'elsewhere'}"
-    assert settle_bus(tmp_path, other) == other
-    assert settle_bus(tmp_path, "") == other == kept_bus(tmp_path)
+    assert bus_of(tmp_path, other) == other
+    assert bus_of(tmp_path, "") == other == kept_bus(tmp_path)
 
 
 def test_a_folder_with_streams_is_given_no_other_bus(tmp_path: Path):
     EmbeddedLog(tmp_path / "bus").create(SPEC)
     with pytest.raises(ConfigError, match="on another bus") as caught:
-        settle_bus(tmp_path, f"embedded:{tmp_path / 'elsewhere'}")
+        bus_of(tmp_path, f"embedded:{tmp_path / 'elsewhere'}")
     assert_three_parts(caught.value)
     assert kept_bus(tmp_path) == ""
-    assert settle_bus(tmp_path, f"embedded:{tmp_path / 'bus'}") == settle_bus(tmp_path, "")
+    assert bus_of(tmp_path, f"embedded:{tmp_path / 'bus'}") == bus_of(tmp_path, "")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"place": "x"}'])
 def test_a_damaged_note_is_named_not_guessed(tmp_path: Path, text: str):
     (tmp_path / "bus.json").write_text(text)
-    for look in (kept_bus, lambda folder: settle_bus(folder, "")):
+    for look in (kept_bus, lambda folder: bus_of(folder, "")):
         with pytest.raises(CorruptData, match="cannot tell on which bus") as caught:
             look(tmp_path)
         assert_three_parts(caught.value)
@@ -62,7 +85,7 @@ def test_what_is_no_bus_is_refused_before_anything_is_asked(tmp_path: Path, plac
 
 def test_a_broker_that_does_not_answer_is_named(tmp_path: Path):
     with pytest.raises(StoreUnavailable, match=r"no Kafka broker answers at 127\.0\.0\.1:1") as caught:
-        settle_bus(tmp_path, "kafka://127.0.0.1:1/x-")
+        bus_of(tmp_path, "kafka://127.0.0.1:1/x-")
     assert_three_parts(caught.value)
     assert "refused" in caught.value.why
     assert not list(tmp_path.iterdir())
@@ -70,27 +93,27 @@ def test_a_broker_that_does_not_answer_is_named(tmp_path: Path):
 
 def test_a_cluster_is_known_by_its_id_not_by_its_address(kafka: Any, tmp_path: Path):
     place = kafka.new_place()
-    assert settle_bus(tmp_path, place) == place
+    assert bus_of(tmp_path, place) == place
     open_log(place).create(SPEC)
     moved = place.replace("127.0.0.1", "localhost")
-    assert settle_bus(tmp_path, moved) == moved == settle_bus(tmp_path, "")
+    assert bus_of(tmp_path, moved) == moved == bus_of(tmp_path, "")
     for wrong in (kafka.new_place(), f"embedded:{tmp_path / 'bus'}"):
         with pytest.raises(PenstockError, match="on another bus"):
-            settle_bus(tmp_path, wrong)
+            bus_of(tmp_path, wrong)
 
 
 def test_rows_are_kept_in_the_folder_or_where_they_were_before(postgres: Any, tmp_path: Path):
     own = f"sqlite:{tmp_path / 'rows'}"
-    assert settle_rows(tmp_path, "") == own
+    assert rows_of(tmp_path, "") == own
     assert kept_rows(tmp_path) == ""
     place = postgres.new_database()
-    assert settle_rows(tmp_path, place) == place == settle_rows(tmp_path, "") == kept_rows(tmp_path)
+    assert rows_of(tmp_path, place) == place == rows_of(tmp_path, "") == kept_rows(tmp_path)
     assert (tmp_path / "rows.json").stat().st_mode & 0o077 == 0, "an address may carry a password"
     moved = place + "&application_name=moved"
-    assert settle_rows(tmp_path, moved) == moved == kept_rows(tmp_path)
+    assert rows_of(tmp_path, moved) == moved == kept_rows(tmp_path)
     for wrong in (postgres.new_database(), own):
         with pytest.raises(ConfigError, match="in another row store") as caught:
-            settle_rows(tmp_path, wrong)
+            rows_of(tmp_path, wrong)
         assert_three_parts(caught.value)
     assert kept_rows(tmp_path) == moved
 
@@ -98,7 +121,7 @@ def test_rows_are_kept_in_the_folder_or_where_they_were_before(postgres: Any, tm
 def test_a_folder_with_states_is_given_no_other_rows(postgres: Any, tmp_path: Path):
     (tmp_path / "rows").mkdir()
     with pytest.raises(ConfigError, match="in another row store"):
-        settle_rows(tmp_path, postgres.new_database())
+        rows_of(tmp_path, postgres.new_database())
     assert kept_rows(tmp_path) == ""
 
 

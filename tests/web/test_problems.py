@@ -28,6 +28,8 @@ from tests.web.world import World, a_client
 def raised(kind: type[PenstockError]) -> PenstockError:
     if kind is errors.VersionConflict:
         return errors.VersionConflict("job 'a'", expected=3, actual=5)
+    if kind is errors.NeedsConsent:
+        return errors.NeedsConsent("demo", stops=["demo.a"], replaces="a/b.py", origin="c/d.py")
     if issubclass(kind, errors.ComputationFailed):
         return kind("what", why="why", fix="fix", job="a", key="k", offset=7)
     return kind("what [x]", why="why\nin two lines", fix="fix ü")
@@ -68,6 +70,7 @@ def test_the_kinds_are_all_there_are():
         (errors.Refused("x"), 403),
         (errors.KeyReused("x"), 422),
         (errors.VersionConflict("x", expected=1, actual=2), 409),
+        (errors.NeedsConsent("x", stops=["x.a"], replaces="", origin=""), 409),
         (errors.EnvironmentProblem("x"), 400),
         (errors.OutcomeUnknown("x"), 503),
         (errors.DiskFull("x"), 507),

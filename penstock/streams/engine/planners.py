@@ -42,7 +42,7 @@ class Planners:
                 **{name: shlex.quote(str(value)) for name, value in {**names, "folder": folder}.items()}
             )
         )
-        self.python.chmod(0o755)
+        self.python.chmod(0o700)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             _bind(listener, folder)
             listener.listen(64)
