@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.tidy_rules import ROOT
+from tests.waiting import LIMIT_S
 
 
 def load_script() -> ModuleType:
@@ -132,7 +133,7 @@ def test_without_a_python_the_script_says_what_to_type(tmp_path):
         env={"PATH": str(tools)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 1

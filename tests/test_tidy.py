@@ -10,6 +10,7 @@ import pytest
 
 from tests import tidy_rules as tidy
 from tests.tidy_rules import ROOT, RULES, Rule, Source
+from tests.waiting import LIMIT_S
 
 SOURCES = tidy.package_sources()
 KAFKA = ("penstock.streams.bus.kafka_", "penstock.streams.bus.avro")
@@ -54,9 +55,26 @@ def test_a_text_file_says_nothing_it_should_not(path: Path):
         and tidy.PATCHES.search(text)
     ):
         complaints.append("patches what it tests: pass a fake instead")
+    name = path.relative_to(ROOT).as_posix()
+    is_test = path.suffix == ".py" and name.startswith("tests/") and not name.startswith(tidy.MAY_TIME)
+    if is_test and path.name not in ("tidy_rules.py", "test_tidy.py") and tidy.OWN_LIMITS.search(text):
+        complaints.append("has a limit in seconds of its own: wait with tests/waiting.py")
     if path.suffix == ".py" and text.count("\n") > tidy.LINES_MAX:
         complaints.append(f"has more than {tidy.LINES_MAX} lines")
     assert not complaints, "\n".join(["", *complaints])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "end = time.monotonic() + 5",
+        "assert time.monotonic() - began < 5",
+        "process.wait(10)",
+        "run(timeout=60)",
+    ],
+)
+def test_a_limit_of_a_tests_own_is_found(text: str):
+    assert tidy.OWN_LIMITS.search(text)
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
@@ -84,7 +102,7 @@ def test_the_control_plane_imports_without_its_extras():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

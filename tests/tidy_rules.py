@@ -402,6 +402,19 @@ REGISTRIES = re.compile(
     ),
     flags=re.MULTILINE,
 )  # fmt: skip
+# Ten seconds are short on a busy machine, and a bound on what something took is a claim about the machine.
+OWN_LIMITS = re.compile(
+    r"monotonic\(\) ?[+<]|assert .*(?:monotonic|perf_counter|time)\(\) - \w+ <"
+    r"|\.(?:wait|join|result|exception|communicate)\((?:timeout=)?[0-9.]+\)|\btimeout=[0-9]{1,2}\b"
+)
+# Drills and storms measure recoveries, and say how long they may take.
+MAY_TIME = (
+    "tests/drills/",
+    "tests/e2e/storm.py",
+    "tests/streams/bus/stress.py",
+    "tests/kafka.py",
+    "tests/waiting.py",
+)
 PATCHES = re.compile(r"\bmock\.patch\b|\bfrom unittest import mock\b|\bimport unittest\.mock\b|\bmocker\b")
 LOCK_LINE = re.compile(
     r"^(?:[a-z0-9][a-z0-9.-]*==[0-9][0-9a-z.+]*(?: ; [^/]+)? \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?| *#[^/\\]*|)$"

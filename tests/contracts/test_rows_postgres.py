@@ -26,7 +26,7 @@ from penstock.streams.rows.row_store import Changes, IntervalRow
 from penstock.streams.rows.scanning import key_after
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 from tests.core.test_postgres_store import cutting_proxy
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, join
 
 
 @pytest.fixture
@@ -300,10 +300,10 @@ def test_a_worker_paused_while_it_sends_does_not_lock_its_successor_out(
         states = {"k": b"x" * 4_000_000}
         thread = threading.Thread(target=_ignoring, args=(lambda: commit(slow, owned, states=states),))
         thread.start()
-        assert proxy.stalled.wait(20)
+        assert proxy.stalled.wait(LIMIT_S)
         successor = rows.acquire(REF, generation=1, shard_epoch=2)
         proxy.go_on()
-        thread.join(20)
+        join(thread)
     assert rows.snapshot(REF, token=successor.token, keys=states, timers_up_to=0).states == {}
 
 

@@ -76,7 +76,7 @@ class Platform:
         kin = kin_of(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(LIMIT_S) == 0
-        left: list[psutil.Process] = psutil.wait_procs(kin, timeout=60)[1]
+        left: list[psutil.Process] = psutil.wait_procs(kin, timeout=LIMIT_S)[1]
         return left
 
     def kill(self) -> None:

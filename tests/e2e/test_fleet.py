@@ -169,7 +169,7 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
     kin = kin_of(fleet.host.pid)
     fleet.host.send_signal(signal.SIGTERM)
     assert fleet.host.wait(LIMIT_S) == 0
-    assert psutil.wait_procs(kin, timeout=60)[1] == []
+    assert psutil.wait_procs(kin, timeout=LIMIT_S)[1] == []
     states = {row["name"]: row["state"] for row in fleet.client.containers()}
     assert states["far"] == "dead"
     fleet.assert_each_once(6)

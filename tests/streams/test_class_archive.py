@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.streams.engine.class_archive import QUIET, archive_key, archive_of, archive_options, link_home
+from tests.waiting import LIMIT_S
 
 JARS = (("spark-core.jar", 10, 1), ("spark-sql.jar", 20, 2))
 HOME = os.environ.get("JAVA_HOME")
@@ -55,6 +56,6 @@ def test_java_starts_without_a_word_when_the_archive_is_damaged(tmp_path: Path, 
     archive = tmp_path / "damaged.jsa"
     archive.write_bytes(content)
     command = [JAVA, *shlex.split(QUIET), f"-XX:SharedArchiveFile={archive}", "-version"]
-    plain = subprocess.run([JAVA, "-version"], capture_output=True, text=True, timeout=60, check=True)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    plain = subprocess.run([JAVA, "-version"], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert (done.stdout, done.stderr.replace(", sharing", "")) == ("", plain.stderr.replace(", sharing", ""))

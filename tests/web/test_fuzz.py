@@ -33,6 +33,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.token_store import ROLES
 from penstock.web.api import PREFIX
 from tests.builders import ADMIN, a_body
+from tests.waiting import LIMIT_S
 from tests.web.served import Served, served
 from tests.web.test_access import ROUTES
 from tests.web.world import JOB
@@ -63,6 +64,7 @@ WITHOUT_INPUT = {"/health", "/status", "/categories", "/layers", "/tokens", "/si
 every_operation = pytest.mark.parametrize(
     ("method", "path"), OPERATIONS, ids=[" ".join(o) for o in OPERATIONS]
 )
+
 # Mostly as somebody who gets far.
 callers = st.sampled_from(["admin"] * 6 + sorted(ROLES))
 
@@ -108,7 +110,7 @@ def fuzz(world: Served, operation: Any, mode: GenerationMode) -> None:
             if mode is GenerationMode.POSITIVE:
                 case.query["wait_s"] = 0
         headers = {"Authorization": f"Bearer {world.tokens[role]}"}
-        case.call_and_validate(base_url=world.server.url, headers=headers, checks=CHECKS, timeout=20)
+        case.call_and_validate(base_url=world.server.url, headers=headers, checks=CHECKS, timeout=LIMIT_S)
 
     run()
 

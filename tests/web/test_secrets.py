@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.client import Client
 from penstock.core.errors import PenstockError
 from tests.builders import a_body
+from tests.waiting import LIMIT_S
 from tests.web.served import Served, served
 from tests.web.test_access import ROUTES, filled
 from tests.web.world import JOB
@@ -48,7 +49,7 @@ def everything_answered(world: Served, token: str) -> Iterator[str]:
     import httpx
 
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=f"{world.server.url}/api/v1", timeout=20) as http:
+    with httpx.Client(base_url=f"{world.server.url}/api/v1", timeout=LIMIT_S) as http:
         for method, path, _, body in ROUTES:
             for extra in ({}, {"params": {"nonsense": "1"}}, {"headers": {"If-Match": "nonsense"}}):
                 given = {**headers, **extra.pop("headers", {})}  # type: ignore[arg-type]

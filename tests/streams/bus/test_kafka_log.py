@@ -81,9 +81,9 @@ def test_a_topic_made_anew_is_another_category(log: KafkaLog, place: KafkaPlace,
     log.report_low("clicks", producer="a", epoch=1, low=7, now_ms=0)
     old, topic = log.describe("clicks").birth, place.topic("clicks")
     admin.delete_topics([topic])[topic].result()
-    until(lambda: topic not in admin.list_topics(timeout=60).topics)
+    until(lambda: topic not in admin.list_topics(timeout=LIMIT_S).topics)
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result()
-    until(lambda: topic in admin.list_topics(timeout=60).topics)
+    until(lambda: topic in admin.list_topics(timeout=LIMIT_S).topics)
     with pytest.raises(CorruptData) as caught:
         publish(log, "a", 4, 6)
     assert_three_parts(caught.value)
@@ -97,7 +97,7 @@ def test_a_topic_made_anew_is_another_category(log: KafkaLog, place: KafkaPlace,
 def test_a_topic_whose_partitions_grew_stops_by_name(log: KafkaLog, place: KafkaPlace, admin: AdminClient):
     topic = place.topic("clicks")
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
-    until(lambda: len(admin.list_topics(timeout=60).topics[topic].partitions) == 3)
+    until(lambda: len(admin.list_topics(timeout=LIMIT_S).topics[topic].partitions) == 3)
     with pytest.raises(ConfigError) as caught:
         publish(log, "a", 1, 3)
     assert_three_parts(caught.value)
