@@ -139,11 +139,27 @@ class FleetJobs:
     def facts(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
     ) -> JobFacts | NoFrame:
-        now_ms, view = self._clock.now_ms(), self._views.get(name) or self._view(name)
-        look = self._last if 0 <= now_ms - self._last.at_ms <= STALE_MS else self._look()
+        view = self._views.get(name) or self._view(name)
+        look = self._last if 0 <= self._clock.now_ms() - self._last.at_ms <= STALE_MS else self._look()
+        return self._facts(name, view, look, metrics, minutes, if_known)
+
+    def facts_now(self, name: str, if_known: tuple[str, ...], minutes: int) -> JobFacts | NoFrame:
+        """The same for somebody who asks: the job and its tasks now, whatever is known."""
+        return self._facts(name, self._view(name), self._look(), (), minutes, if_known)
+
+    def _facts(
+        self,
+        name: str,
+        view: JobView | None,
+        look: _Look,
+        metrics: tuple[str, ...],
+        minutes: int,
+        if_known: tuple[str, ...],
+    ) -> JobFacts | NoFrame:
+        now_ms = self._clock.now_ms()
         running = None if view is None else _running(view)
         if view is None or running is None or name not in look.counts:
-            return NoFrame(job=name, reason="it does not run any more", metrics=metrics)
+            return NoFrame(job=name, reason="it does not run now", metrics=metrics)
         reports, task_count = look.of(name), look.counts[name][1]
         heard = len({report.task_id for _, report in reports})
         if metrics and heard < task_count:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -12,9 +13,9 @@ from penstock.core.errors import NotFound, PenstockError
 from penstock.core.token_store import Caller
 from penstock.jobs.config import JobConfig
 from penstock.jobs.job_view import JobView
-from penstock.resources.frames import Frame, NoFrame
+from penstock.resources.frames import NoFrame
+from penstock.resources.policies.doctor.doctor_policy import patient_of
 from penstock.resources.policies.doctor.examine import examine
-from penstock.resources.policies.doctor.now_frame import frame_of_now
 from penstock.resources.policies.doctor.patient import (
     METRICS,
     MINUTES,
@@ -22,7 +23,6 @@ from penstock.resources.policies.doctor.patient import (
     Patient,
     WatermarkFacts,
 )
-from penstock.resources.policies.facts import TaskFacts, task_facts
 from penstock.tasks.shard_load import KINDS
 from penstock.web import replies
 from penstock.web.answers import answer
@@ -33,44 +33,35 @@ from penstock.web.replies import problems
 from penstock.web.watermarks import watermarks_of
 
 JOURNAL_MAX = 50
-# (job, metrics, minutes): the history of a job. Without one the doctor has what tasks say now.
-Frames = Callable[[str, tuple[str, ...], int], Frame | NoFrame]
 
 
-def add_doctor_routes(
-    router: APIRouter, plane: ControlPlane, guard: Guard, frames: Frames | None = None
-) -> None:
+def add_doctor_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:
     """What is wrong with a job."""
 
     @router.get("/jobs/{name}/doctor", response_model=replies.Examination, responses=problems(404))
     @LONG
     def get_doctor(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
         """What is wrong with a job, why, how sure that is, and what to do; what was ruled out."""
-        return answer(examine(gather_patient(plane, name, frames)).to_json())
+        return answer(examine(gather_patient(plane, name)).to_json())
 
 
-def gather_patient(plane: ControlPlane, name: str, frames: Frames | None = None) -> Patient:
-    """All that is known of a job. What does not answer is left out: the doctor says so."""
-    view, now_ms = plane.jobs.view(name), plane.clock.now_ms()
-    running = view.running
-    config = running.config if running is not None else _whole(view)
-    hosts = {row.name: row.host for row in plane.fleet.containers()}
-    tasks = task_facts(plane.fleet.task_reports(name), hosts)
+def gather_patient(plane: ControlPlane, name: str) -> Patient:
+    """All that is known of a job: what its policies are shown, and what only the control plane has.
+
+    What does not answer is left out: the doctor says so.
+    """
+    view = plane.jobs.view(name)
+    patient = _shown_to_policies(plane, view)
+    streaming = patient.config["kind"] in ("stateless", "stateful")
     writes = plane.jobs.history(name, layer="provisioner", limit=2)
-    streaming = config["kind"] in ("stateless", "stateful")
-    package = config.get("package") or {}
-    return Patient(
-        job=name,
-        at_ms=now_ms,
-        config=config,
+    package = patient.config.get("package") or {}
+    return replace(
+        patient,
         state=view.state,
         problem=view.quarantine.reason if view.quarantine is not None else view.problem,
-        task_count=0 if running is None else len(set(running.mapping)),
-        tasks=tasks,
-        frame=_frame(name, tasks, now_ms, frames),
         journal=plane.journal.entries(subject=name, limit=JOURNAL_MAX),
-        watermarks=_watermarks(plane, name) if streaming and running is not None else (),
-        inputs=tuple(_input(plane, source["category"]) for source in config["inputs"]),
+        watermarks=_watermarks(plane, name) if streaming and view.running is not None else (),
+        inputs=tuple(_input(plane, source["category"]) for source in patient.config["inputs"]),
         is_package_there=not package or plane.packages.has(str(package["hash"])),
         container_memory_mb=_smallest(plane),
         user_update_ms=writes[0].at_ms if writes else None,
@@ -78,9 +69,16 @@ def gather_patient(plane: ControlPlane, name: str, frames: Frames | None = None)
     )
 
 
-def _frame(name: str, tasks: tuple[TaskFacts, ...], now_ms: int, frames: Frames | None) -> Frame | NoFrame:
-    found = None if frames is None else frames(name, METRICS, MINUTES)
-    return found if isinstance(found, Frame) else frame_of_now(name, tasks, now_ms=now_ms)
+def _shown_to_policies(plane: ControlPlane, view: JobView) -> Patient:
+    """The hour of minutes that is kept, and what its tasks say now."""
+    try:
+        facts = plane.policies.jobs.facts_now(view.name, METRICS, MINUTES)
+    except PenstockError:
+        facts = plane.policies.jobs.facts_now(view.name, (), MINUTES)  # what is kept cannot be read
+    if not isinstance(facts, NoFrame):
+        return patient_of(facts)
+    config = _whole(view) if view.running is None else view.running.config
+    return Patient(job=view.name, at_ms=plane.clock.now_ms(), config=config, frame=facts)
 
 
 def _whole(view: JobView) -> Mapping[str, Any]:
@@ -97,15 +95,15 @@ def _input(plane: ControlPlane, category: str) -> InputFacts:
     except NotFound:
         return InputFacts(category=category, exists=False)
     except PenstockError:
-        return InputFacts(category=category)  # the bus does not answer, which is not the job's fault
+        return InputFacts(category=category, is_known=False)  # which is not the job's fault
     return InputFacts(category=category, retention_ms=spec.retention_ms, lateness_ms=spec.lateness_ms)
 
 
-def _watermarks(plane: ControlPlane, name: str) -> tuple[WatermarkFacts, ...]:
+def _watermarks(plane: ControlPlane, name: str) -> tuple[WatermarkFacts, ...] | None:
     try:
         held = watermarks_of(plane, name, None)["held_back"]
     except PenstockError:
-        return ()
+        return None
     return tuple(
         WatermarkFacts(
             category=item["category"],

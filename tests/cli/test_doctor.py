@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from penstock.cli.doctoring import doctor_text
+from penstock.streams.testing import wait_for
+from penstock.tasks.messages import Heartbeat, TaskReport
 from tests.cli.test_tables import shown
 from tests.cli.world import PARSE, Run, World
 
@@ -16,6 +19,39 @@ def test_a_job_is_examined(world: World, run: Run):
     assert found["job"] == PARSE and found["ruled_out"]
     said = run("doctor", PARSE, "--folder", world.folder).text
     assert "well:" in said
+
+
+def test_what_the_doctor_advises_can_be_typed_as_it_is_printed(world: World, run: Run):
+    """Plan: a container beats that its task is full and far behind; every `oncall set` printed is typed."""
+    plane = world.plane
+    wait_for(lambda: PARSE in plane.task_service.task_counts(), "the job to be in the task list")
+    generation, task_count = plane.task_service.task_counts()[PARSE]
+    plane.register_container("c1", "i", folder_id="f")
+    metrics = {
+        "busy": 0.97,
+        "lag_s": 500.0,
+        "lag_records": 5e4,
+        "processed_rate": 100.0,
+        "batch_ms": 32_136.0,
+    }
+    tasks = tuple(
+        TaskReport(
+            task_id=f"{PARSE}/{n}",
+            job=PARSE,
+            generation=generation,
+            shard=0,
+            state="running",
+            metrics=metrics,
+        )
+        for n in range(task_count)
+    )
+    plane.on_heartbeat(Heartbeat(container="c1", incarnation="i", sequence=1, tasks=tasks))
+    found = run("doctor", PARSE, "--folder", world.folder, "-o", "json").json
+    commands = [advice["command"] for each in found["findings"] for advice in each["todo"]]
+    typed = [shlex.split(line)[1:] for line in commands if line.startswith("penstock oncall set")]
+    assert any("task_count=" in word for words in typed for word in words)
+    for words in typed:
+        assert run(*words, "--folder", world.folder).code == 0, words
 
 
 def test_a_name_that_nothing_has_is_refused(shared: World, run: Run):

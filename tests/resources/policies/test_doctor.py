@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.main import program
-from penstock.jobs.config import JobConfig
+from penstock.cli.overrides import _setting
+from penstock.jobs.config import JobConfig, validate_config
+from penstock.jobs.layers import merge_json
 from penstock.resources.frames import NoFrame
 from penstock.resources.policies.controls import ControlSettings
 from penstock.resources.policies.doctor.doctor_policy import JobDoctor, alerts_of
@@ -28,6 +30,7 @@ from penstock.resources.policies.doctor.patient import (
     WatermarkFacts,
 )
 from penstock.resources.policies.policy import Nothing, RaiseAlert, Verdict, evaluate
+from tests.builders import a_body
 from tests.resources.policies.kit import NOW_MS, a_config, a_frame, a_task, some_facts
 
 WELL = {
@@ -61,6 +64,8 @@ def a_patient(minutes: dict[str, Any] | None = None, /, **changes: Any) -> Patie
         "watermarks": (WatermarkFacts(category="totals", age_s=2.0, who="", because=""),),
         "engines": (EngineFacts(container="c0", cpu=1.0, cpu_max=4.0, memory_mb=900, memory_max_mb=4096),),
         "container_memory_mb": 16_000.0,
+        "is_package_there": True,
+        "state": "running",
     }
     return Patient(**(values | changes))
 
@@ -203,6 +208,85 @@ def test_every_command_that_is_advised_exists_with_its_options(name: str):
                     assert setting[1].split(".")[0] in JobConfig.model_fields, line
 
 
+def changed_by(line: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with what `penstock oncall set` would write: its own reading of the setting, merged."""
+    path, value = _setting(shlex.split(line)[4])
+    change: Any = value
+    for part in reversed(path.split(".")):
+        change = {part: change}
+    return merge_json(config, change)
+
+
+EDGES: dict[str, Patient] = {
+    "at the limit of an unprivileged job": a_patient(
+        {"lag_s": 200.0, "busy_mean": 0.97}, config=a_config(task_count_max=32, partitions=64), task_count=32
+    ),
+    "near its limit": a_patient(
+        {"lag_s": 200.0, "busy_mean": 0.97}, config=a_config(task_count_max=6, partitions=64)
+    ),
+    "an even number beyond its limit": a_patient(config=a_config(partitions=14, task_count_max=5)),
+    "no container has more memory": failing("OutOfMemoryError", container_memory_mb=1100.0),
+    "nothing is promised": a_patient(config=a_config(slo={"lag_s": 31_536_000.0}, trigger_ms=1)),
+    "a short promise": a_patient(config=a_config(slo={"lag_s": 0.001})),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TROUBLES | EDGES))
+def test_every_setting_that_is_advised_is_taken_and_changes_something(name: str):
+    """Plan: what the command would write is merged and validated as the control plane does."""
+    patient = (TROUBLES | EDGES)[name]
+    base = merge_json(
+        a_body("shops.total", plan={"stages": [], "key": None, "computation": None, "late": "drop"}),
+        {key: value for key, value in patient.config.items() if key not in ("kind", "package", "outputs")},
+    )
+    validate_config("shops.total", base)
+    for line in commands_of(examine(patient)):
+        if shlex.split(line)[1:3] == ["oncall", "set"]:
+            after = changed_by(line, base)
+            assert validate_config("shops.total", after) and after != base, line
+
+
+def test_the_advice_about_a_trigger_is_bounded_and_is_not_given_again():
+    """Plan: batches of some length; whatever is advised, the trouble is gone with it, and half the SLO kept."""
+    for batch_ms in (2_500.0, 9_000.0, 10_000.0, 32_136.0, 1e7):
+        tasks = tuple(a_task(n, batch_ms=batch_ms) for n in range(4))
+        for slo_s in (1.0, 8.0, 90.0):
+            config = a_config(slo={"lag_s": slo_s})
+            patient = a_patient(
+                {"lag_s": 0.5}, tasks=tuple(replace(t, lag_s=0.5) for t in tasks), config=config
+            )
+            lines = [line for line in commands_of(examine(patient)) if "trigger_ms" in line]
+            assert len(lines) <= 1 and not (batch_ms > 10_000 and lines)
+            for line in lines:
+                after = changed_by(line, config)
+                assert after["trigger_ms"] <= min(10_000, slo_s * 500)
+                again = commands_of(examine(replace(patient, config=after)))
+                assert not any("trigger_ms" in each for each in again)
+
+
+def test_a_rule_without_its_inputs_says_not_known_and_rules_nothing_out():
+    """Plan: of every rule that needs something, each part is left out by itself."""
+    parts: dict[str, dict[str, Any]] = {
+        "missing package": {"is_package_there": None},
+        "missing category": {"inputs": None},
+        "retention": {"inputs": None},
+        "watermark": {"watermarks": None},
+        "stuck change": {"state": ""},
+        "exceptions": {"tasks": ()},
+        "crash loop": {"tasks": ()},
+        "stragglers": {"tasks": ()},
+        "partitions": {"task_count": 0},
+    }
+    for rule, part in parts.items():
+        examination = examine(a_patient(**part))
+        assert rule not in examination.ruled_out and rule in dict(examination.not_known), rule
+    silent = a_patient({"lag_s": np.array([200.0] * 50 + [np.nan] * 10)}, tasks=())
+    examination = examine(silent)
+    assert "lag" in dict(examination.not_known), "what was so ten minutes ago is no news"
+    deaf = a_patient(inputs=(InputFacts(category="sales", is_known=False),))
+    assert {"missing category", "retention"} <= dict(examine(deaf).not_known).keys()
+
+
 def test_a_poison_record_is_named_with_its_place():
     finding = found(TROUBLES["poison_record"], "poison_record")
     assert finding.evidence == {"category": "sales", "partition": 3, "offset": 4711}
@@ -325,9 +409,10 @@ def test_whatever_the_numbers_are_there_is_an_answer(frame, partitions, tasks):
 
 
 def test_as_a_policy_it_alarms_and_changes_nothing():
+    behind = (a_task(number, lag_s=300.0, busy=0.95) for number in range(4))
     ill = evaluate(
         JobDoctor(),
-        some_facts(frame=a_frame(60, **(WELL | {"lag_s": 300.0, "busy_mean": 0.95}))),
+        some_facts(*behind, frame=a_frame(60, **(WELL | {"lag_s": 300.0, "busy_mean": 0.95}))),
         ControlSettings(),
     )
     assert isinstance(ill, Verdict) and isinstance(ill.resolution, RaiseAlert)

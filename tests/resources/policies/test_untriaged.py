@@ -46,7 +46,8 @@ def test_a_hiccup_is_no_problem():
 
 
 def test_what_the_doctor_knows_is_left_to_whoever_can_help():
-    verdict = look(frame={"busy_mean": 0.97})
+    busy = [a_task(n, busy=0.97, lag_s=300.0) for n in range(4)]
+    verdict = look(*busy, frame={"busy_mean": 0.97})
     assert isinstance(verdict.resolution, Nothing) and "known" in verdict.resolution.reason
 
 

@@ -5,26 +5,34 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command
+from penstock.jobs.config import TASKS_MAX, TASKS_UNPRIVILEGED_MAX
+from penstock.jobs.config_rules import ISOLATED_MEMORY_MB_MIN
+from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, more_tasks, set_command
 from penstock.resources.policies.doctor.patient import Patient
 
 # Turbine V-E: a task larger than this share of a container is hard to move.
 TASK_SHARE_MAX = 0.2
+BATCH_COST_MAX_MS = 10_000
 RETENTION_WARN, RETENTION_CRITICAL = 0.5, 0.8
 
 
 def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Batches against the time between their starts."""
     batches = [task.batch_ms for task in patient.tasks if task.batch_ms]
-    trigger_ms, lag = int(patient.config["trigger_ms"]), patient.series("lag_s")
+    trigger_ms, lag_s = int(patient.config["trigger_ms"]), patient.last("lag_s")
     if not batches:
         yield NotKnown(reason="nobody reports how long its batches take")
         return
     longest = max(batches)
     evidence = {"batch_ms": round(longest), "trigger_ms": trigger_ms}
-    if 0 < trigger_ms < longest / 2 and lag is not None and lag[-1] <= patient.lag_slo_s:
-        wanted = min(int(longest), int(patient.lag_slo_s * 500))
-        if wanted > trigger_ms:
+    # What a batch costs by itself is seconds at most. One that is longer has that much to do with its
+    # records, and a longer trigger would only make it wait.
+    if 0 < trigger_ms < longest / 2 and longest <= BATCH_COST_MAX_MS:
+        if lag_s is None:
+            yield NotKnown(reason=f"whether it keeps up is not known: {patient.why_unknown('lag_s')}")
+            return
+        wanted = min(int(longest), int(patient.lag_slo_s * 250))
+        if lag_s <= patient.lag_slo_s and wanted > trigger_ms:
             yield Finding(
                 name="trigger_short",
                 category="configuration",
@@ -63,16 +71,21 @@ def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
 def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
     """As many tasks as partitions, or partitions that cannot be dealt evenly."""
     count, tasks = int(patient.config["partitions"]), patient.task_count
-    lag = patient.series("lag_s")
-    if tasks < 1 or patient.config.get("kind") == "process":
+    lag_s = patient.last("lag_s")
+    if patient.config.get("kind") == "process":
+        return
+    if tasks < 1:
+        yield NotKnown(reason="it has no tasks now")
         return
     evidence = {"partitions": count, "tasks": tasks}
-    if lag is not None and lag[-1] > patient.lag_slo_s and tasks >= count:
+    if tasks >= count and lag_s is None:
+        yield NotKnown(reason=f"whether it keeps up is not known: {patient.why_unknown('lag_s')}")
+    elif lag_s is not None and lag_s > patient.lag_slo_s and tasks >= count:
         yield Finding(
             name="partitions_few",
             category="configuration",
             severity="warning",
-            symptom=f"it lags {lag[-1]:.0f} s with {tasks} tasks on {count} partitions",
+            symptom=f"it lags {lag_s:.0f} s with {tasks} tasks on {count} partitions",
             cause="a partition is read by one task, so more tasks cannot be",
             confidence=0.8,
             evidence=evidence,
@@ -95,7 +108,9 @@ def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
             ),
         )
     elif tasks < count and count % tasks and count / tasks < 4:
-        even = next((n for n in range(tasks, count + 1) if count % n == 0), count)
+        allowed = min(count, int(patient.config["task_count_max"]))
+        divisors = [n for n in range(1, allowed + 1) if count % n == 0]
+        even = next((n for n in divisors if n > tasks), divisors[-1])
         most = -(-count // tasks)
         yield Finding(
             name="partitions_uneven",
@@ -176,14 +191,7 @@ def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
             cause="no container can take it",
             confidence=0.95,
             evidence={"memory_mb": reserved, "container_memory_mb": most},
-            todo=(
-                Advice(
-                    text="smaller tasks",
-                    command=set_command(
-                        patient.job, "resources.memory_mb", max(1, int(most * TASK_SHARE_MAX)), "must fit"
-                    ),
-                ),
-            ),
+            todo=_smaller_tasks(patient, most),
         )
     elif reserved > TASK_SHARE_MAX * most:
         yield Finding(
@@ -198,38 +206,45 @@ def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
         )
 
 
+def _smaller_tasks(patient: Patient, most_mb: float) -> tuple[Advice, ...]:
+    """So much memory that a container can take it, if a task can do with that."""
+    least = ISOLATED_MEMORY_MB_MIN if patient.config.get("isolation") == "process" else 1
+    wanted = max(least, int(most_mb * TASK_SHARE_MAX))
+    if wanted > most_mb:
+        return (Advice(text=f"start containers that have more than the {least} MB a task needs"),)
+    command = set_command(patient.job, "resources.memory_mb", wanted, "must fit")
+    return (Advice(text="smaller tasks", command=command),)
+
+
 def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
     """How near its lag is to the records' deletion."""
-    limits = [source for source in patient.inputs if source.retention_ms > 0]
-    lag = patient.series("lag_s")
+    if patient.inputs is None and patient.config.get("inputs"):
+        yield NotKnown(reason="nobody asked the bus how long it keeps its inputs")
+    for source in patient.inputs or ():
+        if not source.is_known:
+            yield NotKnown(reason=f"the bus does not say how long it keeps {source.category}")
+    limits = [source for source in patient.inputs or () if source.retention_ms > 0]
+    lag_s = patient.last("lag_s")
     if not limits:
         return
-    if lag is None:
-        yield NotKnown(reason="its lag is not known")
+    if lag_s is None:
+        yield NotKnown(reason=f"its lag is not known: {patient.why_unknown('lag_s')}")
         return
     for source in limits:
-        share = float(lag[-1]) * 1000 / source.retention_ms
+        share = lag_s * 1000 / source.retention_ms
         if share >= RETENTION_WARN:
             yield Finding(
                 name="retention_near",
                 category="configuration",
                 severity="critical" if share >= RETENTION_CRITICAL else "warning",
-                symptom=f"it lags {lag[-1]:.0f} s and {source.category} keeps records for "
+                symptom=f"it lags {lag_s:.0f} s and {source.category} keeps records for "
                 f"{source.retention_ms / 1000:g} s",
                 cause="records will be deleted before they are read",
                 confidence=0.9,
                 evidence={"share": round(share, 3), "category": source.category},
                 todo=(
                     Advice(text="let the category keep more, and let the job catch up"),
-                    Advice(
-                        text="more tasks now",
-                        command=set_command(
-                            patient.job,
-                            "task_count",
-                            min(int(patient.config["partitions"]), max(1, patient.task_count) * 2),
-                            "records would be lost",
-                        ),
-                    ),
+                    *more_tasks(patient, "more tasks now"),
                 ),
             )
 
@@ -237,27 +252,36 @@ def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
 def task_limit(patient: Patient) -> Iterator[Finding | NotKnown]:
     """It lags, and its limit of tasks keeps it from more."""
     most, count = int(patient.config["task_count_max"]), int(patient.config["partitions"])
-    lag = patient.series("lag_s")
-    if lag is None or lag[-1] <= patient.lag_slo_s or patient.task_count < most or most >= count:
+    lag_s = patient.last("lag_s")
+    if patient.task_count < most or most >= count:
         return
+    if lag_s is None:
+        yield NotKnown(reason=f"whether it keeps up is not known: {patient.why_unknown('lag_s')}")
+        return
+    if lag_s <= patient.lag_slo_s:
+        return
+    # A larger one would be refused.
+    wanted = min(count, most * 2, TASKS_MAX if patient.config.get("privileged") else TASKS_UNPRIVILEGED_MAX)
     yield Finding(
         name="task_limit",
         category="configuration",
         severity="warning",
-        symptom=f"it lags {lag[-1]:.0f} s with {patient.task_count} tasks, its limit",
+        symptom=f"it lags {lag_s:.0f} s with {patient.task_count} tasks, its limit",
         cause="the limit keeps a job from taking all there is; above it somebody has to say so",
         confidence=0.8,
         evidence={"task_count_max": most, "tasks": patient.task_count},
         todo=(
             Advice(
-                text="lift it for now (above 32 only for privileged jobs)",
-                command=set_command(patient.job, "task_count_max", min(count, most * 2), "a backlog"),
+                text="lift it for now",
+                command=set_command(patient.job, "task_count_max", wanted, "a backlog"),
             ),
             Advice(
                 text="and give it back",
                 command=f"penstock oncall clear {shlex.quote(patient.job)} task_count_max --why 'caught up'",
             ),
-        ),
+        )
+        if wanted > most
+        else (Advice(text=f"more than {most} tasks are for jobs that an admin has marked as privileged"),),
     )
 
 

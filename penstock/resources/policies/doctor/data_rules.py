@@ -3,62 +3,63 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from penstock.resources.policies.balance import OddTask, Uneven, Unknown, judge_balance
 from penstock.resources.policies.doctor.failure_kinds import kind_of
-from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command, tail_command
+from penstock.resources.policies.doctor.findings import (
+    Advice,
+    Finding,
+    NotKnown,
+    more_tasks,
+    set_command,
+    tail_command,
+)
 from penstock.resources.policies.doctor.patient import Patient
 
 BUSY, IDLE = 0.9, 0.5
 LATE_SHARE = 0.01
+BACKPRESSURE_MINUTES = 5  # fewer are a hiccup
 POISON_SHOWN = 3
 
 
 def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Over its SLO: because its tasks have too much to do, or because they wait for something."""
-    lags, busy = patient.series("lag_s"), patient.series("busy_mean")
-    if lags is None:
-        yield NotKnown(reason="its lag is not known")
+    """Over its SLO: its tasks have too much to do, or wait for something, or it cannot be told which."""
+    now, slo = patient.last("lag_s"), patient.lag_slo_s
+    if now is None:
+        yield NotKnown(reason=f"its lag is not known: {patient.why_unknown('lag_s')}")
         return
-    now, slo = float(lags[-1]), patient.lag_slo_s
     if now <= slo:
         return
-    waiting = patient.series("lag_records")
-    growth = (
-        0.0 if waiting is None or len(waiting) < 2 else float(waiting[-1] - waiting[-min(10, len(waiting))])
+    growth, busy = patient.growth("lag_records"), patient.series("busy_mean", 5)
+    trend = (
+        "" if growth is None else "and grows" if growth > 0 else "and shrinks" if growth < 0 else "and stays"
     )
-    trend = "and grows" if growth > 0 else "and shrinks" if growth < 0 else "and stays"
-    evidence: dict[str, float | int | str] = {
-        "lag_s": round(now, 1),
-        "slo_s": slo,
-        "growth_records": round(growth),
-    }
-    symptom = f"it lags {now:.0f} s, its SLO is {slo:g} s, {trend}"
+    evidence: dict[str, float | int | str] = {"lag_s": round(now, 1), "slo_s": slo}
+    if growth is not None:
+        evidence["growth_records"] = round(growth)
+    symptom = f"it lags {now:.0f} s, its SLO is {slo:g} s{trend and ', ' + trend}"
     if busy is None:
-        yield NotKnown(reason="how busy its tasks are is not known, so neither why it lags")
+        why = patient.why_unknown("busy_mean")
+        yield NotKnown(reason=f"{symptom}; why is not known, since how busy its tasks are is not: {why}")
         return
-    share = float(busy[-5:].mean())
+    share = float(busy.mean())
     evidence["busy_mean"] = round(share, 3)
-    command = set_command(
-        patient.job, "task_count", min(int(patient.config["partitions"]), patient.task_count * 2), "a backlog"
-    )
-    if not isinstance(judge_balance(patient.tasks), Uneven) and share >= BUSY:
+    failing = [task.task_id for task in patient.tasks if task.error]
+    if share >= BUSY and not isinstance(judge_balance(patient.tasks), Uneven):
         yield Finding(
             name="lag_overload",
             category="data",
-            severity="warning" if growth <= 0 else "critical",
+            severity="critical" if growth is not None and growth > 0 else "warning",
             symptom=symptom,
             cause=f"all its tasks are busy, {share:.0%} on the average: it has too little",
             confidence=0.85,
             evidence=evidence,
-            todo=(
-                Advice(text="more tasks; the auto scaler does so by itself where it may", command=command),
-            ),
+            todo=more_tasks(patient, "more tasks; the auto scaler does so by itself where it may"),
         )
-    elif share < IDLE and not any(task.error for task in patient.tasks):
+    elif share < IDLE and not failing:
         yield Finding(
             name="lag_waiting",
             category="data",
@@ -75,6 +76,51 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
                 ),
             ),
         )
+    elif IDLE <= share < BUSY:
+        yield _half_busy(patient, symptom, evidence, share=share, growth=growth)
+    elif failing:
+        yield NotKnown(reason=f"{symptom}; its tasks fail ({', '.join(failing[:3])}), which comes first")
+    else:
+        yield NotKnown(reason=f"{symptom}; its tasks are unevenly busy, which comes first")
+
+
+def _half_busy(
+    patient: Patient,
+    symptom: str,
+    evidence: Mapping[str, float | int | str],
+    *,
+    share: float,
+    growth: float | None,
+) -> Finding:
+    """Over its SLO with tasks that are neither full nor idle."""
+    job = shlex.quote(patient.job)
+    if growth is not None and growth < 0:
+        return Finding(
+            name="lag_catching_up",
+            category="data",
+            severity="info",
+            symptom=symptom,
+            cause=f"its tasks are {share:.0%} busy and read more than arrives: it works off a backlog",
+            confidence=0.6,
+            evidence=evidence,
+            todo=(Advice(text="wait, and look again", command=f"penstock doctor {job}"),),
+        )
+    return Finding(
+        name="lag_unexplained",
+        category="data",
+        severity="warning",
+        symptom=symptom,
+        cause=f"its tasks are {share:.0%} busy, neither full nor idle: part of the time they wait, and "
+        "for what is not known",
+        confidence=0.3,
+        evidence=evidence,
+        todo=(
+            Advice(
+                text="compare its minutes before and after the lag began",
+                command=f"penstock job metrics {job}",
+            ),
+        ),
+    )
 
 
 def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
@@ -114,6 +160,9 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
 def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Tasks that are busier for no more work."""
     found = judge_balance(patient.tasks)
+    if isinstance(found, Unknown):
+        yield NotKnown(reason=found.reason)
+        return
     if isinstance(found, Uneven) and (slow := _trouble(patient, found.stragglers)):
         yield Finding(
             name="straggler",
@@ -137,8 +186,8 @@ def _trouble(patient: Patient, odd: Sequence[OddTask]) -> OddTask | None:
     """The oddest one, unless it has time left and the job keeps up: then nobody needs to hear of it."""
     if not odd:
         return None
-    lags = patient.series("lag_s")
-    keeps_up = lags is not None and lags[-1] <= patient.lag_slo_s
+    lag_s = patient.last("lag_s")
+    keeps_up = lag_s is not None and lag_s <= patient.lag_slo_s
     return None if keeps_up and odd[0].busy < BUSY else odd[0]
 
 
@@ -146,10 +195,15 @@ def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
     """It takes in less than arrives, minute after minute."""
     arrived, read = patient.series("ingest_rate", 10), patient.series("processed_rate", 10)
     if arrived is None or read is None:
-        yield NotKnown(reason="how much arrives and is read is not known")
+        missing = "ingest_rate" if arrived is None else "processed_rate"
+        yield NotKnown(reason=f"how much arrives and is read is not known: {patient.why_unknown(missing)}")
+        return
+    known = min(len(arrived), len(read))
+    if known < BACKPRESSURE_MINUTES:
+        yield NotKnown(reason=f"{known} minutes are known, it takes {BACKPRESSURE_MINUTES} to tell")
         return
     come, done = float(np.mean(arrived)), float(np.mean(read))
-    if len(arrived) >= 5 and come > 0 and done < 0.9 * come:
+    if come > 0 and done < 0.9 * come:
         yield Finding(
             name="backpressure",
             category="data",
@@ -176,7 +230,7 @@ def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
     if records > 0 and late > LATE_SHARE * records:
         computation = (patient.config.get("plan") or {}).get("computation") or {}
         process = set_command(patient.job, "plan.late", "process", "late records count")
-        allowed = max((source.lateness_ms for source in patient.inputs), default=0)
+        allowed = max((source.lateness_ms for source in patient.inputs or ()), default=0)
         yield Finding(
             name="late_data",
             category="data",
@@ -196,6 +250,10 @@ def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 def watermark(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Results that wait for a watermark, and who holds it back."""
+    if patient.watermarks is None:
+        if patient.config.get("kind") != "process":
+            yield NotKnown(reason="nobody asked how far its watermarks are")
+        return
     for found in patient.watermarks:
         if found.age_s is not None and found.age_s > max(patient.lag_slo_s, 60.0):
             yield Finding(

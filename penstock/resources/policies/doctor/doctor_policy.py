@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.resources.policies.controls import ControlSettings
 from penstock.resources.policies.doctor.examine import examine
 from penstock.resources.policies.doctor.findings import Finding
+from penstock.resources.policies.doctor.now_frame import with_now
 from penstock.resources.policies.doctor.patient import METRICS, MINUTES, Patient
 from penstock.resources.policies.facts import JobFacts
 from penstock.resources.policies.policy import Cause, Policy, RaiseAlert, Resolution, Symptom
@@ -59,14 +60,14 @@ def worst_of(patient: Patient) -> Finding | None:
 
 
 def patient_of(facts: JobFacts) -> Patient:
-    """What of a patient is in a policy's facts."""
+    """A job's facts as a patient; what they do not have, the patient has not either."""
     return Patient(
         job=facts.job,
         at_ms=facts.at_ms,
         config=facts.config,
         task_count=facts.task_count,
         tasks=facts.tasks,
-        frame=facts.frame,
+        frame=with_now(facts.frame, facts.job, facts.tasks, task_count=facts.task_count, now_ms=facts.at_ms),
         user_update_ms=facts.user_update_ms,
     )
 

@@ -32,6 +32,8 @@ FRESH_MS = 3_600_000  # an owner's change may be to blame for so long
 
 def exceptions(patient: Patient) -> Iterator[Finding | NotKnown]:
     """One finding for each kind of error that its tasks show now."""
+    if patient.task_count and not patient.tasks:
+        yield NotKnown(reason="no task of it reports anything")
     kinds: dict[str, tuple[FailureKind, list[TaskFacts]]] = {}
     for task in patient.tasks:
         if task.error:
@@ -47,7 +49,7 @@ def memory_kills(patient: Patient) -> Iterator[Finding | NotKnown]:
         return  # told with its error
     killed = patient.series("oom")
     if killed is None:
-        yield NotKnown(reason="nobody counts ends above the memory reserved")
+        yield NotKnown(reason=f"nobody counts ends above the memory reserved: {patient.why_unknown('oom')}")
         return
     if killed.max() > 0:
         yield _oom(patient, f"{killed.max():.0f} of its tasks ended above their memory in the last hour", 0.9)
@@ -55,6 +57,8 @@ def memory_kills(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Tasks that start again and again."""
+    if patient.task_count and not patient.tasks:
+        yield NotKnown(reason="no task of it reports anything")
     looping = [task for task in patient.tasks if task.restarts >= CRASHES_MIN and task.state != "running"]
     if not looping:
         return
@@ -84,7 +88,10 @@ def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 def missing_package(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Its code is not on the shelf."""
-    if not patient.is_package_there:
+    if patient.is_package_there is None:
+        if patient.config.get("package"):
+            yield NotKnown(reason="nobody looked whether its package is kept")
+    elif not patient.is_package_there:
         yield _finding(
             patient, FailureKind(name="bad_package", cause="its package is not here", confidence=1.0), []
         )
@@ -92,13 +99,19 @@ def missing_package(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 def missing_category(patient: Patient) -> Iterator[Finding | NotKnown]:
     """A category that it reads is not on the bus."""
-    for source in patient.inputs:
-        if not source.exists:
+    if patient.inputs is None and patient.config.get("inputs"):
+        yield NotKnown(reason="nobody asked the bus about its inputs")
+    for source in patient.inputs or ():
+        if not source.is_known:
+            yield NotKnown(reason=f"the bus does not say whether {source.category} is there")
+        elif not source.exists:
             yield _missing(source.category, 1.0, {"category": source.category})
 
 
 def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
     """A change that was given up, or layers that do not fit together."""
+    if not patient.state:
+        yield NotKnown(reason="nobody looked whether a change of it was given up")
     if patient.state not in ("quarantined", "invalid"):
         return
     given_up = patient.state == "quarantined"
@@ -198,7 +211,6 @@ def _oom(patient: Patient, symptom: str, confidence: float) -> Finding:
     peak = max(
         [task.memory_mb or 0.0 for task in patient.tasks] + ([float(used.max())] if used is not None else [])
     )
-    wanted = more_memory(peak, reserved)
     return Finding(
         name="oom",
         category="failures",
@@ -207,12 +219,7 @@ def _oom(patient: Patient, symptom: str, confidence: float) -> Finding:
         cause=f"its tasks need more than the {reserved} MB they have",
         confidence=confidence,
         evidence={"memory_mb": reserved, "memory_peak_mb": round(peak)},
-        todo=(
-            Advice(
-                text="give each task more memory",
-                command=set_command(patient.job, "resources.memory_mb", wanted, "out of memory"),
-            ),
-        ),
+        todo=more_memory(patient, peak, "give each task more memory", "out of memory"),
     )
 
 

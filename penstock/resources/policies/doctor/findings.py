@@ -94,6 +94,17 @@ def set_command(job: str, setting: str, value: object, why: str) -> str:
     )
 
 
+def more_tasks(patient: Patient, text: str, times: float = 2) -> tuple[Advice, ...]:
+    """Gives a job more tasks, as many as it may have; where it has them already, says what to raise."""
+    most = min(int(patient.config["partitions"]), int(patient.config["task_count_max"]))
+    now = max(1, patient.task_count)
+    wanted = min(most, int(now * times))
+    if wanted > now:
+        return (Advice(text=text, command=set_command(patient.job, "task_count", wanted, "a backlog")),)
+    limit = "partitions" if most == int(patient.config["partitions"]) else "task_count_max"
+    return (Advice(text=f"it has {now} tasks, all that its {limit} ({most}) allows: raise that first"),)
+
+
 def tail_command(category: str, partition: int, offset: int) -> str:
     """Shows one record."""
     return f"penstock bus tail {shlex.quote(category)} --partition {partition} --from {offset} --lines 1"

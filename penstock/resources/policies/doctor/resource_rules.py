@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from penstock.jobs.config_rules import ISOLATED_MEMORY_MB_MIN
 from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command
 from penstock.resources.policies.doctor.patient import EngineFacts, Patient
 
@@ -77,18 +78,13 @@ def task_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
             cause="its memory is nearly used up; above it the task is ended",
             confidence=0.8,
             evidence=evidence,
-            todo=(
-                Advice(
-                    text="reserve more",
-                    command=set_command(
-                        patient.job, "resources.memory_mb", more_memory(peak, reserved), "nearly used up"
-                    ),
-                ),
-            ),
+            todo=more_memory(patient, peak, "reserve more", "nearly used up"),
         )
     elif len(used) >= WATCHED_MIN and peak <= LOW * reserved and reserved > 2 * MEMORY_STEP_MB:
         wanted = max(2 * MEMORY_STEP_MB, ceil(peak * 2 / MEMORY_STEP_MB) * MEMORY_STEP_MB)
-        wanted = max(wanted, 1024) if patient.config.get("isolation") == "process" else wanted
+        wanted = (
+            max(wanted, ISOLATED_MEMORY_MB_MIN) if patient.config.get("isolation") == "process" else wanted
+        )
         if wanted < reserved:
             yield Finding(
                 name="memory_low",
@@ -133,9 +129,15 @@ def engine_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
             yield _engine(engine, "cpu", f"{used:.1f} of {most:g} cores", {"used": used, "most": most})
 
 
-def more_memory(peak_mb: float, reserved_mb: int) -> int:
-    """Half as much again as was used or reserved, in whole steps."""
-    return ceil(max(peak_mb, reserved_mb) * 1.5 / MEMORY_STEP_MB) * MEMORY_STEP_MB
+def more_memory(patient: Patient, peak_mb: float, text: str, why: str) -> tuple[Advice, ...]:
+    """Half as much again as was used or reserved, in whole steps, as far as a container has it."""
+    reserved, most = int(patient.config["resources"]["memory_mb"]), patient.container_memory_mb
+    wanted = ceil(max(peak_mb, reserved) * 1.5 / MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if most is not None and wanted > most:
+        wanted = int(most // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if wanted <= reserved:
+        return (Advice(text=f"no container has more than the {most:.0f} MB it needs: start larger ones"),)
+    return (Advice(text=text, command=set_command(patient.job, "resources.memory_mb", wanted, why)),)
 
 
 def _engine(engine: EngineFacts, what: str, used: str, evidence: dict[str, float]) -> Finding:
