@@ -23,6 +23,7 @@ from penstock.resources.policies.doctor.patient import (
     WatermarkFacts,
 )
 from penstock.resources.policies.facts import TaskFacts, task_facts
+from penstock.resources.policies.starving import starved_tasks
 from penstock.tasks.shard_load import KINDS
 from penstock.web import replies
 from penstock.web.answers import answer
@@ -56,6 +57,7 @@ def gather_patient(plane: ControlPlane, name: str, frames: Frames | None = None)
     config = running.config if running is not None else _whole(view)
     hosts = {row.name: row.host for row in plane.fleet.containers()}
     tasks = task_facts(plane.fleet.task_reports(name), hosts)
+    starved = tuple(one for one in starved_tasks(plane.fleet.task_reports()) if one.job == name)
     writes = plane.jobs.history(name, layer="provisioner", limit=2)
     streaming = config["kind"] in ("stateless", "stateful")
     package = config.get("package") or {}
@@ -67,6 +69,7 @@ def gather_patient(plane: ControlPlane, name: str, frames: Frames | None = None)
         problem=view.quarantine.reason if view.quarantine is not None else view.problem,
         task_count=0 if running is None else len(set(running.mapping)),
         tasks=tasks,
+        starved=starved,
         frame=_frame(name, tasks, now_ms, frames),
         journal=plane.journal.entries(subject=name, limit=JOURNAL_MAX),
         watermarks=_watermarks(plane, name) if streaming and running is not None else (),

@@ -11,6 +11,8 @@ from penstock.resources.policies.balance import OddTask, Uneven, Unknown, judge_
 from penstock.resources.policies.doctor.failure_kinds import kind_of
 from penstock.resources.policies.doctor.findings import Advice, Finding, NotKnown, set_command, tail_command
 from penstock.resources.policies.doctor.patient import Patient
+from penstock.resources.policies.doctor.slot_rules import slow_record_ms
+from penstock.resources.policies.starving import WAIT_S
 
 BUSY, IDLE = 0.9, 0.5
 LATE_SHARE = 0.01
@@ -58,7 +60,13 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
                 Advice(text="more tasks; the auto scaler does so by itself where it may", command=command),
             ),
         )
-    elif share < IDLE and not any(task.error for task in patient.tasks):
+    elif (
+        share < IDLE
+        and not any(task.error for task in patient.tasks)
+        # These two are told by rules of their own.
+        and not any((task.slot_wait_s or 0.0) >= WAIT_S for task in patient.tasks)
+        and slow_record_ms(patient) is None
+    ):
         yield Finding(
             name="lag_waiting",
             category="data",
