@@ -43,7 +43,7 @@ class Slow(Fast):
 
 p = Pipeline("two", partitions=4)
 p.source("orders").key_by("k").process(Slow).sink("slow_out")
-p.source("items").key_by("k").process(Fast).sink("fast_out")
+p.source("items").key_by("k", name="by_item").process(Fast).sink("fast_out")
 """
 SLOW, FAST = 12_000, 2_000  # 240 s of one slot against as good as nothing
 
