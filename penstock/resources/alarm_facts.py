@@ -20,6 +20,7 @@ from penstock.resources.levels import (
     ShardTrouble,
     TaskTrouble,
 )
+from penstock.resources.policies.starving import starved_tasks
 from penstock.tasks.fleet_view import FleetView
 
 EVERY_JOB_MS: Millis = (
@@ -78,6 +79,7 @@ class AlarmFacts:
                 if task.restarts
             ),
             behind=self._behind.observe((task for _, task in reports), now_ms),
+            starved=starved_tasks(reports),
             shards=tuple(
                 ShardTrouble(shard=row.shard, blame=row.blame)
                 for row in self._fleet.shards()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.core.clock import Millis
 from penstock.resources.alarms import FLEET
 from penstock.resources.policies.policy import RaiseAlert
+from penstock.resources.policies.starving import Starved, told
 
 SOURCE = "control_plane"  # of all alarms made here
 PLAN_SLOW_MS: Millis = 10 * 60_000
@@ -104,6 +105,7 @@ class Observed:
     jobs: tuple[JobTrouble, ...] = ()
     tasks: tuple[TaskTrouble, ...] = ()
     behind: tuple[BehindTrouble, ...] = ()
+    starved: tuple[Starved, ...] = ()
     shards: tuple[ShardTrouble, ...] = ()
     loops: tuple[LoopTrouble, ...] = ()
     categories: tuple[CategoryTrouble, ...] = ()
@@ -121,6 +123,8 @@ def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
         found.setdefault(job, []).append(alert)
     for behind in observed.behind:
         found.setdefault(behind.job, []).append(_behind_low(behind))
+    for starved in reversed(observed.starved):  # of those of one job the one that waits longest counts
+        found.setdefault(starved.job, []).append(_starved(starved))
     fleet = [
         *(_of_shard(shard) for shard in observed.shards),
         *(_of_loop(loop) for loop in observed.loops if loop.streak >= LOOP_FAILURES_MIN),
@@ -204,6 +208,22 @@ def _behind_low(behind: BehindTrouble) -> RaiseAlert:
         "must not report a low above records that it still sends, weak productions may come so after a "
         "crash; results that must have them are computed again with penstock backfill",
         evidence={BEHIND_LOW: total, **dict(named)},
+    )
+
+
+def _starved(starved: Starved) -> RaiseAlert:
+    job = shlex.quote(starved.by if starved.by and starved.by != starved.job else starved.job)
+    return RaiseAlert(
+        key="starved",
+        severity="warning",
+        text=_short(told(starved)),
+        what_to_do=f"penstock doctor {job}; with isolation=process its tasks have a process of their own",
+        evidence={
+            "container": starved.container,
+            "wait_s": round(starved.wait_s),
+            "by": starved.by,
+            "slots": round(starved.slots, 1),
+        },
     )
 
 

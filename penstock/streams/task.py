@@ -85,6 +85,7 @@ class TaskDescriptor:
     batch_bytes_max: int = BATCH_BYTES_MAX
     state_cache_bytes: int = STATE_CACHE_BYTES  # what each worker keeps of its state between batches
     drain_file: str = ""  # once it exists no further batch is planned: how a task stops between batches
+    turn_ms: Millis = 0  # how long one of its intervals may take in a batch; 0: as long as it takes
     # "fail": stop at a record that cannot be worked on; "skip": put aside, also where user code raises.
     poison: str = "dead_letter"
     sending: Mapping[str, Any] = field(default_factory=dict)  # the job's words on productions and dedup

@@ -23,6 +23,7 @@ from penstock.resources.policies.doctor.patient import (
     Patient,
     WatermarkFacts,
 )
+from penstock.resources.policies.starving import starved_tasks
 from penstock.tasks.shard_load import KINDS
 from penstock.web import replies
 from penstock.web.answers import answer
@@ -59,6 +60,7 @@ def gather_patient(plane: ControlPlane, name: str) -> Patient:
         patient,
         state=view.state,
         problem=view.quarantine.reason if view.quarantine is not None else view.problem,
+        starved=tuple(one for one in starved_tasks(plane.fleet.task_reports()) if one.job == name),
         journal=plane.journal.entries(subject=name, limit=JOURNAL_MAX),
         watermarks=_watermarks(plane, name) if streaming and view.running is not None else (),
         inputs=tuple(_input(plane, source["category"]) for source in patient.config["inputs"]),

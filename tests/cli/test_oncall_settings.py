@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,17 @@ p = Pipeline("whole", partitions=1)
 p.source("numbers").key_by("k").process(Whole).sink("sums")
 """
 SHUFFLE, JOB = "shops.by_k", "shops.halves"
-Records = Callable[..., None]
+
+
+class Records:
+    """Records of one key, of one injector."""
+
+    def __init__(self, world: World) -> None:
+        self.injector = Injector(world.plane.log, "numbers", "test", epoch=1)
+
+    def __call__(self, *numbers: int, ts: int = 1000) -> None:
+        values = [json.dumps({"k": "a", "n": n, "ts": ts}).encode() for n in numbers]
+        self.injector.publish(["a"] * len(numbers), [ts] * len(numbers), values)
 
 
 @pytest.fixture
@@ -76,14 +85,7 @@ def shops(empty: World, run: Run, tmp_path: Path) -> Container:
 
 @pytest.fixture
 def inject(empty: World) -> Records:
-    """Records of one key."""
-    injector = Injector(empty.plane.log, "numbers", "test", epoch=1)
-
-    def inject(*numbers: int, ts: int = 1000) -> None:
-        values = [json.dumps({"k": "a", "n": n, "ts": ts}).encode() for n in numbers]
-        injector.publish(["a"] * len(numbers), [ts] * len(numbers), values)
-
-    return inject
+    return Records(empty)
 
 
 def settle(world: World, job: str) -> None:
@@ -153,7 +155,7 @@ def test_late_records_count_once_an_operator_says_so(
     folder = ("--folder", empty.folder)
     log = empty.plane.log
     inject(10, ts=1000)
-    Injector(log, "numbers", "test", epoch=1).report_low(5000, now_ms=1)
+    inject.injector.report_low(5000, now_ms=1)
     log.advance("numbers", now_ms=10_000)
     inject(20, ts=2000)
     for _ in range(2):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.world import QUERIES_SIX, Run, World
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 WORDS_SQL = """CREATE PIPELINE words WITH (partitions = 3);
 INSERT INTO words SELECT word, lang FROM queries
@@ -196,7 +196,7 @@ def test_at_a_terminal_it_asks(empty: World, run: Run, tmp_path: Path, answer: s
         said += piece
     assert b"words.words" in said
     os.write(terminal, answer.encode() + b"\n")
-    assert process.communicate(timeout=300) and process.returncode == code
+    assert process.communicate(timeout=LIMIT_S) and process.returncode == code
     os.close(terminal)
     assert states(empty)["words.words"] == state
 

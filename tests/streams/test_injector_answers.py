@@ -16,6 +16,7 @@ from penstock.streams.bus.log import CategorySpec, Log, Published
 from penstock.streams.bus.memory_log import MemoryLog
 from penstock.streams.injector import Injector, PublishUnheard, SequencesTaken, dismiss_injector
 from tests.contracts.buses import assert_three_parts
+from tests.waiting import LIMIT_S
 
 SPEC = CategorySpec(name="in", partitions=4, columns=(("n", "bigint"),), format="json", watermark="injector")
 KEYS = [f"key {n}" for n in range(12)]
@@ -185,7 +186,7 @@ except EpochUsed:
 """
     command = [sys.executable, "-c", script, f"embedded:{tmp_path}"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0].strip() for process in processes]
+    said = [process.communicate(timeout=LIMIT_S)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted(said) == ["", "refused"]
     assert sum(EmbeddedLog(tmp_path).end_offsets("in")) == 3

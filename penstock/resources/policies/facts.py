@@ -27,6 +27,10 @@ _REPORTED: Mapping[str, tuple[str, ...]] = {
     "late": ("late",),
     "bad": ("bad",),
     "records": ("records",),
+    "slot_wait_s": ("slot_wait_s",),
+    "slots_held": ("slots_held",),
+    "slots_user": ("slots_user",),
+    "user_ms_per_record": ("user_ms_per_record",),
 }
 
 
@@ -49,6 +53,10 @@ class TaskFacts:
     late: float | None = None  # records so far that came behind the watermark
     bad: float | None = None  # records so far that could not be worked on
     records: float | None = None
+    slot_wait_s: float | None = None  # for how long its batch waits for a slot of its session
+    slots_held: float | None = None  # of its session's slots, on the average lately
+    slots_user: float | None = None  # of these, in the job's own code
+    user_ms_per_record: float | None = None
     restarts: int = 0
     error: str = ""
 

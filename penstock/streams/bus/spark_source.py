@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,10 +21,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.core.errors import Fenced
+from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import Log
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.reading import read_ranges
 from penstock.streams.task import Input, OwnedInterval, TaskDescriptor
+from penstock.streams.turns import TurnFiles
 
 
 class IntervalPartition(InputPartition):
@@ -93,8 +96,12 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return offset | reach
         rows = max(1, getattr(limit, "max_rows", task.batch_rows_max) // max(1, len(reach)))
         size = max(1, task.batch_bytes_max // max(1, len(reach)))
+        turns = turns_of(task)
         for name, (source, partition) in _named(task):
             end = min(reach[name], start[name] + rows)
+            if turns is not None and end - start[name] > 1:
+                most = turns.of(partition).limit // len(task.inputs_of(partition))
+                end = min(end, start[name] + max(1, most))
             if end - start[name] > 1:
                 end = bus.within(source.category, partition, start[name], end, size)
             offset[name] = end
@@ -111,6 +118,8 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         task = TaskDescriptor.from_json(self._descriptor)
         if start["tick"] == end["tick"]:
             return []
+        if (turns := turns_of(task)) is not None:
+            turns.plan(SystemClock().boot_ms())
         return [
             IntervalPartition(
                 index,
@@ -175,6 +184,11 @@ def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Ite
         return
 
     yield from step_at_source(task, rows, plan, partial(run_now, task))
+
+
+def turns_of(task: TaskDescriptor) -> TurnFiles | None:
+    """Where a task's turns are told; None: its batches are not bounded by time."""
+    return TurnFiles(Path(task.drain_file).parent) if task.turn_ms and task.drain_file else None
 
 
 def _named(task: TaskDescriptor) -> Iterator[tuple[str, tuple[Input, int]]]:

@@ -24,10 +24,12 @@ from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
 from penstock.streams.state_decode import is_in_blocks
 from penstock.streams.task import TaskDescriptor
+from penstock.streams.turns import TurnFiles
 
 log = structlog.get_logger(__name__)
 
 WINDOW_S = 10.0
+TURNS_WINDOW_MS: Millis = 30_000
 LOOK_EVERY_MS: Millis = 1_000
 # Looks between those at each partition: they ask the bus once for each.
 PARTITIONS_EVERY, PARTITIONS_MAX = 10, 64
@@ -37,7 +39,15 @@ _LOW_MAX = 2**62  # a low watermark beyond this is none
 class LoadMeter:
     """Looks at a task, about once a second, and answers with rates over the last ten."""
 
-    def __init__(self, task: TaskDescriptor, *, trigger_ms: int) -> None:
+    def __init__(
+        self,
+        task: TaskDescriptor,
+        *,
+        trigger_ms: int,
+        turns: Callable[[], TurnFiles | None] = lambda: None,
+    ) -> None:
+        """`turns`: where the task's turns are told, once its query has begun."""
+        self._turns, self._held = turns, deque[tuple[Millis, Millis, Millis, int]]()
         self.task_id, self._task, self._trigger_ms = task.task_id, task, trigger_ms
         self._samples: deque[tuple[float, int, int]] = deque()  # (when, records read, records there)
         self._looks, self._by_partition, self._rates = 0, dict[str, float](), PartitionRates()
@@ -83,6 +93,7 @@ class LoadMeter:
             **self._behind(rows, now_ms),
             **self._kept(rows),
             **self._of_partitions(positions, lag, at_s, now_ms),
+            **self._of_turns(round(at_s * 1000)),
         }
 
     def _totals(
@@ -110,6 +121,28 @@ class LoadMeter:
             "written_total": float(written - written_first),
             "busy_ms_total": busy_ms,
         }
+
+    def _of_turns(self, at_ms: Millis) -> dict[str, float]:
+        """How long it waits for a slot, how many it held lately, and how much of that was user code."""
+        files = self._turns()
+        turns = [] if files is None else [files.of(i.ref.partition) for i in self._task.intervals]
+        planned_ms = 0 if files is None else files.planned_ms()
+        if not planned_ms:
+            return {}
+        is_waiting = all(one.began_ms < planned_ms for one in turns)
+        waits_ms = at_ms - planned_ms if is_waiting else min(one.waited_ms for one in turns)
+        user_ms, read = sum(one.user_ms for one in turns), sum(one.rows for one in turns)
+        self._held.append((at_ms, sum(one.held_ms(at_ms) for one in turns), user_ms, read))
+        while at_ms - self._held[0][0] > TURNS_WINDOW_MS:
+            self._held.popleft()
+        first_ms, held_first, user_first, read_first = self._held[0]
+        found = {"slot_wait_s": max(0, waits_ms) / 1000}
+        if at_ms > first_ms:
+            found["slots_held"] = (self._held[-1][1] - held_first) / (at_ms - first_ms)
+            found["slots_user"] = (user_ms - user_first) / (at_ms - first_ms)
+        if read > read_first:
+            found["user_ms_per_record"] = (user_ms - user_first) / (read - read_first)
+        return found
 
     def _behind(self, rows: list[IntervalRow], now_ms: Millis) -> dict[str, float]:
         lows = [row.input_low for row in rows]

@@ -39,6 +39,7 @@ from penstock.streams.task import (
     output_from,
     settings_of,
 )
+from penstock.streams.turns import TurnFiles, turn_of
 
 log = structlog.get_logger(__name__)
 
@@ -245,7 +246,11 @@ class SparkTasks:
         scratch = self._checkpoints / f"{task.task_id.replace('/', '_')}-{tokens}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        task = replace(task, drain_file=str(scratch / "drain"))
+        session, turn_ms = self._spark.sparkContext, 0
+        if str(session.master).startswith("local"):  # executors elsewhere do not see the folder
+            slots = session.defaultParallelism
+            turn_ms = turn_of(trigger_ms=trigger_ms, slots=slots, intervals=len(task.intervals))
+        task = replace(task, drain_file=str(scratch / "drain"), turn_ms=turn_ms)
         return start_query(self._spark, task, checkpoint=scratch / "spark", trigger_ms=trigger_ms), scratch
 
     def own_query(self, assignment: Assignment) -> tuple[OwnQuery, QueryLease]:
@@ -324,6 +329,14 @@ class _Run:
     def _metrics(self) -> dict[str, float]:
         return self._load.last if self._load is not None else {}
 
+    def _turns(self) -> TurnFiles | None:
+        return None if self._scratch is None else TurnFiles(self._scratch)
+
+    def _has_begun(self) -> bool:
+        """Whether a step of it has had its turn: a batch may take long, and it runs all the same."""
+        turns = self._turns()
+        return turns is not None and any(turns.of(p).began_ms for p in self.assignment.partitions)
+
     def _body(self) -> None:
         try:
             self._work()
@@ -348,7 +361,7 @@ class _Run:
     def _work(self) -> None:
         trigger_ms = self.assignment.config["trigger_ms"]
         task, rows = self._owner.open(self.assignment)
-        meter = LoadMeter(task, trigger_ms=trigger_ms)
+        meter = LoadMeter(task, trigger_ms=trigger_ms, turns=self._turns)
         self._load = LoadWatch(meter, lambda: self._query).start()
         while not self._stop.is_set():
             try:
@@ -369,7 +382,7 @@ class _Run:
             if not query.isActive:
                 query.awaitTermination()  # raises what ended it
                 return
-            if self._state == "starting" and query.lastProgress is not None:
+            if self._state == "starting" and (query.lastProgress is not None or self._has_begun()):
                 self._state = "running"
                 self._owner.on_change()
         (scratch / "drain").touch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import CorruptData
+from penstock.core.system_clock import SystemClock
 from penstock.streams.blame import Place, blaming
+from penstock.streams.bus.spark_source import turns_of
 from penstock.streams.computation import Computation
 from penstock.streams.interval import StatefulStep
 from penstock.streams.outbox import Sending
@@ -24,6 +26,7 @@ from penstock.streams.record_ids import KeptFilters
 from penstock.streams.state_cache import StateCaches
 from penstock.streams.stateless import StatelessStep
 from penstock.streams.step import InputRange, StepReport
+from penstock.streams.step_logic import StepInput, StepLogic, StepResult
 from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
 from penstock.streams.task_logic import logic_of
 from penstock.streams.vectorised import VectorComputation
@@ -69,11 +72,19 @@ def run_interval(task: TaskDescriptor, batches: Iterator[pa.RecordBatch], *, now
         for number, source in task.inputs_of(partition)
         for start, end in [spans[source.birth]]
     )
+    turns, clock, user = turns_of(task), SystemClock(), _UserTime()
+    if turns is not None:
+        turns.begin(partition, clock.boot_ms())
     if task.kind == "stateful":
         data = [batch.drop_columns(_NOT_FOR_USERS) for batch in _data(rest, {})]
-        report = _stateful(task, interval).run(ranges, data, now_ms=now_ms)
+        report = _stateful(task, interval, user).run(ranges, data, now_ms=now_ms)
     else:
         report = _run_stateless(task, interval, ranges, rest, now_ms)
+    if turns is not None:
+        rows = sum(asked.end - asked.start for asked in ranges)
+        turns.end(
+            partition, clock.boot_ms(), rows=rows, user_ms=user.took_ns // 1_000_000, turn_ms=task.turn_ms
+        )
     return _report(
         {
             "partition": partition,
@@ -128,16 +139,45 @@ def _run_stateless(
     return step.finish(data, event_time_max=end["event_time_max"], now_ms=report_at)
 
 
-def _stateful(task: TaskDescriptor, interval: OwnedInterval) -> StatefulStep:
+class _UserTime:
+    """Adds up how long the work of a step was user code."""
+
+    def __init__(self) -> None:
+        self.took_ns = 0
+
+    def of(self, logic: StepLogic) -> StepLogic:
+        """The same work, measured."""
+        return _Measured(logic, self)
+
+
+class _Measured:
+    def __init__(self, logic: StepLogic, time_of: _UserTime) -> None:
+        self._logic, self._time = logic, time_of
+
+    @property
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        return self._logic.outputs
+
+    def wanted(self, table: pa.Table) -> Iterable[str]:
+        return self._logic.wanted(table)
+
+    def run(self, given: StepInput) -> StepResult:
+        began_ns = time.monotonic_ns()
+        try:
+            return self._logic.run(given)
+        finally:
+            self._time.took_ns += time.monotonic_ns() - began_ns
+
+
+def _stateful(task: TaskDescriptor, interval: OwnedInterval, user: _UserTime) -> StatefulStep:
+    logic = logic_of(task, interval.ref.partition, partial(_made, task), _FILTERS.of(task.rows, interval.ref))
     return StatefulStep(
         ref=interval.ref,
         token=interval.token,
         rows=open_rows(task.rows),
         log=open_log(task.bus),
         outputs=task.outputs,
-        computation=logic_of(
-            task, interval.ref.partition, partial(_made, task), _FILTERS.of(task.rows, interval.ref)
-        ),
+        computation=user.of(logic) if "class" in task.plan["computation"] else logic,
         sending=Sending.of(task.sending, lambda: time.monotonic_ns() // 1_000_000),
         cache=_CACHES.of(task.rows, interval.ref.job_birth, task.state_cache_bytes, _shared_folder),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from typing import Any
 
 import pyspark.daemon
@@ -26,9 +27,20 @@ def _say(*parts: object, **options: Any) -> None:
         print(*parts, file=file)
 
 
+class _Traces:
+    """Instead of `traceback` in Spark's daemon, for the same reason."""
+
+    format_exc = staticmethod(traceback.format_exc)
+
+    @staticmethod
+    def print_exc() -> None:
+        _say(traceback.format_exc(), file=sys.stderr)
+
+
 if __name__ == "__main__":
     for module in (pyspark.daemon, pyspark.util):
         vars(module)["print"] = _say
+    vars(pyspark.daemon)["traceback"] = _Traces
     if sys.argv[1] == "pyspark.worker":
         # pandas too: Arrow imports it at the first conversion of a Python list.
         import pandas  # noqa: F401

@@ -30,6 +30,7 @@ from penstock.resources.policies.doctor.patient import (
     WatermarkFacts,
 )
 from penstock.resources.policies.policy import Nothing, RaiseAlert, Verdict, evaluate
+from penstock.resources.policies.starving import Starved
 from tests.builders import a_body
 from tests.resources.policies.kit import NOW_MS, a_config, a_frame, a_task, some_facts
 
@@ -127,6 +128,25 @@ TROUBLES: dict[str, Patient] = {
     "task_limit": a_patient({"lag_s": 200.0}, config=a_config(task_count_max=4)),
     "lag_overload": a_patient({"lag_s": 200.0, "busy_mean": 0.97}),
     "lag_waiting": a_patient({"lag_s": 200.0, "busy_mean": 0.1}),
+    "slow_code": a_patient(
+        {"lag_s": 200.0, "busy_mean": 0.1},
+        tasks=tuple(a_task(n, slots_held=0.5, slots_user=0.49, user_ms_per_record=20.1) for n in range(4)),
+    ),
+    "starved": a_patient(
+        {"lag_s": 200.0, "busy_mean": 0.1},
+        tasks=tuple(a_task(n, slot_wait_s=45.0) for n in range(4)),
+        starved=(
+            Starved(
+                job="shops.total",
+                task_id="shops.total/0",
+                container="c1",
+                wait_s=45.0,
+                by="slow.slow",
+                slots=1.9,
+                user_share=0.97,
+            ),
+        ),
+    ),
     "skew": a_patient(tasks=hot(busy=0.98, rate=5000.0)),
     "straggler": a_patient(tasks=hot(busy=0.98, rate=600.0)),
     "backpressure": a_patient({"processed_rate": 2000.0}),

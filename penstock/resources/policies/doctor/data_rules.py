@@ -18,6 +18,8 @@ from penstock.resources.policies.doctor.findings import (
     tail_command,
 )
 from penstock.resources.policies.doctor.patient import Patient
+from penstock.resources.policies.doctor.slot_rules import slow_record_ms
+from penstock.resources.policies.starving import WAIT_S
 
 BUSY, IDLE = 0.9, 0.5
 LATE_SHARE = 0.01
@@ -59,7 +61,13 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
             evidence=evidence,
             todo=more_tasks(patient, "more tasks; the auto scaler does so by itself where it may"),
         )
-    elif share < IDLE and not failing:
+    elif (
+        share < IDLE
+        and not failing
+        # These two are told by rules of their own.
+        and not any((task.slot_wait_s or 0.0) >= WAIT_S for task in patient.tasks)
+        and slow_record_ms(patient) is None
+    ):
         yield Finding(
             name="lag_waiting",
             category="data",

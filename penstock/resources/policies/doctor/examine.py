@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.resources.policies.doctor import config_rules, data_rules, failure_rules, resource_rules
+from penstock.resources.policies.doctor import (
+    config_rules,
+    data_rules,
+    failure_rules,
+    resource_rules,
+    slot_rules,
+)
 from penstock.resources.policies.doctor.findings import Examination, Finding, Rule, rank
 from penstock.resources.policies.doctor.patient import Patient
 
@@ -11,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     *failure_rules.RULES,
     *config_rules.RULES,
     *data_rules.RULES,
+    *slot_rules.RULES,
 )
 
 

@@ -13,6 +13,7 @@ from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.policies.facts import TaskFacts
+from penstock.resources.policies.starving import Starved
 
 # What the doctor asks the metrics store for, and of how many minutes.
 METRICS = (
@@ -79,6 +80,7 @@ class Patient:
     problem: str = ""  # why its layers do not fit together, or why its plan was given up
     task_count: int = 0
     tasks: tuple[TaskFacts, ...] = ()
+    starved: tuple[Starved, ...] = ()  # of its tasks, those that wait for a slot
     frame: Frame | NoFrame
     journal: tuple[Entry, ...] = ()  # the newest about it, oldest first
     watermarks: tuple[WatermarkFacts, ...] | None = None
