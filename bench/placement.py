@@ -168,7 +168,7 @@ def run_sizes(bench: Bench, each: int) -> None:
     """1,000 containers of which the largest are sixteen times the smallest: these hold one to four shards."""
     fleet = a_fleet(1_000 * each, 1_000, sizes=(0.25, 1.0, 4.0))
     found = bench.case(
-        f"1,000 of 1/4, 1 and 4, {each} shards each", fleet.pose(), Mode.PERIODIC, limit_ms=1_000
+        f"1,000 of 1/4, 1 and 4, {each} shards each", fleet.pose(), Mode.PERIODIC, limit_ms=8_000
     )
     outside = int(np.count_nonzero(found.deviations > RULES.band))
     print(
