@@ -22,12 +22,11 @@ _PARTS = msgspec.json.Decoder(list[str | None])
 
 def key_texts(values: pa.Array) -> pa.Array:
     """The text of a key for each value of its one expression; never null."""
-    texts = pc.fill_null(values, NULL_KEY)
-    alike = _is_bracketed(texts)
-    if alike is None:
-        return texts
-    escaped = pc.and_(alike, pc.is_valid(values))
-    return pc.if_else(escaped, pc.binary_join_element_wise("[", texts, ""), texts)
+    alike = _is_bracketed(values)
+    if alike is not None:
+        escaped = pc.binary_join_element_wise("[", values, "")
+        values = pc.if_else(alike, escaped, values)
+    return pc.fill_null(values, NULL_KEY)
 
 
 def key_sql(text: str) -> str:
