@@ -184,7 +184,12 @@ class ScalerSettings(_Part):
     """How the auto scaler treats this job."""
 
     enabled: bool = True
-    quiet_s: float = Field(default=60, ge=0, le=YEAR_S)
+    quiet_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=YEAR_S,
+        description="Less must have been enough for so long; none: an hour, for `reactive` a day.",
+    )
     settle_s: float = Field(default=10, ge=0, le=YEAR_S)
     task_count_min: int = Field(default=1, ge=1, le=TASKS_MAX)
     generation: Literal["reactive", "proactive", "preactive"] = "preactive"
@@ -215,7 +220,7 @@ LATER_FIELDS = (
 )
 LATER_PART_FIELDS: Mapping[str, tuple[str, ...]] = {
     "plan": ("spread",),
-    "scaler": ("generation", "advice_only", "recovery_s", "target", "up_at", "history_hours"),
+    "scaler": ("quiet_s", "generation", "advice_only", "recovery_s", "target", "up_at", "history_hours"),
 }
 
 

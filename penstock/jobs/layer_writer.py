@@ -294,6 +294,7 @@ def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     config = validate_config(job, merge_layers([*others, row]))
     before = next((other for other in layers if other.layer == row.layer), None)
     check_asked(job, before, row, others, config)
+    check_limits(job, before, row, config)
     if row.body.get("poison") == "skip" and (why := why_no_skip(config.to_json())):
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
@@ -301,6 +302,26 @@ def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
             fix="leave it out; let process_batch leave such records out by itself",
         )
     return config
+
+
+def check_limits(job: str, before: LayerRow | None, row: LayerRow, config: JobConfig) -> None:
+    """Refuse a write of limits that leave no number of tasks. A number outside of them is clamped."""
+    fewest, most = config.scaler.task_count_min, config.task_count_max
+    if fewest <= most or _limits_of(before) == _limits_of(row):
+        return  # what an older version accepted does not stop other writes
+    raise ConfigError(
+        f"the config of job {shown(job)} is not valid",
+        why=f"scaler.task_count_min: at least {fewest} tasks, but task_count_max allows {most}",
+        fix="write both so that scaler.task_count_min is not above task_count_max; nothing was changed",
+    )
+
+
+def _limits_of(row: LayerRow | None) -> tuple[object, object]:
+    if row is None:
+        return None, None
+    scaler = row.body.get("scaler")
+    least = scaler.get("task_count_min") if isinstance(scaler, Mapping) else None
+    return least, row.body.get("task_count_max")
 
 
 def check_is_map(job: str, layer: str, body: object) -> None:

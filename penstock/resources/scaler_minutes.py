@@ -11,6 +11,7 @@ from penstock.resources.metric_store import KEEP_DAYS, MetricStore
 from penstock.resources.points import DAY
 from penstock.resources.retriever import Retriever, Wanted, history
 from penstock.resources.scaler.pattern import History
+from penstock.resources.scaler.pattern_rate import COST_METRICS
 from penstock.resources.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED
 
 # Of a job with tasks this is always recorded. What else is missing is for the decision to say: a job whose
@@ -35,13 +36,15 @@ class ScalerMinutes:
         return self._retriever.frames(jobs, wanted, now_ms=now_ms)
 
     def history(self, job: str, *, now_ms: Millis) -> History | NoFrame:
-        """The last 14 days of a job's input."""
+        """The last 14 days of a job's input, and the last day of what it cost."""
         try:
             found = history(self._store, job, ("ingest_rate", "key_count"), KEEP_DAYS * DAY, now_ms=now_ms)
+            last_day = history(self._store, job, COST_METRICS, DAY, now_ms=now_ms)
         except CorruptData as error:
             return NoFrame(job=job, reason=f"{error.what}: {error.why}")
         return History(
             first_minute=found.first_minute,
             input_rate=found.values["ingest_rate"],
             key_count=found.values["key_count"],
+            last_day=last_day.values,
         )

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from penstock.core import json_text
 from penstock.core.errors import ConfigError
+from penstock.core.sql_store import Database
 from penstock.jobs.config import LATER_PART_FIELDS, JobConfig
+from penstock.jobs.job_service import JobService
+from penstock.jobs.job_store import JobStore
+from penstock.jobs.layer_store import LAYERS
 from penstock.jobs.quick_look import QuickLook
-from tests.builders import a_body, a_config
+from tests.builders import ONCALL, a_body, a_config, a_job
 
-OLD = {"enabled": True, "quiet_s": 60.0, "settle_s": 10.0, "task_count_min": 1}
+OLD = {"enabled": True, "settle_s": 10.0, "task_count_min": 1}
 
 
 def test_defaults_are_stored_as_they_were_before_there_were_generations():
@@ -59,3 +64,38 @@ def test_every_later_field_is_one():
     for part, names in LATER_PART_FIELDS.items():
         annotation: Any = JobConfig.model_fields[part].annotation
         assert {*names} <= annotation.model_fields.keys()
+
+
+def test_limits_that_leave_no_number_of_tasks_are_refused(database: Database):
+    """Plan: at least 8 and at most 4, in one layer or in two. It was accepted."""
+    service = JobService(JobStore(database))
+    with pytest.raises(ConfigError) as refused:
+        a_job(service, "demo.other", scaler={"task_count_min": 8}, task_count_max=4)
+    assert "scaler.task_count_min: at least 8 tasks, but task_count_max allows 4" in str(refused.value)
+    a_job(service, scaler={"task_count_min": 8})
+    with pytest.raises(ConfigError, match="task_count_max allows 4"):
+        patch(service, {"task_count_max": 4})
+    patch(service, {"task_count_max": 4, "scaler.task_count_min": 2})
+    patch(service, {"task_count": 30})  # a number outside of the limits is clamped
+    assert service.view("demo.count").config["task_count"] == 4
+    with pytest.raises(ConfigError, match="at least 33 tasks, but task_count_max allows 32"):
+        a_job(service, "demo.other", scaler={"task_count_min": 33})
+
+
+def test_limits_that_an_older_version_accepted_do_not_stop_other_writes(database: Database):
+    """Plan: a job whose stored limits contradict each other is still read, run and changed."""
+    service = JobService(JobStore(database))
+    a_job(service, scaler={"task_count_min": 8})
+    mine = LAYERS.c.layer == "provisioner"
+    with database.transaction() as connection:
+        stored = connection.execute(sa.select(LAYERS.c.body).where(mine)).scalar_one()
+        body = {**stored, "task_count_max": 4}
+        connection.execute(sa.update(LAYERS).where(mine).values(body=body))
+    assert JobService(JobStore(database)).view("demo.count").problem == ""
+    patch(JobService(JobStore(database)), {"priority": 3})
+
+
+def patch(service: JobService, changes: dict[str, Any]) -> None:
+    service.patch_layer(
+        "demo.count", "oncall", changes, actor=ONCALL, reason="x", idempotency_key=None, now_ms=1
+    )

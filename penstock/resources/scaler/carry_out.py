@@ -36,7 +36,7 @@ from penstock.resources.scaler.window import read_window, total
 
 NAME = "scaler"
 PRIORITY = 50  # below the straggler detector: more tasks do not mend a slow place
-# Batches that end within their trigger can still become larger: busy time alone is no need before this.
+# Batches that end within their trigger can still become larger: busy time alone is no need below this.
 BUSY_FULL = 0.95
 MORE_THAN_BUSY = 0.1
 # Cpu and memory alone are given back after so long: it restarts every task.

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from penstock.resources.frames import Frame, NoFrame
 from penstock.resources.scaler.load import Load, assess, inputs_of, known_thread_rate
 from penstock.resources.scaler.observation import Action, Decision, Hold, Learnt, Observation, Resize, Step
 from penstock.resources.scaler.outcome import judge, record
 from penstock.resources.scaler.pattern import RECENT_MIN, History, analyse
-from penstock.resources.scaler.pattern_rate import STAGING_MIN, adjust_rate, bootstrap_rate
+from penstock.resources.scaler.pattern_rate import (
+    COST_MIN,
+    STAGING_MIN,
+    adjust_rate,
+    bootstrap_rate,
+    dearest_rate,
+)
 from penstock.resources.scaler.plan_generator import plan
 from penstock.resources.scaler.reactive import after_oom, react
 from penstock.resources.scaler.shapes import Shape
@@ -118,6 +125,23 @@ def _held_against_past(
         why = "nobody gave one" if history is None else history.reason
         return replace(decision, bounds=(*decision.bounds, f"history off: {why}"))
     settings = observation.settings
+    seen: dict[str, float] = {}
+    dearest = dearest_rate(
+        history.last_day, observation.job, load, input_rate=decision.inputs.get("X max", window.input_rate)
+    )
+    if dearest is not None:
+        seen["P dearest"] = dearest
+        again = plan_down(observation, frame, window, load, dearest=dearest)
+        if not isinstance(again, Resize):
+            return Hold(
+                reason=f"{decision.task_count} tasks would do now, but within the last day one thread gave "
+                f"only {dearest:.3g} records/s of like input for {COST_MIN} min",
+                bound="cost",
+                formula=decision.formula,
+                inputs={**decision.inputs, **seen},
+            )
+        held = ("cost",) if again.shape != decision.shape else ()
+        decision = replace(again, bounds=(*again.bounds, *held))
     pattern = analyse(
         history,
         frame.values["ingest_rate"][-RECENT_MIN:],
@@ -134,16 +158,18 @@ def _held_against_past(
         load,
         input_floor=pattern.input_peak * settings.target / settings.up_at,
         key_floor=pattern.key_peak,
+        dearest=inf if dearest is None else dearest,
     )
-    seen = {
+    seen |= {
         "X peak ahead": pattern.input_peak,
         "days": float(pattern.days),
         "hours": settings.history_hours,
         "X usual": pattern.usual_rate,
     }
     if isinstance(again, Resize):
+        bounds = tuple(dict.fromkeys((*decision.bounds, *again.bounds)))
         held = ("history",) if again.shape != decision.shape else ()
-        return replace(again, bounds=(*again.bounds, *held), inputs={**again.inputs, **seen})
+        return replace(again, bounds=(*bounds, *held), inputs={**again.inputs, **seen})
     return Hold(
         reason=f"{decision.task_count} tasks would do now, but in the next {settings.history_hours:g} h "
         f"{pattern.input_peak:.3g} records/s came on the {pattern.days} days before",

@@ -27,10 +27,15 @@ class Load(NamedTuple):
     used: float  # equation 3
     is_lagging: bool
     is_updated: bool  # by its owner, a short time ago
+    is_at_least: bool  # P is not known, and its threads keep up with what there is: they may do more
 
 
 def assess(observation: Observation, window: Window) -> Load:
-    """Equation 3 for the last minutes. P is what was learnt, unless an update made that void."""
+    """Equation 3 for the last minutes. P is what was learnt, unless an update made that void.
+
+    Threads that are busy all the time show what they can do only where records pile up. Else they show what
+    they were given: batches that run back to back cost time however few records they have.
+    """
     job, settings = observation.job, observation.settings
     shape = job.shape
     slots = parallel(shape.task_count, shape.task.threads, job.partitions)
@@ -39,14 +44,17 @@ def assess(observation: Observation, window: Window) -> Load:
     is_updated = updated is not None and 0 <= window.end_minute - updated <= settings.update_recent_min
     thread_rate = known_thread_rate(observation)
     proved = window.processed_rate / slots
+    is_saturated = window.busy_mean >= SATURATED
+    keeps_up = window.lag_s <= job.slo_lag_s and not window.is_filling
+    is_at_least = thread_rate is None and is_saturated and keeps_up
     if thread_rate is None:
         # A job too idle to tell does at least this much with a busier thread.
         thread_rate = measured if measured is not None else proved / BUSY_MIN
-        if window.busy_mean < SATURATED and window.lag_s <= job.slo_lag_s:
+        if keeps_up or (not is_saturated and window.lag_s <= job.slo_lag_s):
             thread_rate = max(thread_rate, _shown_before(observation))
     else:
         thread_rate = max(thread_rate, proved)
-        if measured is not None and window.busy_mean >= SATURATED:
+        if measured is not None and is_saturated and not keeps_up:
             # Busy threads that give somewhat less than before: records or state grew. Much less is a symptom.
             slower = settings.slower_at * thread_rate <= measured < thread_rate
             thread_rate = measured if slower else thread_rate
@@ -64,6 +72,7 @@ def assess(observation: Observation, window: Window) -> Load:
         cpu_units_with_backlog(input_rate, backlog, settings.recovery_s, thread_rate, 1.0, slots),
         window.lag_s > job.slo_lag_s and window.lag_s_before > job.slo_lag_s,
         is_updated,
+        is_at_least,
     )
 
 

@@ -18,7 +18,7 @@ from penstock.resources.scaler.shapes import UNLIMITED, Room, Shape, TaskResourc
 
 Inputs = Mapping[str, float]
 State = Literal["none", "aggregation", "join", "other"]
-Outcome = Literal["pending", "worked", "ineffective", "broke_slo", "overruled"]
+Outcome = Literal["pending", "worked", "ineffective", "broke_slo", "overruled", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,7 @@ class Action:
     parallel_before: float
     outcome: Outcome = "pending"
     judged_minute: int | None = None
+    rate_after: float | None = None  # processed when it was judged; None: not judged, or by an older version
 
     @property
     def is_rebalance(self) -> bool:

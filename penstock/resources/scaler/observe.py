@@ -72,18 +72,16 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     """The scaler's settings for a job. Fields that its stored form leaves out have their defaults."""
     given = config["scaler"]
     own = tuple((name, given[name]) for name in _OWN if name in given)
-    return _settings(own, given["quiet_s"], given["settle_s"])
+    return _settings(own, given.get("quiet_s"), given["settle_s"])
 
 
 @lru_cache(maxsize=1024)
-def _settings(own: tuple[tuple[str, Any], ...], quiet_s: float, settle_s: float) -> Settings:
-    quiet_min = min(14 * DAY_MIN, max(1, ceil(quiet_s / 60)))
-    return Settings(
-        settle_min=min(60, ceil(settle_s / 60)),
-        down_after_min=quiet_min,
-        reactive_quiet_min=quiet_min,
-        **dict(own),
-    )
+def _settings(own: tuple[tuple[str, Any], ...], quiet_s: float | None, settle_s: float) -> Settings:
+    quiet: dict[str, Any] = {}
+    if quiet_s is not None:
+        minutes = min(14 * DAY_MIN, max(1, ceil(quiet_s / 60)))
+        quiet = {"down_after_min": minutes, "reactive_quiet_min": minutes}
+    return Settings(settle_min=min(60, ceil(settle_s / 60)), **quiet, **dict(own))
 
 
 @lru_cache(maxsize=1024)

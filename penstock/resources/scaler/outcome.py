@@ -18,6 +18,7 @@ from penstock.resources.scaler.observation import (
     Inputs,
     Learnt,
     Observation,
+    Outcome,
     Rebalance,
     Resize,
     Step,
@@ -28,8 +29,10 @@ from penstock.resources.scaler.window import Window
 
 # Input that grew by more than this since explains a lag without the action.
 SAME_INPUT = 1.1
-# With so much more input a step that did not help is worth another try.
+# With so much more input, or so much more processed than in the trial, a step that did not help is worth
+# another try: what limited it then does not limit it now.
 MORE_INPUT = 1.25
+MORE_PROCESSED = 1.25
 GAIN = "(processed - before) / (expected - before)"
 
 
@@ -64,8 +67,13 @@ def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt,
     if action is None or action.outcome != "pending":
         return Learnt(), None
     if action.after != observation.job.shape:
-        return _judged(observation, action, "overruled"), None
+        return _judged(observation, window, action, "overruled"), None
     since = window.end_minute - 1 - action.at_minute
+    if load.is_lagging and (window.processed_min <= 0 or window.failures > 0):
+        # What it calls hangs, or its tasks fail: whatever the step did, it does not show now.
+        if since < observation.settings.observe_min:
+            return Learnt(), None
+        return _judged(observation, window, action, "inconclusive"), None
     if action.is_rebalance:
         return _judge_rebalance(observation, window, load, action, since)
     grew = parallel_of(action.after, observation) > action.parallel_before
@@ -84,13 +92,13 @@ def _judge_up(
     gain = window.processed_rate - action.rate_before
     helped = not load.is_lagging or expected_gain <= 0 or gain >= settings.effective_at * expected_gain
     if helped:
-        return _judged(observation, action, "worked"), None
+        return _judged(observation, window, action, "worked"), None
     alert = (
         f"{action.after.task_count} tasks of {action.after.task.threads} threads were to process "
         f"{action.rate_expected:.3g} records/s and process {window.processed_rate:.3g}, "
         f"{action.rate_before:.3g} before: more does not help"
     )
-    learnt = _judged(observation, action, "ineffective", alert=alert)
+    learnt = _judged(observation, window, action, "ineffective", alert=alert)
     return learnt, _undo(observation, window, load, action, learnt, alert)
 
 
@@ -106,12 +114,12 @@ def _judge_rebalance(
     is_falling = window.lag_growth < 0 and not window.lag_grows
     enough = expected_gain > 0 and gain >= settings.effective_at * expected_gain
     if not load.is_lagging or is_falling or enough:
-        return _judged(observation, action, "worked"), None
+        return _judged(observation, window, action, "worked"), None
     alert = (
         f"the partitions were dealt anew, and the lag is still {window.lag_s:.0f} s: "
         f"{window.processed_rate:.3g} records/s are processed, {action.rate_before:.3g} before"
     )
-    learnt = _judged(observation, action, "ineffective", alert=alert)
+    learnt = _judged(observation, window, action, "ineffective", alert=alert)
     before = mapping_of(action.before, job.partitions)
     if len(before) != job.partitions:
         return learnt, None
@@ -143,12 +151,12 @@ def _judge_down(
             f"{action.before.task_count} had kept it"
         )
         learnt = replace(
-            _judged(observation, action, "broke_slo", alert=alert),
+            _judged(observation, window, action, "broke_slo", alert=alert),
             thread_rate=between(sustained, p, measured) if isfinite(p) else None,
         )
         return learnt, _undo(observation, window, load, action, learnt, alert)
     if since >= observation.settings.observe_min:
-        return _judged(observation, action, "worked"), None
+        return _judged(observation, window, action, "worked"), None
     return Learnt(), None
 
 
@@ -179,8 +187,15 @@ def _compared(observation: Observation, window: Window, load: Load, action: Acti
     }
 
 
-def _judged(observation: Observation, action: Action, outcome: str, alert: str = "") -> Learnt:
-    judged = replace(action, outcome=outcome, judged_minute=minute_of(observation.now_ms))  # type: ignore[arg-type]
+def _judged(
+    observation: Observation, window: Window, action: Action, outcome: Outcome, alert: str = ""
+) -> Learnt:
+    judged = replace(
+        action,
+        outcome=outcome,
+        judged_minute=minute_of(observation.now_ms),
+        rate_after=window.processed_rate,
+    )
     return Learnt(judged=judged, alert=alert)
 
 
@@ -193,12 +208,13 @@ def parallel_of(shape: Shape, observation: Observation) -> float:
 
 
 def ups_that_did_not_help(observation: Observation, window: Window) -> Action | None:
-    """The newest remembered step up that did not help, unless the code changed since."""
+    """The newest remembered step up that did not help, unless the code or what limited it changed since."""
     for action in reversed(observation.past):
         if (
             action.outcome == "ineffective"
             and not action.is_rebalance
             and window.input_rate <= MORE_INPUT * action.input_rate
+            and _is_limited_as_then(window, action)
             and _is_remembered(observation, window, action)
         ):
             return action
@@ -225,6 +241,16 @@ def down_that_broke(observation: Observation, window: Window, slots: float) -> A
         ):
             return action
     return None
+
+
+def _is_limited_as_then(window: Window, action: Action) -> bool:
+    """Whether the job processes no more than in the trial: then what held it then may hold it now.
+
+    A sink that takes so much and no more gives few tasks as much as many. A dependency that was slow in the
+    trial and is well again gives them more.
+    """
+    then = action.rate_after if action.rate_after is not None else action.rate_before
+    return window.processed_rate <= MORE_PROCESSED * then
 
 
 def _is_remembered(observation: Observation, window: Window, action: Action) -> bool:

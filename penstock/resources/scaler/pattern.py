@@ -6,7 +6,8 @@ last half hour is unlike the same half hours of those days, the past says nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ class History:
     first_minute: int
     input_rate: Points
     key_count: Points | None = None
+    last_day: Mapping[str, Points] = field(
+        default_factory=dict
+    )  # by metric, what tells the cost of the input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

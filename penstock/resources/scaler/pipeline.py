@@ -12,14 +12,17 @@ from math import inf
 from typing import Any
 
 import networkx as nx
+import numpy as np
 
-from penstock.resources.frames import Frame
+from penstock.resources.frames import Frame, NoFrame, Points
 from penstock.resources.scaler.decide import LookBack, decide
 from penstock.resources.scaler.growth import task_range, threads_limit
 from penstock.resources.scaler.load import Load, assess
 from penstock.resources.scaler.observation import Decision, Demand, Hold, Observation, Resize
 from penstock.resources.scaler.shapes import parallel
 from penstock.resources.scaler.window import Window, optional, read_window
+
+_DRAIN_METRICS = ("ingest_rate", "processed_rate", "lag_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ def decide_pipeline(
     useful = _useful_rates(graph, seen)
     decisions: dict[str, Decision] = {}
     rates: dict[str, float] = {}
+    drained: dict[str, Points] = {}
     for name in nx.topological_sort(graph):
         sent = sum(
             rates[above] * graph.edges[above, name]["selectivity"]
@@ -57,8 +61,10 @@ def decide_pipeline(
             if above in rates
         )
         limit, bottleneck = useful[name]
+        frame, drained[name] = _without_drained(graph, observations, drained, name)
         observation = replace(
             observations[name],
+            frame=frame,
             demand=Demand(input_rate=sent, useful_rate=limit, bottleneck=bottleneck),
         )
         decision = decide(observation, (look_back or {}).get(name))
@@ -66,6 +72,51 @@ def decide_pipeline(
         if name in seen:
             rates[name] = _rate_after(observation, seen[name], decision, sent)
     return decisions
+
+
+def _without_drained(
+    graph: Any, observations: Mapping[str, Observation], drained: Mapping[str, Points], name: str
+) -> tuple[Frame | NoFrame, Points]:
+    """A job's minutes without what came only because a job above worked off a backlog that is gone by now.
+
+    And by minute, how much of what it processed itself was such work; empty: nothing. While the backlog is
+    there, its rate is what the jobs below must take. Afterwards it tells nothing of what they will need.
+    """
+    frame, job = observations[name].frame, observations[name].job
+    if isinstance(frame, NoFrame) or any(metric not in frame.values for metric in _DRAIN_METRICS):
+        return frame, np.zeros(0)
+    ingest, processed, lag_s = (frame.values[metric] for metric in _DRAIN_METRICS)
+    with np.errstate(invalid="ignore"):
+        is_behind = lag_s > job.slo_lag_s / 2
+    if not is_behind.any() and not any(len(drained[above]) for above in graph.predecessors(name)):
+        return frame, np.zeros(0)
+    extra = np.zeros(frame.minutes)
+    for above in graph.predecessors(name):
+        source = observations[above].frame
+        if isinstance(source, Frame) and len(drained[above]):
+            sent = graph.edges[above, name]["selectivity"] * drained[above]
+            extra += _in_minutes_of(frame, sent, source.first_minute)
+    steady = np.maximum(0.0, ingest - extra) if extra.any() else ingest
+    with np.errstate(invalid="ignore"):
+        was_behind = is_behind | np.concatenate(([False], is_behind[:-1])) | (extra > 0)
+        own = np.where(was_behind, np.maximum(0.0, processed - steady), 0.0)
+    if not lag_s[-1] <= job.slo_lag_s / 2:
+        own = np.zeros(0)  # it still drains
+    if extra.any():
+        frame = replace(frame, values={**frame.values, "ingest_rate": steady})
+    return frame, np.where(np.isfinite(own), own, 0.0)
+
+
+def _in_minutes_of(frame: Frame, points: Points, first_minute: int) -> Points:
+    """Numbers that begin with another minute, as this frame has its minutes; 0 where there are none."""
+    found = np.zeros(frame.minutes)
+    begin = max(frame.first_minute, first_minute)
+    end = min(frame.first_minute + frame.minutes, first_minute + len(points))
+    if begin < end:
+        found[begin - frame.first_minute : end - frame.first_minute] = points[
+            begin - first_minute : end - first_minute
+        ]
+    return found
 
 
 def _graph(observations: Mapping[str, Observation], edges: Iterable[Edge]) -> Any:

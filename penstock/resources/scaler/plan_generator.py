@@ -44,6 +44,7 @@ from penstock.resources.scaler.shapes import Shape, align, mapping_of, parallel,
 from penstock.resources.scaler.shrink import plan_down
 from penstock.resources.scaler.window import Window, optional
 
+NOTHING = "nothing is processed, though records wait"
 # A job that lags after an update gets so much more at once: it helps most of the time (V-D).
 UPDATE_STEP = 1.5
 UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P, at least (X + (B + X*restart_s)/t) / (up_at*P)"
@@ -51,16 +52,49 @@ UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P, at least (X + (B + X*restart
 
 def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
     """What to do about a job, given its last minutes."""
-    job, settings = observation.job, observation.settings
+    job = observation.job
     fewest, most = task_range(job)
     n = job.shape.task_count
-    if not fewest <= n <= most:
-        return _into_limits(observation, frame, window, load)
+    if n > most:
+        return _into_limits(observation, frame, window, load, max(fewest, align(most, job.partitions)))
+    if n < fewest:
+        needed = _by_symptoms(observation, frame, window, load)
+        if isinstance(needed, Resize) and needed.direction == "up" and needed.task_count >= fewest:
+            return needed  # at once: its least first would be one restart more
+        return _into_limits(observation, frame, window, load, fewest)
+    return _by_symptoms(observation, frame, window, load)
+
+
+def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+    settings = observation.settings
     if load.is_lagging:
         return _lagging(observation, frame, window, load)
     if window.oom > 0:
         return _more_memory(observation, frame, window, load)
     if load.used > settings.up_at:
+        if window.is_stuck:
+            return Hold(
+                reason=f"{NOTHING}: more tasks would wait as these do",
+                bound="nothing processed",
+                formula=FORMULA,
+                inputs=inputs_of(observation, window, load),
+            )
+        if load.is_at_least:
+            return Hold(
+                reason=f"{window.busy_mean:.0%} busy, and it keeps up: its lag is {window.lag_s:.0f} s and "
+                f"does not grow; one thread gives at least {load.thread_rate:.3g} records/s",
+                bound="keeps up",
+                formula=FORMULA,
+                inputs=inputs_of(observation, window, load),
+            )
+        if not window.is_filling and _used_on_average(window, load) <= settings.up_at:
+            return Hold(
+                reason=f"would be {load.used:.0%} used by the newest minutes, "
+                f"{_used_on_average(window, load):.0%} by all of {window.minutes}, and it keeps up",
+                bound="no lag",
+                formula=FORMULA,
+                inputs=inputs_of(observation, window, load),
+            )
         if is_imbalanced(window, settings.imbalance_at) and window.busy_mean <= settings.up_at:
             return Hold(
                 reason=f"would be {load.used:.0%} used, but by a few of its tasks: they are "
@@ -75,11 +109,16 @@ def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> 
     return plan_down(observation, frame, window, load)
 
 
-def _into_limits(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def _used_on_average(window: Window, load: Load) -> float:
+    """How much of it is used, not by the newest minutes but by all that are looked at: those may be noise."""
+    more = max(0.0, window.input_rate - window.input_mean) if load.input_rate <= window.input_rate else 0.0
+    return load.used - more / load.capacity if load.capacity > 0 else load.used
+
+
+def _into_limits(observation: Observation, frame: Frame, window: Window, load: Load, tasks: int) -> Decision:
     job, settings = observation.job, observation.settings
     fewest, most = task_range(job)
     n = job.shape.task_count
-    tasks = fewest if n < fewest else max(fewest, align(most, job.partitions))
     needs = estimate_needs(window, frame, job, observation.footprint, rate=load.input_rate)
     given = task_resources(
         needs, job, settings, task_count=tasks, threads=job.shape.task.threads, may_shrink=False
@@ -111,6 +150,15 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
         return Untriaged(
             reason=f"{lag}: its tasks failed {window.failures:g} times in {window.minutes} min",
             ruled_out=("out of memory",),
+            formula=FORMULA,
+            inputs=inputs,
+        )
+    if window.is_stuck:
+        if window.oom > 0:
+            return _more_memory(observation, frame, window, load)
+        return Untriaged(
+            reason=f"{lag}: {NOTHING}. It waits for something, or one batch takes longer than a minute",
+            ruled_out=("out of memory", "failing tasks"),
             formula=FORMULA,
             inputs=inputs,
         )
@@ -176,9 +224,7 @@ def _enough_but_lagging(
         ruled_out.append("imbalanced input")
     ruled_out += ["out of memory", "failing tasks", "a recent update"]
     measured = load.measured_rate
-    if window.processed_rate <= 0:
-        cause = "nothing is processed"
-    elif measured is not None and measured < observation.settings.slower_at * load.thread_rate:
+    if measured is not None and measured < observation.settings.slower_at * load.thread_rate:
         cause = (
             f"a thread gives {measured / load.thread_rate:.0%} of what it gave: a dependency, a host or a bug"
         )

@@ -47,7 +47,7 @@ class Settings:
 
     generation: Generation = "preactive"
     window_min: int = 5  # what "now" is
-    settle_min: int = 2  # first minutes of changed tasks say nothing about what they can do
+    settle_min: int = 1  # first minutes of changed tasks say nothing about what they can do
     stale_min: int = 3
     recovery_s: float = 1800.0  # t, within which a backlog should be gone
     target: float = 0.7  # a new shape is used to at most this share

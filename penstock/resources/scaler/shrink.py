@@ -6,7 +6,7 @@ drains or lag grows, and only if what is saved is worth a restart.
 
 from __future__ import annotations
 
-from math import floor
+from math import floor, inf
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from penstock.resources.scaler.load import (
 )
 from penstock.resources.scaler.observation import Decision, Hold, Inputs, JobFacts, Observation, Resize
 from penstock.resources.scaler.outcome import down_that_broke
+from penstock.resources.scaler.pattern_rate import dearest_rate
 from penstock.resources.scaler.settings import Settings
 from penstock.resources.scaler.shapes import Shape, TaskResources, parallel, tasks_for, threads_for
 from penstock.resources.scaler.window import Window, optional
@@ -37,8 +38,12 @@ def plan_down(
     *,
     input_floor: float = 0.0,
     key_floor: float = 0.0,
+    dearest: float = inf,
 ) -> Decision:
-    """Less, if it has been enough for long; else why not. The floors are what must be carried besides."""
+    """Less, if it has been enough for long; else why not. The floors are what must be carried besides.
+
+    `dearest`: what a thread gave when the same input was dearest, as far as the caller knows.
+    """
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
     # The need of the whole time is not below that of now: where that saves nothing, nobody need look further.
@@ -62,6 +67,7 @@ def plan_down(
     if keys > 0 and key_floor > keys:
         needs = needs._replace(memory_split_mb=needs.memory_split_mb * key_floor / keys)
     inputs = {**inputs, "X max": input_max, "minutes": settings.down_after_min}
+    load, inputs = _at_its_dearest(observation, frame, load, inputs, dearest)
     tasks, threads = _size(observation, window, load, max(input_max, load.input_rate))
     for_memory = tasks_for_memory(needs, job, settings, tasks)
     if for_memory is None or for_memory > job.shape.task_count:
@@ -80,6 +86,19 @@ def plan_down(
             )
         shape = Shape(task_count=job.shape.task_count, task=_same_threads(observation, needs))
     return _checked(observation, window, load, shape, input_max, bounds, inputs)
+
+
+def _at_its_dearest(
+    observation: Observation, frame: Frame, load: Load, inputs: Inputs, dearest: float
+) -> tuple[Load, Inputs]:
+    """The load with P as low as it was for like input within the time, or as the caller knows it was."""
+    minutes = observation.settings.down_after_min
+    tail = {name: points[-minutes:] for name, points in frame.values.items()}
+    seen = dearest_rate(tail, observation.job, load, input_rate=inputs["X max"])
+    rate = min(dearest, inf if seen is None else seen)
+    if not rate < load.thread_rate:
+        return load, inputs
+    return load._replace(thread_rate=rate, capacity=rate * load.parallel), {**inputs, "P dearest": rate}
 
 
 def _checked(

@@ -44,6 +44,19 @@ class Window(NamedTuple):
     lag_spread: float
     oom: float
     failures: float  # restarts and exceptions
+    processed_min: float  # of the slowest of these minutes
+    processed_last: float  # of the newest
+    input_mean: float  # of all these minutes
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether less is processed than arrives, by more than the jitter between two triggers."""
+        return self.lag_growth > LAG_GROWTH_MIN * self.input_rate
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing at all was processed in the newest minute, though records wait."""
+        return self.processed_last <= 0 and (self.lag_records > 0 or self.processed_rate <= 0)
 
     @property
     def time_lagged(self) -> float:
@@ -87,7 +100,7 @@ def read_window(observation: Observation) -> Window | Hold:
             return Hold(reason=f"{name} has gaps or cannot be: {numbers[-1]:g}", bound="metrics")
         lists.append(numbers)
         sums.append(whole)
-    ingest, _, busy_mean, lag, lag_s, tasks = lists
+    ingest, processed, busy_mean, lag, lag_s, tasks = lists
     if max(busy_mean) > BUSY_MAX:
         return Hold(reason=f"busy_mean is {max(busy_mean):g}, which is no share", bound="metrics")
     if tasks[0] != job.shape.task_count or tasks.count(tasks[0]) != count:
@@ -115,6 +128,9 @@ def read_window(observation: Observation) -> Window | Hold:
         optional(values, "lag_spread"),
         total(values, "oom", count),
         total(values, "restarts", count) + total(values, "exceptions", count),
+        min(processed),
+        processed[-1],
+        sums[0] / count,
     )
 
 

@@ -180,3 +180,34 @@ def test_what_was_applied_is_what_is_expected():
     undone = record_applied(replace(decision, direction="undo"), a_shape(6), observation)
     assert undone is not None and undone.outcome == "worked"
     assert record_applied(decision, a_shape(6), replace(observation, now_ms=0)) is None
+
+
+@pytest.mark.parametrize("symptom", [{"processed_rate": [400.0] * 86 + [0.0] * 4}, {"restarts": 1.0}])
+def test_what_was_tried_while_nothing_was_processed_is_not_judged(symptom: dict[str, Any]):
+    """Plan: what the tasks call hangs, or they fail, since the step up: it stays, and is held against nobody."""
+    hangs = after_up(**{"processed": 410.0, **symptom} if "restarts" in symptom else {"processed": 0.0})
+    if "processed_rate" in symptom:
+        hangs = replace(hangs, frame=an_observation(hangs.job, ingest_rate=600.0, **LAGGING, **symptom).frame)
+    decision = decide(hangs)
+    assert isinstance(decision, Untriaged) and decision.learnt.judged is None
+    late = replace(hangs, past=(an_action(4, 8, minutes_ago=70),))
+    judged = decide(replace(late, job=replace(late.job, changed_minute=START - 70))).learnt.judged
+    assert judged is not None and judged.outcome == "inconclusive"
+
+
+def test_a_verdict_ends_when_more_is_processed_than_in_the_trial():
+    """Plan: eight tasks did 100/s in all while a dependency was slow. Now four do 400: it is well again."""
+    judged = an_action(4, 8, 200, outcome="ineffective", judged_minute=START - 180, rate_after=100.0)
+    now = an_observation(a_job(4), past=(judged,), ingest_rate=600.0, processed_rate=400.0, **LAGGING)
+    assert isinstance(decide(now), Resize)
+    same = replace(judged, rate_after=380.0)
+    assert isinstance(decide(replace(now, past=(same,))), Untriaged)
+
+
+def test_a_step_down_before_a_hang_is_not_blamed_for_it():
+    down = an_action(10, 5, input_rate=300.0, rate_before=300.0)
+    hangs = an_observation(
+        a_job(5, changed_minute=START - 20), past=(down,), ingest_rate=300.0, processed_rate=0.0, **LAGGING
+    )
+    decision = decide(hangs)
+    assert isinstance(decision, Untriaged) and decision.learnt.judged is None

@@ -275,3 +275,23 @@ def test_what_nobody_below_can_follow_is_not_asked_for():
     demand = Demand(useful_rate=350.0, bottleneck="sink")
     decision = decide(at_rest(a_job(4), thread_rate=P, input_rate=900, backlog=1e6, demand=demand))
     assert isinstance(decision, Hold) and decision.bound == "sink below"
+
+
+def test_nothing_processed_is_untriaged_whatever_is_known_of_a_thread():
+    """Plan: 64 tasks are allowed, nothing is processed, and nobody knows P. It was "4 -> 64 tasks"."""
+    job = a_job(4, partitions=64, limits=Limits(task_count_max=64))
+    stuck = {"processed_rate": 0.0, "busy_mean": 1.0, "lag_s": 300.0, "lag_records": 60_000.0}
+    for footprint in (Footprint(), Footprint(thread_rate=10.0)):
+        decision = decide(an_observation(job, footprint=footprint, **stuck))
+        assert isinstance(decision, Untriaged) and "nothing is processed" in decision.reason, decision
+    soon = decide(an_observation(job, footprint=Footprint(thread_rate=10.0), **{**stuck, "lag_s": 20.0}))
+    assert isinstance(soon, Hold) and soon.bound == "nothing processed"
+
+
+def test_a_job_below_its_least_gets_what_it_needs_at_once():
+    """Plan: one task where at least four are asked for, and eight are needed: one restart, not two."""
+    job = a_job(1, partitions=32, limits=Limits(task_count_min=4))
+    needs_more = decide(at_rest(job, thread_rate=P, input_rate=520, backlog=50_000))
+    assert isinstance(needs_more, Resize) and (needs_more.task_count, needs_more.direction) == (8, "up")
+    needs_less = decide(at_rest(job, thread_rate=P, input_rate=150, backlog=20_000))
+    assert isinstance(needs_less, Resize) and (needs_less.task_count, needs_less.direction) == (4, "up")
