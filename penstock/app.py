@@ -38,7 +38,7 @@ from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.bus_care import BusCare
 from penstock.streams.catalogue import category_to_json
-from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.data_plane import StreamDataPlane, check_places
 from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
 from penstock.streams.places import identify, identify_rows, open_log, open_rows
 from penstock.streams.state_view import StateView
@@ -70,13 +70,13 @@ class ControlPlane:
         self._rows_identity = identify_rows(settings.rows)
         self.packages = PackageShelf(settings.folder / "packages")
         self._store = JobStore(self.database)
-        self.jobs = JobService(self._store)
+        self.jobs = JobService(self._store, check=partial(check_places, settings.rows))
         self.token_service = TokenService(self._store, self.tokens)
         self.task_service = TaskService(RunningStore(self.database))
         self.fleet = FleetView(ShardStore(self.database, self.journal))
         loans = LoanStore(self.database, self.journal)
         self.lending = LendingService(loans, self.fleet, self.tokens, self)
-        self._data_plane = StreamDataPlane(self.log, rows)
+        self._data_plane = StreamDataPlane(self.log, rows, rows_place=settings.rows)
         self.watermarks, self.states = WatermarkView(self.log, rows), StateView(self.log, rows)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
         self._aside = AsideThreads("state syncer aside", threads=2)

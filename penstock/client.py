@@ -12,7 +12,7 @@ import httpx
 from penstock.core.clock import Millis
 from penstock.core.errors import OutcomeUnknown, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
-from penstock.tasks.messages import Heartbeat, HeartbeatReply
+from penstock.tasks.messages import Heartbeat, HeartbeatReply, Installation
 from penstock.web.alarm_client import AlarmQuestions
 from penstock.web.lending_client import LendingQuestions
 from penstock.web.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded
@@ -247,9 +247,11 @@ class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
         why: str,
         key: str,
         replaces_plan: bool = False,
+        fields: Sequence[str] = (),
     ) -> list[Json]:
         """Add a layer for a component of its own; returns all there are then."""
-        rights = {"writers": list(writers), "replaces_plan": replaces_plan}
+        rights: Json = {"writers": list(writers), "replaces_plan": replaces_plan}
+        rights |= {"fields": list(fields)} if fields else {}
         body = {"name": name, "precedence": precedence, **rights, "why": why}
         return _rows(self._tell("POST", "/layers", body, _headers(key)), "layers")
 
@@ -346,16 +348,19 @@ class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
         """One heartbeat."""
         path = f"/containers/{_part(heartbeat.container)}/beat"
         body = encoded(heartbeat.to_json(), errors="replace")  # a bad text must not cost the lease
-        return HeartbeatReply.from_json(self._link.json("POST", path, body=body))
+        return self._link.read(self._link.json("POST", path, body=body), HeartbeatReply)
 
     def container_dead(self, container: str, folder_id: str) -> bool:
         """Its host saw it end, and nothing of it is left; False: it was over already."""
         path = f"/containers/{_part(container)}/dead"
-        return bool(self._link.json("POST", path, body={"folder_id": folder_id}, repeat=True)["is_news"])
+        answer = self._link.json("POST", path, body={"folder_id": folder_id}, repeat=True)
+        return answer.get("is_news") is True
 
     def installation(self) -> Json:
         """What a container must know to join."""
-        return self._ask("/installation")
+        answer = self._ask("/installation")
+        self._link.read(answer, Installation)
+        return answer
 
     def task_list(self, since: int | None, *, wait_s: float | None = None) -> Json | None:
         """The task list: all of it, or what changed since a version; None: nothing did (in `wait_s`)."""

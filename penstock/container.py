@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from penstock.client import Client
-from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
+from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.journal_store import JournalStore
 from penstock.core.sql_store import Database
 from penstock.core.system_clock import SystemClock
@@ -155,6 +155,12 @@ def join_settings(
     """
     with Client(url, token_file.read_text().strip()) as client:
         told = client.installation()
+    if (speaks_for := told.get("container", name)) not in ("", name):
+        raise Refused(
+            f"this token does not speak for the container {name!r}",
+            why=f"it is that of {speaks_for!r}; each container has one of its own",
+            fix=f"use `--name {speaks_for}`, or issue one: `penstock token new {name} --role container`",
+        )
     is_here = told["host"] == socket.gethostname()
     settings = ContainerSettings(
         name=name,
@@ -333,7 +339,7 @@ class Engine:
                 if self._manager is not None:
                     self._manager.stop_all()
             elif self._manager is not None and "reply" in message:
-                reply = HeartbeatReply.from_json(message["reply"])
+                reply = message["reply"]
                 self._manager.on_reply(reply, now_ms)
                 self._lists.on_version(reply.list_version)
         if self._manager is not None:
@@ -365,7 +371,14 @@ class Engine:
 
     def _listen(self) -> None:
         for line in sys.stdin:
-            self._inbox.put(json.loads(line))
+            try:
+                message = json.loads(line)
+                if "reply" in message:
+                    message = {"reply": HeartbeatReply.from_json(message["reply"])}
+            except (ValueError, TypeError) as error:
+                log.warning("the warden said something unreadable", error=str(error), line=line[:200])
+                continue
+            self._inbox.put(message)
             self._news.set()
         self._die("the warden's pipe closed")
 

@@ -60,8 +60,9 @@ class TaskLists:
             if found is None:
                 return  # it is the newest
             news = TaskList.from_json(found)
-        except PenstockError as error:
-            log.warning("no task list", error=error.what)
+        except (PenstockError, ValueError) as error:
+            said = error.what if isinstance(error, PenstockError) else f"it cannot be read: {error}"
+            log.warning("no task list", error=said)
             if not self._has_list:
                 self._has_list = True  # once: go on with what was known, until the service answers
                 self._use_kept()

@@ -34,7 +34,6 @@ BEAT_S, DEADLINE_S = 10.0, 40.0
 IDLE_S = 15.0  # less than the server keeps a connection
 DRAINED = 20
 AT_ONCE = 8  # containers that register at the same time
-TOKENS = 40  # one may ask 200 times a second
 METRICS = {"input_rate": 100.5, "processed_rate": 100.5, "busy": 0.25, "lag_s": 0.5, "lag_records": 50.0}
 OLD, NEW = '"version":"r0"', '"version":"r1"'
 
@@ -60,7 +59,9 @@ def serve(folder: Path, jobs: int) -> None:
     database.close()
     plane = ControlPlane(Settings(folder=folder, profile="paper", shards=SHARDS))
     now_ms = plane.clock.now_ms()
-    tokens = [plane.tokens.issue(f"c{number}", "container", now_ms=now_ms) for number in range(TOKENS)]
+    issue = plane.tokens.issue
+    fleet = [f"c{number:04d}" for number in range(CONTAINERS)]
+    tokens = {name: issue(name, "container", now_ms=now_ms, container=name) for name in fleet}
     with bind(Listening()) as listener, bind(Listening()) as behind:
         server = serve_behind_front(plane, listener, behind, Listening()).start()
         print(json.dumps({"url": server.url, "pid": os.getpid(), "tokens": tokens}), flush=True)
@@ -196,7 +197,7 @@ def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
     url, found = urlsplit(said["url"]), []
     share = jobs * TASKS_PER_JOB // count
     for number in range(count):
-        token = said["tokens"][number % len(said["tokens"])]
+        token = said["tokens"][f"c{number:04d}"]
         head = f"Host: {url.netloc}\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         tasks = [
             {

@@ -45,20 +45,32 @@ def add_layer(
     replaces_plan: Annotated[
         bool, typer.Option("--replaces-plan", help="A change of it does not wait for the open plan.")
     ] = False,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", help="A field it may set; several: repeat it; none: any its writers may set."
+        ),
+    ] = None,
     folder: Folder = FOLDER,
     output: Output = Form.TABLE,
 ) -> None:
     """Add a layer for a component of its own."""
     with connect(folder, role="admin") as client:
         kinds = client.add_layer_kind(
-            name, precedence, writers, why=why, key=new_key(), replaces_plan=replaces_plan
+            name,
+            precedence,
+            writers,
+            why=why,
+            key=new_key(),
+            replaces_plan=replaces_plan,
+            fields=fields or (),
         )
     show(kinds, output, lambda: change_tables.layer_kinds_table(kinds))
 
 
 @token.command("new", epilog=EXIT_CODES)
 def new_token(
-    name: Annotated[str, typer.Argument(help="Whose it is; this name is in every audit entry.")],
+    name: Annotated[str, typer.Argument(help="Whose it is; of role container: which container's.")],
     role: Annotated[str, typer.Option(help="reader, developer, oncall, scaler, container or admin.")],
     why: Why,
     days: Annotated[int, typer.Option(help="It ends after so many.", min=1, max=3650)] = 365,

@@ -204,13 +204,14 @@ def audit_table(entries: Sequence[Row]) -> Table:
 def layer_kinds_table(kinds: Sequence[Row]) -> Table:
     """The layers there are; the last wins."""
     table = new_table("layers, the last wins")
-    for name in ("layer", "precedence", "written by", "waits for a plan"):
+    for name in ("layer", "precedence", "written by", "fields", "waits for a plan"):
         table.add_column(name, no_wrap=True)
     for kind in kinds:
         table.add_row(
             layer_text({"layer": kind["name"]}),
             str(kind["precedence"]),
             text(", ".join(kind["writers"])),
+            text(", ".join(kind.get("fields", ())) or "any its writers may set"),
             "no" if kind["replaces_plan"] else "yes",
         )
     return table
@@ -222,6 +223,9 @@ def tokens_table(tokens: Sequence[Row], now_ms: int) -> Table:
     for name in ("id", "name", "role", "issued", "by", "ends", "state"):
         table.add_column(name, no_wrap=True)
     for row in tokens:
+        # Of a container's token its name says for whom it speaks, but for those of a former version.
+        role, speaks_for = row["role"], row.get("container", "")
+        role = f"{role} {speaks_for}" if speaks_for not in ("", row["name"]) else role
         if row["revoked_ms"]:
             state = Text("revoked", style="red")
         elif row["expires_ms"] <= now_ms:
@@ -231,7 +235,7 @@ def tokens_table(tokens: Sequence[Row], now_ms: int) -> Table:
         table.add_row(
             text(row["id"]),
             text(row["name"], limit=40),
-            text(row["role"]),
+            text(role, limit=40),
             when(row["issued_ms"]),
             text(row["issued_by"] or "penstock up", limit=30),
             when(row["expires_ms"], with_year=True),

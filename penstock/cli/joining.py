@@ -26,7 +26,7 @@ def join(
     token: Annotated[
         str,
         typer.Option(
-            envvar="PENSTOCK_TOKEN", help="A token of role container; better given as PENSTOCK_TOKEN."
+            envvar="PENSTOCK_TOKEN", help="This container's own token; better given as PENSTOCK_TOKEN."
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="What it is called; none: as this machine.")] = "",
@@ -62,8 +62,8 @@ def join(
         raise ConfigError(
             "a container joins with a URL and a token",
             why=f"there is no {'--token, and PENSTOCK_TOKEN is not set' if url else '--join URL'}",
-            fix="penstock container --join https://host:7337 --token TOKEN; "
-            "`penstock token new NAME --role container --why …` issues one",
+            fix="penstock container --join https://host:7337 --name NAME --token TOKEN; "
+            "`penstock token new NAME --role container --why …` issues one for that name",
         )
     from penstock.cli.up import run_joined
     from penstock.container import join_settings, own_folder

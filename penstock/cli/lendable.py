@@ -102,6 +102,12 @@ class LendableHost:
 
     def _obey(self, place: _Place, order: Mapping[str, Any]) -> None:
         try:
+            if order["kind"] not in ("check", "go"):
+                raise EnvironmentProblem(
+                    f"this host does not know the order {order['kind'][:100]!r}",
+                    why="its cluster runs a newer version",
+                    fix="start the container again with that version",
+                )
             settings = self._settings_for(order)
         except (PenstockError, OSError) as error:
             self._refuse(place, order, error)

@@ -114,6 +114,14 @@ def _token(path: Path, name: str, row: Mapping[str, str], variables: Mapping[str
     return token
 
 
+def _unreadable(cluster: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the answer of cluster {cluster} cannot be read",
+        why=f"{type(error).__name__}: {error}",
+        fix="look at its URL, and whether it runs a version that is known here",
+    )
+
+
 class Lender:
     """The loop's rounds: observes every cluster, decides, does. Requires: rounds come one after another."""
 
@@ -153,8 +161,13 @@ class Lender:
 
     def _look(self, cluster: ClusterFile) -> ClusterSeen:
         client = self._clients[cluster.name]
-        loans, containers, capacity = client.loans(), client.containers(), client.capacity()
-        return read_cluster(cluster.name, cluster.url, containers=containers, loans=loans, capacity=capacity)
+        try:
+            loans, containers, capacity = client.loans(), client.containers(), client.capacity()
+            return read_cluster(
+                cluster.name, cluster.url, containers=containers, loans=loans, capacity=capacity
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unreadable(cluster.name, error) from error
 
     def _do(self, plan: LendingPlan) -> None:
         for keep in plan.keeps:
@@ -180,16 +193,20 @@ class Lender:
         version = 0 if known is None else known.version
         expected = target.expect(container, lender=transfer.source, owner=owner, version=version, why=why)
         try:
+            token, expected_version = str(expected["token"]), int(expected["version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(transfer.target, error) from error
+        try:
             source.lend(
                 container,
                 home=transfer.source,
                 to=transfer.target,
                 url=self._urls[transfer.target],
-                token=str(expected["token"]),
+                token=token,
                 why=why,
             )
         except PenstockError:
-            target.forget_container(container, version=int(expected["version"]), why="it was not lent")
+            target.forget_container(container, version=expected_version, why="it was not lent")
             raise
 
     def _attempt(self, said: str, act: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from penstock.app import ControlPlane
 from penstock.cli.connection import endpoint_file, token_file, tokens_folder
-from penstock.cli.lendable import LendableHost, tell_dead
+from penstock.cli.lendable import LendableHost, keep_token, tell_dead
 from penstock.cli.stopping import stop_on_signals
 from penstock.client import Client
 from penstock.container import (
@@ -33,6 +33,7 @@ from penstock.core.clock import Clock, Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
+from penstock.core.token_store import revoke_token
 from penstock.core.tuning import tune_process
 from penstock.jobs.layer_writer import Actor
 from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
@@ -68,7 +69,7 @@ OWN_NAMES = (
     "store.db-wal",
     "tokens",
 )
-LOCAL_ROLES = ("admin", "developer", "oncall", "reader", "container")
+LOCAL_ROLES = ("admin", "developer", "oncall", "reader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,7 +365,7 @@ def _containers(settings: UpSettings, plane: ControlPlane, url: str) -> tuple[Co
             name=name,
             folder=folder / "containers" / name,
             url=url,
-            token_file=token_file(folder, "container"),
+            token_file=_container_token(plane, folder / "containers" / name, name),
             bus=plane.settings.bus,
             rows=plane.settings.told_rows,
             store=plane.settings.store,
@@ -439,6 +440,29 @@ def write_tokens(plane: ControlPlane, folder: Path) -> None:
         except (FileNotFoundError, ValueError, Refused):
             # None yet, or of a store that is gone, or past its end.
             _write_private(path, plane.tokens.issue(f"local-{role}", role, now_ms=now_ms))
+    _retire_shared_token(plane, token_file(folder, "container"))
+
+
+def _retire_shared_token(plane: ControlPlane, path: Path) -> None:
+    """Take back the one token that all containers of this folder had in a former version."""
+    now_ms = plane.clock.now_ms()
+    with contextlib.suppress(FileNotFoundError, ValueError, Refused):
+        token_id = plane.tokens.caller(path.read_text(), now_ms=now_ms).token_id
+        with plane.database.transaction() as connection:
+            revoke_token(connection, token_id, now_ms=now_ms)
+        plane.tokens.revoked()
+    path.unlink(missing_ok=True)
+
+
+def _container_token(plane: ControlPlane, folder: Path, name: str) -> Path:
+    """The file with a container's own token: the one that is there, or a new one."""
+    path, now_ms = folder / "token", plane.clock.now_ms()
+    try:
+        if plane.tokens.caller(path.read_text(), now_ms=now_ms).container == name:
+            return path
+    except (FileNotFoundError, ValueError, Refused):
+        pass  # none yet, or of a store that is gone, or past its end
+    return keep_token(folder, plane.tokens.issue(name, "container", now_ms=now_ms, container=name))
 
 
 def _make_tokens_folder(folder: Path) -> None:
@@ -465,7 +489,7 @@ def _take_back(plane: ControlPlane, old: Path) -> None:
     """Revoke the tokens that an earlier version kept where the code of jobs could read them."""
     for role in LOCAL_ROLES:
         path = old / role
-        if role == "container" or not path.exists():
+        if not path.exists():
             continue
         now_ms = plane.clock.now_ms()
         with contextlib.suppress(ValueError, Refused):

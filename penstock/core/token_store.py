@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +27,14 @@ TOKENS = sa.Table(
     sa.Column("issued_ms", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("issued_by", sa.String, nullable=False, server_default=""),
     sa.Column("revoked_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: it was not
+    sa.Column("container", sa.String, nullable=False, server_default=""),  # whom it speaks for, if one
 )
 ROLES = frozenset({"reader", "developer", "oncall", "scaler", "container", "admin"})
 YEAR_MS: Millis = 365 * 24 * 3_600_000
 # How long a token that was found good is believed. Another instance's revocation takes effect within this.
 BELIEVED_MS: Millis = 900
 BELIEVED_MAX = 10_000
+FAMILIAR_MAX = 20_000
 ID_LENGTH = 16
 _TOKEN = re.compile(r"pk_[A-Za-z0-9_-]{43}")
 
@@ -45,6 +48,7 @@ class Caller:
     name: str
     role: str
     token_id: str = ""  # tells tokens apart without being one
+    container: str = ""  # the only one that it speaks for; "": of a former version, and not used yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class TokenRow:
     issued_ms: Millis
     issued_by: str
     revoked_ms: Millis  # 0: it was not
+    container: str  # the only one that it speaks for; "": none, or not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class _Memory:
     """Tokens that were found good a moment ago. Thread-safe."""
 
     callers: dict[str, _Believed] = field(default_factory=dict)
+    # Hashes of those that were ever good here, the latest last; before they are believed they are looked up.
+    familiar: OrderedDict[str, None] = field(default_factory=OrderedDict)
     revocations: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -83,6 +90,14 @@ class _Memory:
             if len(self.callers) >= BELIEVED_MAX:
                 self.callers.clear()
             self.callers[digest] = believed
+            self.familiar[digest] = None
+            self.familiar.move_to_end(digest)
+            if len(self.familiar) > FAMILIAR_MAX:
+                self.familiar.popitem(last=False)
+
+    def is_bad(self, digest: str) -> None:
+        with self.lock:
+            self.familiar.pop(digest, None)
 
     def forget(self) -> None:
         with self.lock:
@@ -97,14 +112,37 @@ class TokenStore:
         self._database, self._memory = database, _Memory()
 
     def issue(
-        self, name: str, role: str, *, now_ms: Millis, lifetime_ms: Millis = YEAR_MS, issued_by: str = ""
+        self,
+        name: str,
+        role: str,
+        *,
+        now_ms: Millis,
+        lifetime_ms: Millis = YEAR_MS,
+        issued_by: str = "",
+        container: str = "",
     ) -> str:
         """A new token; this is the only time it is seen."""
         with self._database.transaction() as connection:
             token, _ = insert_token(
-                connection, name, role, now_ms=now_ms, lifetime_ms=lifetime_ms, issued_by=issued_by
+                connection,
+                name,
+                role,
+                now_ms=now_ms,
+                lifetime_ms=lifetime_ms,
+                issued_by=issued_by,
+                container=container,
             )
         return token
+
+    def bind(self, token_id: str, container: str) -> str:
+        """Let a token that speaks for no container yet speak for this one; returns for which it does now."""
+        found = sa.func.substr(TOKENS.c.hash, 1, ID_LENGTH) == token_id
+        with self._database.transaction() as connection:
+            free = sa.update(TOKENS).where(found, TOKENS.c.container == "").values(container=container)
+            connection.execute(free)
+            bound = connection.execute(sa.select(TOKENS.c.container).where(found)).scalar_one()
+        self._memory.forget()
+        return str(bound)
 
     def rows(self) -> tuple[TokenRow, ...]:
         """Every token ever issued, by name and age."""
@@ -123,13 +161,23 @@ class TokenStore:
             return None
         return found.caller
 
+    def can_be_token(self, token: str) -> bool:
+        """Whether there could be such a token: nothing else is looked up."""
+        return _TOKEN.fullmatch(token) is not None
+
+    def is_familiar(self, token: str) -> bool:
+        """Whether it was good when it was last looked up here, however long ago; asks nobody."""
+        return _hash(token) in self._memory.familiar
+
     def caller(self, token: str, *, now_ms: Millis) -> Caller:
         """Whose token it is; Refused if nobody's."""
         caller = self.believed(token, now_ms=now_ms)
         if caller is not None:
             return caller
         digest, revocations = _hash(token), self._memory.revocations
-        row = self._find(digest) if _TOKEN.fullmatch(token) else None
+        row = self._find(digest) if self.can_be_token(token) else None
+        if row is None or row.revoked_ms or row.expires_ms <= now_ms:
+            self._memory.is_bad(digest)
         if row is None or row.revoked_ms:
             raise Refused(
                 "this token is not known",
@@ -140,7 +188,7 @@ class TokenStore:
             raise Refused(
                 "this token has expired", why="every token has an end", fix="ask an admin for a new one"
             )
-        caller = Caller(name=row.name, role=row.role, token_id=row.id)
+        caller = Caller(name=row.name, role=row.role, token_id=row.id, container=row.container)
         self._memory.keep(digest, _Believed(caller, row.expires_ms, now_ms), revocations)
         return caller
 
@@ -150,10 +198,18 @@ class TokenStore:
 
 
 def insert_token(
-    connection: sa.Connection, name: str, role: str, *, now_ms: Millis, lifetime_ms: Millis, issued_by: str
+    connection: sa.Connection,
+    name: str,
+    role: str,
+    *,
+    now_ms: Millis,
+    lifetime_ms: Millis,
+    issued_by: str,
+    container: str = "",
 ) -> tuple[str, TokenRow]:
     """A new token inside the caller's transaction."""
     assert role in ROLES, role
+    assert not container or role == "container", role
     token = "pk_" + secrets.token_urlsafe(32)
     values = {
         "hash": _hash(token),
@@ -163,6 +219,7 @@ def insert_token(
         "issued_ms": now_ms,
         "issued_by": issued_by,
         "revoked_ms": 0,
+        "container": container,
     }
     connection.execute(sa.insert(TOKENS).values(values))
     return token, _from_values(values)

@@ -53,8 +53,24 @@ def _plain(value: object) -> object:
     raise ValueError("it should be a line of text, a boolean or a finite number of at most 64 bits")
 
 
-# Fields that only these roles may change, in whichever layer; the Job Service checks it.
-FIELD_WRITERS: Mapping[str, frozenset[str]] = {"privileged": frozenset({"admin"})}
+# Which roles may set which field, in whichever layer they may write; a field that is not here is nobody's.
+# What decides which code runs, with what and on which data, is for developers, not for who tunes.
+_ADMINS = frozenset({"admin"})
+_DEVELOPERS = _ADMINS | {"developer"}
+_OPERATORS = _DEVELOPERS | {"oncall"}
+_TUNERS = _OPERATORS | {"scaler"}
+_FIELDS_OF: Mapping[frozenset[str], str] = {
+    _ADMINS: "privileged",
+    _DEVELOPERS: "name pipeline kind package arguments partitions inputs outputs plan command "
+    "environment lineage productions dedup",
+    _OPERATORS: "owner labels task_count_max priority slo scaler policies isolation poison "
+    "straggler_ms backlog",
+    _TUNERS: "state task_count partition_tasks resources threads trigger_ms batch_rows_max batch_bytes_max "
+    "state_cache_bytes",
+}
+FIELD_WRITERS: Mapping[str, frozenset[str]] = {
+    field: roles for roles, fields in _FIELDS_OF.items() for field in fields.split()
+}
 
 # Names become parts of file names and URLs, so they may not climb out of a folder.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}$"
@@ -334,6 +350,16 @@ class JobConfig(_Part):
         outside = {n: {"writer": True} for n, source in enumerate(self.inputs) if source.writer is None}
         unused |= {"inputs": outside} if outside else {}
         return self.model_dump(mode="json", exclude=unused)
+
+
+def writers_of(path: str) -> frozenset[str]:
+    """The roles that may set a dotted path of a config, if their layer takes it; empty: nobody."""
+    field, _, rest = path.partition(".")
+    if field == "policies" and rest.endswith(".code"):  # it names the code of a user's policy
+        return _DEVELOPERS
+    if path == "plan.late":  # what becomes of late records; it changes no code and no shape
+        return _OPERATORS
+    return FIELD_WRITERS.get(field, frozenset())
 
 
 def _declared(field: str) -> Sync:

@@ -16,7 +16,14 @@ from penstock.jobs.job_list_store import JobFilter, list_names
 from penstock.jobs.job_store import Changed, JobRecord, JobStore
 from penstock.jobs.job_view import STATES, JobView
 from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
-from penstock.jobs.layer_writer import check_is_gone, check_is_map, validate
+from penstock.jobs.layer_writer import (
+    PLACED_FIELDS,
+    Check,
+    check_is_gone,
+    check_is_map,
+    fits_everywhere,
+    validate,
+)
 from penstock.jobs.layers import Layer, LayerRow, merge_layers
 from penstock.jobs.provision import (
     CompiledPipeline,
@@ -42,8 +49,9 @@ LOOKS_MAX = 20
 class JobReads:
     """Reads of jobs, their history, and what a change would do."""
 
-    def __init__(self, store: JobStore) -> None:
-        self._store, self._views = store, ViewCache()
+    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+        """`check` refuses a config that this installation cannot run."""
+        self._store, self._views, self._check = store, ViewCache(), check
 
     def view(self, job: str, *, removed: bool = False) -> JobView:
         """One job; NotFound if there is none, or if it was removed and removed ones are not asked for."""
@@ -221,8 +229,12 @@ class JobReads:
         kinds = {kind.name: kind for kind in read_kinds(connection)}
         row = LayerRow(layer="provisioner", precedence=kinds["provisioner"].precedence, body=body)
         if record is None or record.job.deleted:
-            return validate(job, (), row)
+            config = validate(job, (), row)
+            self._check(config)
+            return config
         config = validate(job, record.layers, row)
+        if any(body.get(name) != layer_body(record, "provisioner").get(name) for name in PLACED_FIELDS):
+            self._check(config)
         if config.pipeline != record.job.pipeline:
             raise Refused(
                 f"the job {job!r} belongs to another pipeline",

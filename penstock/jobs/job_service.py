@@ -6,6 +6,7 @@ the layer, its history, the audit, the journal and the answer are written, or no
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Unpack
@@ -14,7 +15,7 @@ from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
 from penstock.core.sql_store import next_value
 from penstock.core.token_store import ROLES
 from penstock.jobs import job_store
-from penstock.jobs.config import validate_config
+from penstock.jobs.config import FIELD_WRITERS, validate_config
 from penstock.jobs.job_answers import Applied, Page, StateSet, Submitted
 from penstock.jobs.job_reads import (
     JobReads,
@@ -31,12 +32,14 @@ from penstock.jobs.layer_store import insert_kind
 from penstock.jobs.layer_writer import (
     Actor,
     Asked,
+    Check,
     LayerWriter,
     Wish,
     WriteDesk,
     check_is_gone,
     check_is_map,
     check_version,
+    fits_everywhere,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
 from penstock.jobs.provision import (
@@ -96,9 +99,9 @@ class JobService(JobReads):
     version of the job that the change was decided on; None: whatever stands.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        super().__init__(store)
-        self._desk = WriteDesk(store)
+    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+        super().__init__(store, check=check)
+        self._desk = WriteDesk(store, check=check)
 
     def create(self, job: str, body: Body, *, birth: str, **asked: Unpack[Asked]) -> int:
         """Create one job with its provisioner layer; returns its expected version."""
@@ -269,14 +272,24 @@ class JobService(JobReads):
         writers: Sequence[str],
         *,
         replaces_plan: bool = False,
+        fields: Sequence[str] = (),
         **asked: Unpack[Asked],
     ) -> None:
-        """Add a layer at a level that is free; admins only. It counts from the next write on."""
+        """Add a layer at a level that is free; admins only. It counts from the next write on.
+
+        `fields`: what may be said in it; none: every field that its writers may set.
+        """
         _check_kind(name, precedence, writers)
+        _check_fields(writers, fields)
         layer = Layer(
-            name=name, precedence=precedence, writers=frozenset(writers), replaces_plan=replaces_plan
+            name=name,
+            precedence=precedence,
+            writers=frozenset(writers),
+            replaces_plan=replaces_plan,
+            fields=frozenset(fields),
         )
-        data = {"precedence": precedence, "writers": sorted(writers), "replaces_plan": replaces_plan}
+        data: dict[str, Any] = {"precedence": precedence, "writers": sorted(writers)}
+        data |= {"replaces_plan": replaces_plan} | ({"fields": sorted(fields)} if fields else {})
 
         def write(writer: LayerWriter) -> str:
             for other in writer.kinds.values():
@@ -390,5 +403,23 @@ def _check_kind(name: object, precedence: object, writers: object) -> None:
         why = f"the precedence {shown(precedence)} is not a number from -{PRECEDENCE_MAX} to {PRECEDENCE_MAX}"
     elif not isinstance(writers, list | tuple | set | frozenset) or not writers or not set(writers) <= ROLES:
         why = f"the writers {shown(writers)} are not roles; these are: {', '.join(sorted(ROLES))}"
+    if why:
+        raise ConfigError("the layer cannot be added", why=why, fix="correct it; nothing was changed")
+
+
+def _check_fields(writers: Sequence[str], fields: Sequence[str]) -> None:
+    """Each field must be one that a writer may set, and each writer must be of some use."""
+    settable = {role: {field for field, roles in FIELD_WRITERS.items() if role in roles} for role in writers}
+    why = ""
+    for role in sorted(settable):
+        if not settable[role]:
+            why = f"the role {role} may set no field of a job's config"
+    for field in sorted(set(fields)):
+        if field not in FIELD_WRITERS:
+            near = difflib.get_close_matches(field, FIELD_WRITERS, n=1)
+            why = f"there is no field {shown(field)}" + (f"; did you mean {near[0]}?" if near else "")
+        elif not any(field in settable[role] for role in settable):
+            allowed = ", ".join(sorted(FIELD_WRITERS[field]))
+            why = f"`{field}` may be set by {allowed}, and none of them writes this layer"
     if why:
         raise ConfigError("the layer cannot be added", why=why, fix="correct it; nothing was changed")

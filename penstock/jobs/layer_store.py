@@ -20,6 +20,7 @@ LAYER_KINDS = sa.Table(
     sa.Column("precedence", sa.Integer, nullable=False),
     sa.Column("writers", sa.JSON, nullable=False),
     sa.Column("replaces_plan", sa.Boolean, nullable=False),
+    sa.Column("fields", sa.JSON, nullable=False, server_default="[]"),
     sa.Index("layer_kinds_by_precedence", "precedence", unique=True),
 )
 _COLUMNS = (
@@ -80,7 +81,8 @@ def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
 def _kinds(rows: Iterable[Sequence[Any]]) -> tuple[Layer, ...]:
     names = LAYER_KINDS.columns.keys()
     kinds = (dict(zip(names, row, strict=True)) for row in rows)
-    return tuple(Layer(**{**kind, "writers": frozenset(kind["writers"])}) for kind in kinds)
+    sets = ("writers", "fields")
+    return tuple(Layer(**kind | {name: frozenset(kind[name]) for name in sets}) for kind in kinds)
 
 
 def keep_kinds(connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
@@ -175,7 +177,7 @@ def _layer_row(values: Mapping[str, Any]) -> LayerRow:
 
 
 def _kind_values(layer: Layer) -> dict[str, Any]:
-    return asdict(layer) | {"writers": sorted(layer.writers)}
+    return asdict(layer) | {"writers": sorted(layer.writers), "fields": sorted(layer.fields)}
 
 
 def _pack(origin: Origin) -> list[Any]:

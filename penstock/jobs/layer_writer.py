@@ -19,12 +19,12 @@ from penstock.core.journal import Entry
 from penstock.core.journal_store import JournalStore
 from penstock.jobs import job_store, key_store
 from penstock.jobs.audit_store import AuditRow, append_audit
-from penstock.jobs.config import FIELD_WRITERS, JobConfig, validate_config
+from penstock.jobs.config import JobConfig, validate_config, writers_of
 from penstock.jobs.guarantees import why_no_skip
 from penstock.jobs.job_list_store import put_labels
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore
 from penstock.jobs.layer_store import kept_kinds, put_layer
-from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, merge_layers
+from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, leaves, merge_layers
 from penstock.jobs.partition_tasks import check_asked
 from penstock.jobs.provision import check_state_fits
 from penstock.jobs.state_fit import KEPT_FIELDS
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 Answer = TypeVar("Answer")
+# Refuses a config that an installation cannot run; it looks at these fields.
+Check = Callable[[JobConfig], None]
+PLACED_FIELDS = frozenset({"kind", "plan"})
 REASON_MAX = 2000
 NAME_MAX = 200
 TIDY_MS: Millis = 60_000  # how often old answers are looked for
@@ -79,11 +82,15 @@ class Call:
         check_line("the reason", self.reason, length_max=REASON_MAX)
 
 
+def fits_everywhere(config: JobConfig) -> None:
+    """Of an installation that can run every config."""
+
+
 class LayerWriter:
     """Writes layers for one call, inside its transaction."""
 
-    def __init__(self, connection: sa.Connection, journal: JournalStore, call: Call) -> None:
-        self.connection, self.call, self._journal = connection, call, journal
+    def __init__(self, connection: sa.Connection, journal: JournalStore, call: Call, check: Check) -> None:
+        self.connection, self.call, self._journal, self._check = connection, call, journal, check
 
     @cached_property
     def kinds(self) -> Mapping[str, Layer]:
@@ -129,7 +136,10 @@ class LayerWriter:
                 fix="leave `pipeline` as it is; a job moves by being removed and submitted anew",
             )
         paths = changed_paths({} if before is None else before.body, body)
-        self._check_fields(paths)
+        self._check_fields(layer, body, paths)
+        # What runs already may always be stopped and tuned, wherever it keeps what it keeps.
+        if any(_field(path) in PLACED_FIELDS for path in paths):
+            self._check(config)
         if record.old is not None and any(_field(path) in KEPT_FIELDS for path in paths):
             check_state_fits({job.name: (record.old.config, config.to_json())})
         job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
@@ -191,16 +201,36 @@ class LayerWriter:
             at_ms=self.call.now_ms,
         )
 
-    def _check_fields(self, paths: Sequence[str]) -> None:
-        role = self.call.actor.role
-        for name in sorted({_field(path) for path in paths} & FIELD_WRITERS.keys()):
-            allowed = FIELD_WRITERS[name]
+    def _check_fields(self, layer: str, body: Mapping[str, Any], paths: Sequence[str]) -> None:
+        """Deny by default: a role sets only the fields that are its own, and only where the layer takes them.
+
+        Taking a value back needs the right to write the layer alone, since what holds then was set below by
+        somebody who may; but for fields of admins, which nobody else touches.
+        """
+        role, kind, kept = self.call.actor.role, self.kinds[layer], {path for path, _ in leaves(body)}
+        for path in paths:
+            field, allowed = _field(path), writers_of(path)
+            if path not in kept and allowed != {"admin"}:
+                continue
+            if not kind.takes(field):
+                raise Refused(
+                    f"the {layer} layer has no `{field}`",
+                    why=f"it is a layer for {', '.join(sorted(kind.fields))}",
+                    fix=f"leave `{field}` out, or write it in another layer",
+                )
             if role not in allowed:
                 raise Refused(
-                    f"{self.call.actor.name} may not change `{name}`",
-                    why=f"in any layer that is for {', '.join(sorted(allowed))}, not for {role!r}",
-                    fix=f"leave `{name}` as it is in this layer, or ask one of them",
+                    f"{self.call.actor.name} may not change `{field if field != 'policies' else path}`",
+                    why=f"that is for {' and '.join(sorted(allowed)) or 'nobody'}, not for {role!r}",
+                    fix=_who_else(allowed, allowed & kind.writers, layer),
                 )
+
+
+def _who_else(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
+    """How a field gets another value all the same."""
+    elsewhere = "a developer changes the job itself: `penstock submit` or `penstock job apply`"
+    ask = f"ask {' or '.join(sorted(here))} to write it in the {layer} layer" if here else "leave it out"
+    return f"{ask}; {elsewhere}" if "developer" in allowed else ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +247,8 @@ class Wish(Generic[Answer]):
 class WriteDesk:
     """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
 
-    def __init__(self, store: JobStore) -> None:
-        self._store, self._journal = store, JournalStore(store.database)
+    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+        self._store, self._journal, self._check = store, JournalStore(store.database), check
         self._writes = GroupedWrites(store.database, job_store.read_ahead)
         self._tidied_ms: Millis = -TIDY_MS
 
@@ -265,7 +295,7 @@ class WriteDesk:
         actor, key = call.actor.name, call.idempotency_key
 
         def run(connection: sa.Connection) -> Answer:
-            writer = LayerWriter(connection, self._journal, call)
+            writer = LayerWriter(connection, self._journal, call, self._check)
             if wish.layer is not None:
                 writer.authorise(wish.layer)
             if key is not None:

@@ -16,12 +16,20 @@ from penstock.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One level of the expected config: larger precedences win, only `writers` (roles) may write it."""
+    """One level of the expected config: larger precedences win, only `writers` (roles) may write it.
+
+    Each sets the fields that its role may (`config.py: FIELD_WRITERS`), of a layer with `fields` only those.
+    """
 
     name: str
     precedence: int
     writers: frozenset[str]
     replaces_plan: bool = False  # a change of it does not wait for the open plan
+    fields: frozenset[str] = frozenset()  # empty: not limited to some
+
+    def takes(self, field: str) -> bool:
+        """Whether the layer may say something about a field."""
+        return not self.fields or field in self.fields
 
 
 DEFAULT_LAYERS: tuple[Layer, ...] = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any, Unpack
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Refused
 from penstock.core.token_store import ROLES, TokenRow, TokenStore, insert_token, revoke_token
+from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_writer import NAME_MAX, Asked, LayerWriter, WriteDesk
 from penstock.jobs.text_rules import check_line, shown
@@ -24,7 +26,10 @@ class TokenService:
     def issue(
         self, name: str, role: str, *, lifetime_ms: Millis, **asked: Unpack[Asked]
     ) -> tuple[TokenRow, str | None]:
-        """A new token. A repeat of the request gets None in its place: what is kept must not hold a token."""
+        """A new token. A repeat of the request gets None in its place: what is kept must not hold a token.
+
+        One of role `container` speaks for the container that it is named after.
+        """
         check_line("the name of a token", name, length_max=NAME_MAX)
         if role not in ROLES:
             raise ConfigError(
@@ -38,6 +43,13 @@ class TokenService:
                 why=f"it is {lifetime_ms} ms, where 1 to {LIFETIME_MS_MAX} are allowed",
                 fix="name an end within ten years",
             )
+        container = name if role == "container" else ""
+        if container and re.fullmatch(NAME_PATTERN, container) is None:
+            raise ConfigError(
+                f"no container can be called {shown(container)}",
+                why="a container's token is named after the container, and speaks for no other",
+                fix="use letters, digits, `_`, `.` and `-`, as `penstock container --join` does",
+            )
         issued: list[str] = []
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -48,6 +60,7 @@ class TokenService:
                 now_ms=writer.call.now_ms,
                 lifetime_ms=lifetime_ms,
                 issued_by=writer.call.actor.name,
+                container=container,
             )
             issued.append(token)
             data = {"name": name, "role": role, "expires_ms": row.expires_ms}
@@ -57,7 +70,7 @@ class TokenService:
         _admins_only(asked, "issue tokens")
         request = {"issue": name, "role": role, "lifetime_ms": lifetime_ms}
         answer = self._desk.once(asked, request, write)
-        return TokenRow(**answer), issued[0] if issued else None
+        return _row(answer), issued[0] if issued else None
 
     def revoke(self, token_id: str, **asked: Unpack[Asked]) -> TokenRow:
         """Take a token back: at once in this process, soon in others."""
@@ -70,7 +83,11 @@ class TokenService:
         _admins_only(asked, "take tokens back")
         answer = self._desk.once(asked, {"revoke": token_id}, write)
         self._tokens.revoked()
-        return TokenRow(**answer)
+        return _row(answer)
+
+
+def _row(answer: dict[str, Any]) -> TokenRow:
+    return TokenRow(**{"container": "", **answer})  # answers that a former version kept have none
 
 
 def _admins_only(asked: Asked, what: str) -> None:

@@ -72,7 +72,7 @@ class Workload:
                 "live change", name, "provisioner", DEVELOPER, {"priority": rng.randrange(10)}
             ),
             lambda: self._patch("override", name, "oncall", ONCALL, {"task_count": count}),
-            lambda: self._patch("override", name, "oncall", ONCALL, {"arguments.level": str(count)}),
+            lambda: self._patch("override", name, "oncall", ONCALL, {"batch_rows_max": 1000 + count}),
             lambda: self._patch("take back", name, "oncall", ONCALL, {"task_count": None}),
             lambda: self._patch("stop", name, "oncall", ONCALL, {"state": "stopped"}),
             lambda: self._patch("pause", name, "oncall", ONCALL, {"state": "paused"}),

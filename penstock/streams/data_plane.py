@@ -10,8 +10,10 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
 from penstock.jobs.births import interval_birth, producer_of
+from penstock.jobs.config import JobConfig
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.leftovers import deliver, promised
+from penstock.streams.places import checkpoint_folder
 from penstock.streams.rows.row_store import IntervalRef, RowStore
 from penstock.streams.step import OutputSpec, is_dead
 from penstock.streams.task import outputs_of
@@ -20,14 +22,17 @@ from penstock.streams.task import outputs_of
 class StreamDataPlane:
     """The bus and the row store, as the State Syncer uses them. Every call may be repeated."""
 
-    def __init__(self, log: Log, rows: RowStore) -> None:
-        self._log, self._rows = log, rows
+    def __init__(self, log: Log, rows: RowStore, *, rows_place: str = "") -> None:
+        """`rows_place`: where the rows are; "": not told, and places of checkpoints are not looked at."""
+        self._log, self._rows, self._rows_place = log, rows, rows_place
 
     def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
         """Create outputs, intervals with initial offsets (resolved once), and producer registrations."""
         if _is_process(config):
             return
         if config["kind"] == "spark":
+            if self._rows_place:
+                checkpoint_folder(self._rows_place, job, config)
             # Its place in its inputs is in its own checkpoint; the row says who may run it.
             for ref in intervals_of(job, birth, config):
                 self._rows.create(ref, offsets={}, low=LOW_MIN)
@@ -214,6 +219,12 @@ def _spec_of(output: Mapping[str, Any]) -> CategorySpec:
 
 def _columns_of(output: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, kind) for name, kind in output["columns"])
+
+
+def check_places(rows_place: str, config: JobConfig) -> None:
+    """Refuse a job whose tasks would have no place here for what they keep."""
+    if config.kind == "spark":
+        checkpoint_folder(rows_place, config.name, config.to_json())
 
 
 def _is_process(config: Mapping[str, Any]) -> bool:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem
 from penstock.streams.bus.embedded_log import EmbeddedLog
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.streams.bus.kafka_log import KafkaLog
 
 ROWS_FORMS = "sqlite:<folder> or postgresql://<user>@<host>:<port>/<database>"
+CHECKPOINT_EXAMPLE = "plan: {computation: {function: main, checkpoint: file:///mnt/shared/checkpoints}}"
 BUS_FORMS = "embedded:<folder> or kafka://<host>:<port>/<prefix>"
 
 
@@ -170,9 +172,37 @@ def _open_kafka(place: str) -> KafkaLog:
     return KafkaLog(parse_place(place))
 
 
-def hidden_password(place: str) -> str:
-    """The place as people may see it. Pure."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place)
+def checkpoint_folder(rows: str, job: str, config: Mapping[str, Any]) -> Path:
+    """Where a query brought as it is keeps its checkpoints; ConfigError if nobody said it. Pure.
+
+    Rows in a folder are used by one machine: there the checkpoints lie beside them. Rows on a server are used
+    from many, and only whoever runs it knows which folder all of them see.
+    """
+    given = (config["plan"]["computation"] or {}).get("checkpoint")
+    if given is None and rows.startswith("sqlite:"):
+        return Path(rows.partition(":")[2]).parent / "query_checkpoints"
+    if given is None:
+        raise ConfigError(
+            f"the query of job {job} has no place for its checkpoint",
+            why="the rows are on PostgreSQL: it may run on any machine, and a folder of one is not on others",
+            fix=f"mount one on every machine that runs Spark tasks, and name it: {CHECKPOINT_EXAMPLE}",
+        )
+    found = urlsplit(given) if isinstance(given, str) else None
+    folder = Path(unquote(found.path)) if found is not None else Path()
+    is_plain = found is not None and found.scheme == "file" and not (found.netloc or found.query)
+    if found is None or not is_plain or not folder.is_absolute() or ".." in folder.parts:
+        raise ConfigError(
+            f"the query of job {job} cannot keep its checkpoint where it is told to",
+            why="plan.computation.checkpoint is not the URI of a folder: file:/// and an absolute path",
+            fix=f"mount the storage, and name the folder, e.g. {CHECKPOINT_EXAMPLE}",
+        )
+    return folder
+
+
+def hidden_password(text: str) -> str:
+    """A place, or a text that has some in it, as people may see it. Pure."""
+    text = re.sub(r"(://[^\s:/@\"']*):[^\s\"']*@", r"\1:***@", text)
+    return re.sub(r"([?&](?:ssl)?password=)[^\s&\"']*", r"\1***", text)
 
 
 def _unknown(what: str, place: str, known: str) -> ConfigError:

@@ -69,6 +69,7 @@ class LoanStore:
                 now_ms=entry.at_ms,
                 lifetime_ms=TOKEN_MS,
                 issued_by=entry.actor,
+                container=loan.container,
             )
             with_id = Loan(**{**values_of(loan), "state": loan.state, "token_id": row.id})
             if not self._write(connection, before, with_id, entry):

@@ -1,15 +1,20 @@
 """What containers and the Shard Manager say to each other. Levels, not edges: each message is whole.
 
-Pure: values only, with their JSON form for the wire.
+Pure: values only, with their JSON form for the wire. Reading it back, fields that are not known are left out:
+the other side may be newer. A field of another type, or one that is missing, is a ValueError.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from penstock.core.clock import Millis
+
+Read = TypeVar("Read")
 
 
 class ShardState(StrEnum):
@@ -85,11 +90,7 @@ class Heartbeat:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Heartbeat:
-        entries = tuple(_entry(item) for item in data.get("acked", ()))
-        tasks = tuple(TaskReport(**item) for item in data.get("tasks", ()))
-        loads = tuple(ShardLoad(**{**item, "load": tuple(item["load"])}) for item in data.get("loads", ()))
-        capacity = tuple(data.get("capacity", ()))
-        return Heartbeat(**{**data, "acked": entries, "tasks": tasks, "loads": loads, "capacity": capacity})
+        return read_message(data, Heartbeat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Registered:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Registered:
-        return Registered(**{**data, "kept": tuple(data["kept"])})
+        return read_message(data, Registered)
 
 
 class Verdict(StrEnum):
@@ -135,14 +136,28 @@ class HeartbeatReply:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> HeartbeatReply:
-        entries = tuple(_entry(item) for item in data.get("shards", ()))
-        restarts = tuple(RestartOrder(**item) for item in data.get("restarts", ()))
-        verdict = Verdict(data["verdict"])
-        return HeartbeatReply(**{**data, "verdict": verdict, "shards": entries, "restarts": restarts})
+        return read_message(data, HeartbeatReply)
 
 
-def _entry(item: dict[str, Any]) -> ShardEntry:
-    return ShardEntry(shard=item["shard"], epoch=item["epoch"], state=ShardState(item["state"]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What a container must know to join."""
+
+    profile: str
+    bus: str
+    rows: str
+    rows_identity: str
+    store: str
+    host: str
+    container: str = ""  # the only one that its token speaks for; "": any
+
+
+def read_message(data: Any, kind: type[Read]) -> Read:
+    """A message from its JSON form; ValueError if it is none of this kind."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.tasks.messages import read_message
 from penstock.tasks.shard_load import Vector, reserved_load
 from penstock.tasks.sharding import reserved_loads, shard_of
 from penstock.tasks.specs import RunningJob, TaskSpec, has_tasks, partitions_of, task_specs
@@ -62,13 +63,28 @@ class TaskList:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TaskList:
+        """Leaves out what it does not know; ValueError if it is no task list."""
+        read = read_message(data, _ListOnWire)
+        jobs = {job: _job_from_json(job, item) for job, item in read.jobs.items()}
         return TaskList(
-            version=data["version"],
-            full=data["full"],
-            jobs={job: _job_from_json(job, item) for job, item in data["jobs"].items()},
-            removed=tuple(data["removed"]),
-            since=data["since"],
+            version=read.version, full=read.full, jobs=jobs, removed=read.removed, since=read.since
         )
+
+
+class _JobOnWire(msgspec.Struct, frozen=True):
+    birth: str
+    generation: int
+    running_version: int
+    config: dict[str, Any]
+    tasks: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class _ListOnWire(msgspec.Struct, frozen=True):
+    version: int
+    full: bool
+    jobs: dict[str, _JobOnWire]
+    removed: tuple[str, ...]
+    since: int
 
 
 def _job_to_json(specs: Sequence[TaskSpec]) -> dict[str, Any]:
@@ -82,19 +98,19 @@ def _job_to_json(specs: Sequence[TaskSpec]) -> dict[str, Any]:
     }
 
 
-def _job_from_json(job: str, item: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
+def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
     return tuple(
         TaskSpec(
             task_id=f"{job}/{index}",
             job=job,
-            birth=item["birth"],
+            birth=item.birth,
             index=index,
-            generation=item["generation"],
-            partitions=tuple(partitions),
-            config=item["config"],
-            running_version=item["running_version"],
+            generation=item.generation,
+            partitions=partitions,
+            config=item.config,
+            running_version=item.running_version,
         )
-        for index, partitions in item["tasks"]
+        for index, partitions in item.tasks
     )
 
 

@@ -20,6 +20,7 @@ import structlog
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import PenstockError
+from penstock.core.loop import Loop
 from penstock.tasks.engine_failure import last_failure, note_failure
 from penstock.tasks.kill_times import KillTimes, margin_of
 from penstock.tasks.lease import Lease
@@ -96,7 +97,8 @@ class Warden:
         if left:
             log.info("reaped a previous life", container=self._container, processes=left)
         self._after_engine()
-        threading.Thread(target=self._send_beats, name="beats", daemon=True).start()
+        # Whatever is wrong with an answer, the next beat is sent: a loop goes on after each round.
+        Loop("beats", self._send_beat, every_ms=1).start()
         while not self._stop.is_set():
             self._kill_times.check(self._profile)
             incarnation = self._register()
@@ -170,23 +172,22 @@ class Warden:
         with contextlib.suppress(queue.Full):
             self._beats.put_nowait(beat)
 
-    def _send_beats(self) -> None:
-        contact = self._contact
-        while True:
-            beat = self._beats.get()
-            try:
-                reply = self._link.beat(beat)
-                self._replies.put((beat.incarnation, reply, None))
-                if contact.missed:
-                    log.info("heartbeats are acknowledged again", container=self._container)
-                contact.on_answer(reply)
-            except PenstockError as error:
-                if not contact.missed:
-                    log.warning(
-                        "heartbeats are not acknowledged", container=self._container, error=error.what
-                    )
-                if contact.on_silence():
-                    self._renew_in_store(beat)
+    def _send_beat(self) -> None:
+        contact, beat = self._contact, self._beats.get()
+        try:
+            reply = self._link.beat(beat)
+        except PenstockError as error:
+            if not contact.missed:
+                parts = {"error": error.what, "why": error.why, "fix": error.fix}
+                log.warning("heartbeats are not acknowledged", container=self._container, **parts)
+            if contact.on_silence():
+                self._renew_in_store(beat)
+            return
+        self._replies.put((beat.incarnation, reply, None))
+        if contact.missed:
+            missed = contact.missed
+            log.info("heartbeats are acknowledged again", container=self._container, missed=missed)
+        contact.on_answer(reply)
 
     def _renew_in_store(self, beat: Heartbeat) -> None:
         """No Shard Manager answers: the lease lives on in its row, and the assignment is read from there."""

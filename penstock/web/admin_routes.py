@@ -43,6 +43,7 @@ def add_layer_kind_routes(router: APIRouter, plane: ControlPlane, guard: Guard) 
             body.precedence,
             body.writers,
             replaces_plan=body.replaces_plan,
+            fields=body.fields,
             **ask(caller, body.why, idempotency_key),
         )
         return answer(_kinds(plane), status=201)
@@ -50,7 +51,8 @@ def add_layer_kind_routes(router: APIRouter, plane: ControlPlane, guard: Guard) 
 
 def _kinds(plane: ControlPlane) -> dict[str, object]:
     kinds = plane.jobs.layer_kinds()
-    return {"layers": [{**asdict(kind), "writers": sorted(kind.writers)} for kind in kinds]}
+    sets = ("writers", "fields")
+    return {"layers": [asdict(kind) | {name: sorted(getattr(kind, name)) for name in sets} for kind in kinds]}
 
 
 def add_token_routes(router: APIRouter, plane: ControlPlane, guard: Guard) -> None:

@@ -23,7 +23,7 @@ from penstock.web.events import EventHub
 from penstock.web.fast_lane import FastLane
 from penstock.web.fleet import Fleet
 from penstock.web.fleet_routes import add_fleet_orders, add_fleet_reads
-from penstock.web.guard import Guard
+from penstock.web.guard import Guard, TurnAwayStrangers
 from penstock.web.job_routes import add_job_ends, add_job_reads, add_job_writes
 from penstock.web.kept_routes import add_kept_routes
 from penstock.web.layer_routes import add_layer_reads, add_layer_returns, add_layer_writes
@@ -36,7 +36,7 @@ from penstock.web.overview import Overview
 from penstock.web.patch_lane import PatchLane
 from penstock.web.policy_routes import add_policy_routes
 from penstock.web.replies import describe_problems
-from penstock.web.server import PREFIX, STREAMED
+from penstock.web.server import OPEN_ROUTES, PREFIX, STREAMED
 from penstock.web.state_routes import add_event_route, add_state_routes
 from penstock.web.stream_routes import add_pipeline_routes, add_stream_routes
 from penstock.web.watermarks import add_watermark_routes
@@ -50,9 +50,6 @@ class _Api(FastAPI):
             describe_problems(super().openapi())
         assert self.openapi_schema is not None
         return self.openapi_schema
-
-
-OPEN_ROUTES = frozenset({f"{PREFIX}/health"})
 
 
 def build_api(
@@ -113,6 +110,7 @@ def build_api(
     app.add_middleware(BeatLane, prefix=PREFIX, guard=guard, plane=plane)
     app.add_middleware(PatchLane, prefix=PREFIX, guard=guard, desk=plane)
     app.add_middleware(LimitBodies, streamed=STREAMED, front_secret=front_secret)
+    app.add_middleware(TurnAwayStrangers, prefix=PREFIX, tokens=plane.tokens, clock=plane.clock)
     app.add_middleware(Dashboard)
     app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
     answer_problems(app)

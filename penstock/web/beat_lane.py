@@ -62,9 +62,10 @@ class BeatLane:
         if found is None or not is_plain:
             return None
         try:
-            if not await self._guard.knows(scope["headers"], "container.beat"):
-                return None
+            caller = await self._guard.known(scope["headers"], "container.beat")
         except PenstockError:
+            return None
+        if caller is None or not (caller.role == "admin" or caller.container == found[1]):
             return None
         beat = read_beat(body)
         if beat is None or beat.container != found[1]:

@@ -186,6 +186,9 @@ class NewLayer(_Body):
     precedence: Annotated[int, Field(ge=-1_000_000, le=1_000_000, strict=True)]
     writers: list[Role] = Field(min_length=1, max_length=6)
     replaces_plan: Annotated[bool, Field(strict=True)] = False
+    fields: list[NameText] = Field(
+        default=[], max_length=100, description="None: every field that its writers may set."
+    )
     why: Reason = ""
 
 

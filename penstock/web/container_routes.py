@@ -76,7 +76,7 @@ def add_container_routes(router: APIRouter, plane: ControlPlane, guard: Guard, l
     @BEATS
     def installation(caller: Caller = guard.allow("container.beat")) -> Response:
         """What a container must know to join: heartbeat times, and where streams, state and store are."""
-        return answer(plane.installation())
+        return answer(plane.installation() | {"container": caller.container})
 
     @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
     async def task_list(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.web.replies import TaskLine
 
@@ -127,3 +127,4 @@ class Installation(_Reply):
     rows_identity: str
     store: str
     host: str
+    container: str = Field(description="The only one that the caller's token speaks for; none: any.")

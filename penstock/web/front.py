@@ -34,7 +34,7 @@ from penstock.tasks.shard_store import ShardStore
 from penstock.web.clerk import ClerkDesk, ToClerk, clerk_app
 from penstock.web.fast_lane import FastLane
 from penstock.web.forward import Forward
-from penstock.web.guard import Guard
+from penstock.web.guard import Guard, TurnAwayStrangers
 from penstock.web.limits import LimitBodies, RateLimit
 from penstock.web.origin import CheckOrigin
 from penstock.web.overview import JobPages
@@ -86,10 +86,12 @@ def serve(settings: FrontSettings) -> None:
     scaling = ScalingTold()
     threading.Thread(target=_listen, args=(scaling,), name="control plane", daemon=True).start()
     database = Database(settings.database or Path(settings.folder) / "store.db")
-    guard = Guard(TokenStore(database), SystemClock(), RateLimit())
+    tokens, clock = TokenStore(database), SystemClock()
+    guard = Guard(tokens, clock, RateLimit())
     app = (
         _clerk(settings, database, guard) if settings.is_clerk else _front(settings, database, guard, scaling)
     )
+    app = TurnAwayStrangers(app, prefix=PREFIX, tokens=tokens, clock=clock)
     app = CheckOrigin(app, names=settings.names, any_address=settings.any_address)
     tune_process(serving=True)
     uvicorn.Server(server_config(app, settings.tls)).run(sockets=[socket.socket(fileno=settings.listener)])

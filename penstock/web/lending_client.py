@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.web.link import Json, Link, path_part
+
+
+class _Order(msgspec.Struct, frozen=True):
+    kind: str
+    number: int
+    to: str
+    owner: str
+    url: str
+    token: str
+
+
+class _Ordered(msgspec.Struct, frozen=True):
+    state: str
+    order: _Order | None
 
 
 class LendingQuestions:
@@ -18,7 +34,9 @@ class LendingQuestions:
 
     def ask_order(self, container: str, *, owner: str = "") -> Json:
         """What a container should do: {state, order}."""
-        return self._lending(container, "order", owner=owner)
+        answer = self._lending(container, "order", owner=owner)
+        self._link.read(answer, _Ordered)
+        return answer
 
     def answer_order(self, container: str, *, number: int, accepted: bool, why: str = "") -> Json:
         """What its host says to an order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +25,9 @@ HEADERS_MAX = 100
 LOOK_BYTES_MAX = 16 * 1024
 REQUESTS_MAX = 200  # per token and window
 WINDOW_MS: Millis = 1_000
+UNKNOWN_MAX = 10  # tokens that nobody knows, per address and window
+LOOKED_UP_MAX = 64  # new tokens of one address at the same time
+ADDRESSES_MAX = 10_000
 
 
 class RateLimit:
@@ -45,6 +50,69 @@ class RateLimit:
                     why=f"one token may make {self._requests_max * 1000 // WINDOW_MS} of them per second",
                     fix="wait a second, and ask less often",
                 )
+
+
+class StrangerLimit:
+    """How many tokens that nobody knows may come from one address, counted before they are looked up.
+
+    Good ones do not count, so that many callers behind one address may all be new. Bounded in memory: the
+    addresses that were heard last count. An IPv6 network, of which one caller may have every address, is one.
+    """
+
+    def __init__(
+        self,
+        *,
+        unknown_max: int = UNKNOWN_MAX,
+        at_once_max: int = LOOKED_UP_MAX,
+        addresses_max: int = ADDRESSES_MAX,
+    ) -> None:
+        self._unknown_max, self._at_once_max = unknown_max, at_once_max
+        self._addresses_max, self._lock = addresses_max, threading.Lock()
+        self._windows: OrderedDict[str, tuple[int, int]] = OrderedDict()  # window, unknown tokens in it
+        self._under_way: dict[str, int] = {}
+        self.turned_away = 0
+
+    def begin(self, address: str, now_ms: Millis) -> None:
+        """A look-up is about to begin; TooMany if it must not."""
+        network = _network(address)
+        with self._lock:
+            window, unknown = self._windows.get(network, (0, 0))
+            under_way = self._under_way.get(network, 0)
+            is_full = network not in self._under_way and len(self._under_way) >= self._addresses_max
+            if window == now_ms // WINDOW_MS and unknown >= self._unknown_max:
+                why = f"of one address {self._unknown_max} are looked up per second"
+            elif under_way >= self._at_once_max or is_full:
+                why = f"{under_way} new ones of this address are being looked up"
+            else:
+                self._under_way[network] = under_way + 1
+                return
+            self.turned_away += 1
+        raise TooMany(
+            "too many unknown tokens",
+            why=why,
+            fix="wait a second, and use a good token: one that was good here before is not held up by this",
+        )
+
+    def end(self, address: str, now_ms: Millis, *, is_unknown: bool) -> None:
+        """It is over."""
+        network, now = _network(address), now_ms // WINDOW_MS
+        with self._lock:
+            self._under_way[network] -= 1
+            if not self._under_way[network]:
+                del self._under_way[network]
+            if is_unknown:
+                window, unknown = self._windows.pop(network, (now, 0))
+                self._windows[network] = (now, unknown + 1 if window == now else 1)
+                if len(self._windows) > self._addresses_max:
+                    self._windows.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
 
 
 class LimitBodies:

@@ -8,7 +8,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -22,6 +22,8 @@ from penstock.core.errors import (
     Refused,
     StoreUnavailable,
 )
+from penstock.core.system_clock import SystemClock
+from penstock.tasks.messages import read_message
 from penstock.web.problems import from_problem
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
@@ -29,8 +31,13 @@ RETRY_MS: Millis = 100  # doubled each time
 RETRY_AFTER_MS_MAX: Millis = 10_000
 # The server says something at least every 15 s; a stream that is silent for longer is dead.
 SILENCE_S = 40.0
+# The task list of a large fleet takes some tens of megabytes and some seconds.
+LIST_BYTES_MAX, LIST_S = 512 * 2**20, 60.0
+# All that is not a question has a small answer; a heartbeat's must be there before its lease is over.
+ANSWER_BYTES_MAX, ANSWER_TIMEOUTS = 32 * 2**20, 4
 
 Json = dict[str, Any]
+Read = TypeVar("Read")
 
 
 class Link:
@@ -83,13 +90,25 @@ class Link:
         return None if response.status_code == 304 else self._map(response)
 
     def _map(self, response: httpx.Response) -> Json:
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise self._strange(response) from error
+        answer = _read_json(response)
         if not isinstance(answer, dict):
             raise self._strange(response)
         return answer
+
+    def read(self, answer: Any, kind: type[Read]) -> Read:
+        """What an answer says, typed; fields that are not known are left out: the other side may be newer."""
+        try:
+            return read_message(answer, kind)
+        except ValueError as error:
+            raise self.misfit(str(error)) from error
+
+    def misfit(self, why: str) -> StoreUnavailable:
+        """An answer that is JSON, and not what was asked for."""
+        return StoreUnavailable(
+            f"what answers at {self._url} does not speak as a control plane does",
+            why=why[:500],
+            fix="look at the URL, and whether both sides run the same version",
+        )
 
     def request(self, method: str, path: str, *, repeat: bool = False, **kwargs: Any) -> httpx.Response:
         """One answer, after as many tries as are harmless; the last try's trouble is raised."""
@@ -153,12 +172,34 @@ class Link:
 
     def _send(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         try:
-            return self._http.request(method, path, **kwargs)
+            with self._http.stream(method, path, **kwargs) as response:
+                return self._whole(response, is_list=method == "GET")
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise _not_a_url(self._url, str(error)) from error
         except httpx.HTTPError as error:
             # A question that was not answered changed nothing; a change may have been made.
             raise self._no_answer(error, StoreUnavailable if method == "GET" else OutcomeUnknown) from error
+
+    def _whole(self, response: httpx.Response, *, is_list: bool) -> httpx.Response:
+        """The response with its body; one that is too large, or does not end, is not waited for."""
+        body, clock = bytearray(), SystemClock()
+        began_ms = clock.boot_ms()
+        most = LIST_BYTES_MAX if is_list else ANSWER_BYTES_MAX
+        longest_s = LIST_S if is_list else ANSWER_TIMEOUTS * (self._http.timeout.read or LIST_S)
+        for piece in response.iter_bytes():
+            body += piece
+            took_s = (clock.boot_ms() - began_ms) / 1000
+            if len(body) > most or took_s > longest_s:
+                raise self.misfit(
+                    f"its answer with status {response.status_code} has no end: {len(body)} bytes in "
+                    f"{took_s:.0f} s"
+                )
+        # It is not decoded twice, and has the length that it has now.
+        left_out = ("content-encoding", "content-length", "transfer-encoding")
+        headers = [(name, value) for name, value in response.headers.multi_items() if name not in left_out]
+        return httpx.Response(
+            response.status_code, headers=headers, content=bytes(body), request=response.request
+        )
 
     def _no_answer(self, error: httpx.HTTPError, kind: type[StoreUnavailable]) -> PenstockError:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -180,10 +221,7 @@ class Link:
         )
 
     def _problem(self, response: httpx.Response) -> PenstockError:
-        try:
-            problem = response.json()
-        except ValueError:
-            problem = None
+        problem = _read_json(response)
         if not isinstance(problem, dict):
             return self._strange(response)
         return from_problem(problem, response.status_code)
@@ -194,6 +232,14 @@ class Link:
             why=f"status {response.status_code}: {response.text[:200]!r}",
             fix="look at the URL, and whether both sides run the same version",
         )
+
+
+def _read_json(response: httpx.Response) -> Any:
+    """The body as JSON; None if it is none."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
 
 
 class _Busy(Exception):
@@ -222,7 +268,8 @@ def _trust(url: str, ca: str | Path | None) -> ssl.SSLContext | bool:
 
 def _retry_after_ms(response: httpx.Response) -> Millis:
     text = response.headers.get("Retry-After", "")
-    return min(int(text) * 1000, RETRY_AFTER_MS_MAX) if text.isascii() and text.isdigit() else 0
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    return min(int(text) * 1000, RETRY_AFTER_MS_MAX) if is_number else 0
 
 
 def encoded(body: Any, *, errors: str = "strict") -> bytes:

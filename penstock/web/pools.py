@@ -110,5 +110,7 @@ READS = Pool("reads", 4)
 WRITES = Pool("writes", 16)
 PATCHES = Pool("patches", 1)
 BEATS = Pool("beats", 2)
+# Looking up tokens that were never good here: a flood of them waits for itself alone.
+STRANGERS = Pool("strangers", 1)
 # Whatever may take long: whole lists, files, checks of large bodies.
 LONG = Pool("long", 4)

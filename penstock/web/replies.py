@@ -246,6 +246,7 @@ class LayerKind(_Reply):
     precedence: int
     writers: list[str]
     replaces_plan: bool
+    fields: list[str]
 
 
 class LayerKinds(_Reply):
@@ -264,6 +265,9 @@ class Token(_Reply):
     issued_ms: int
     issued_by: str
     revoked_ms: int
+    container: str = Field(
+        description="The only one that it speaks for; none: no container, or not used yet."
+    )
 
 
 class Tokens(_Reply):

@@ -23,6 +23,7 @@ from penstock.web.wire import BoundedHttp
 
 HOST = "127.0.0.1"
 PREFIX = "/api/v1"
+OPEN_ROUTES = frozenset({f"{PREFIX}/health"})  # for which no token is asked
 STREAMED = f"{PREFIX}/packages/"  # bodies that are read in pieces, by their route
 # Each container keeps one; the paper's fleets have thousands.
 CONNECTIONS_MAX = 8_000

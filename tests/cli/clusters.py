@@ -105,7 +105,7 @@ class Clusters:
         settings = join_settings(
             name,
             url=plane.server.url,
-            token_file=keep_token(folder, plane.tokens["container"]),
+            token_file=keep_token(folder, plane.token_of(name)),
             folder=folder,
             engine="process",
             capacity=size,

@@ -152,7 +152,7 @@ def test_tokens_are_for_this_user_alone_and_endpoint_too(empty: World):
 
 def test_a_command_uses_the_least_token(empty: World, run: Run):
     """Plan: without any other token in the folder, each command finds the one its work needs."""
-    for role in ("admin", "developer", "oncall", "container"):
+    for role in ("admin", "developer", "oncall"):
         token_file(empty.folder, role).unlink()
     for command in (
         ("status",),

@@ -36,7 +36,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def joined(plane: Served, folder: Path, **changes: str) -> ContainerSettings:
     given = {"engine": "process", "capacity": "", "region": "", "url": plane.server.url, **changes}
-    token = plane.tokens[given.pop("role", "container")]
+    role = given.pop("role", "")
+    token = plane.tokens[role] if role else plane.token_of("far")
     return join_settings("far", token_file=keep_token(folder, token), folder=folder, **given)
 
 
@@ -45,6 +46,14 @@ def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
     assert (settings.profile, settings.engine, settings.region) == ("fast", "process", "north")
     assert settings.store == str(plane.plane.settings.folder / "store.db")
     assert read_capacity(settings.capacity) == (4.0, 8000.0, 0.0, 0.0)
+
+
+def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_path: Path):
+    token = keep_token(tmp_path, plane.token_of("near"))
+    given = {"url": plane.server.url, "folder": tmp_path, "engine": "process", "capacity": "", "region": ""}
+    with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
+        join_settings("far", token_file=token, **given)
+    assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
 
 
 def test_the_token_is_in_a_file_of_this_user_alone(tmp_path: Path):

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.cli.connection import token_file
 from penstock.cli.up import reap_container
 from penstock.client import new_key
 from tests.builders import a_process
@@ -45,6 +44,7 @@ class DrillFleet(Platform):
         self.marks.mkdir()
         self.hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._folders: dict[str, Path] = {}
+        self._container_tokens: dict[str, str] = {}
 
     def __enter__(self) -> DrillFleet:
         return self
@@ -74,7 +74,11 @@ class DrillFleet(Platform):
         home = folder or self._root / name
         home.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "penstock.cli.main", "container", "--name", name, "--dir", str(home)]
-        token = token_file(self.folder, "container").read_text()
+        token = (
+            self._container_tokens.get(name)
+            or self.client.issue_token(name, "container", days=1, why="a drill", key=f"token {name}")["token"]
+        )
+        self._container_tokens[name] = token
         environment = {**os.environ, "PENSTOCK_TOKEN": token} | ({DATABASE: database} if database else {})
         with (home / "host.log").open("ab") as output:
             host = subprocess.Popen(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.jobs.config import FIELD_WRITERS, SYNC_OF, JobConfig, Sync, validate_config
+from penstock.jobs.config import FIELD_WRITERS, SYNC_OF, JobConfig, Sync, validate_config, writers_of
 from tests.builders import a_body, a_config, an_output
+from tests.tidy_rules import ROOT
 
 
 def test_defaults_fill_what_no_layer_says() -> None:
@@ -63,8 +66,31 @@ def test_policies_have_settings_of_plain_values() -> None:
     assert a_config(policies={"straggler": settings}).to_json()["policies"] == {"straggler": settings}
 
 
-def test_only_admins_change_privileges() -> None:
-    assert {"privileged": {"admin"}} == FIELD_WRITERS
+def test_every_field_says_who_may_set_it() -> None:
+    assert FIELD_WRITERS.keys() == JobConfig.model_fields.keys()
+    assert {field for field, roles in FIELD_WRITERS.items() if "developer" not in roles} == {"privileged"}
+    assert writers_of("no_such_field") == frozenset(), "a field that is in no list is nobody's"
+
+
+def test_the_documents_have_the_same_table() -> None:
+    told: dict[str, set[str]] = {}
+    for line in (ROOT / "docs" / "cli.md").read_text().splitlines():
+        cells = line.strip("|").split(" | ")
+        if len(cells) == 2 and set(re.findall("`([a-z]+)`", cells[1])) in map(set, FIELD_WRITERS.values()):
+            fields = re.sub(r"\(.*?\)", "", cells[0])
+            roles = set(re.findall("`([a-z]+)`", cells[1]))
+            told |= {field: roles for field in re.findall("`([a-z_]+)`", fields)}
+    assert told == {field: set(roles) for field, roles in FIELD_WRITERS.items()}
+
+
+@pytest.mark.parametrize("role", ["oncall", "scaler"])
+@pytest.mark.parametrize(
+    "path",
+    ["command", "package.hash", "environment.PATH", "arguments.x", "plan", "kind", "policies.mine.code"],
+)
+def test_who_only_tunes_never_decides_what_code_runs(role: str, path: str) -> None:
+    assert writers_of(path) == {"admin", "developer"} and role not in writers_of(path)
+    assert "oncall" in writers_of("plan.late"), "the doctor tells operators to set it"
 
 
 @pytest.mark.parametrize(

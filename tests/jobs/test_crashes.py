@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, Fenced, OutcomeUnknown
-from tests.builders import DEVELOPER, a_body, a_job, a_pipeline, an_output
+from tests.builders import ADMIN, DEVELOPER, a_body, a_job, a_pipeline, an_output
 from tests.jobs.world import Crash, World
 
 
@@ -76,11 +76,11 @@ def given_up_at_the_fence(path: Path | None = None) -> World:
 
 
 def replaced_while_held(path: Path | None = None) -> World:
-    """A rescale with new outputs is held and waits; then an oncall asks for something else."""
+    """A rescale with new outputs is held and waits; then an admin asks for something else above it."""
     world = started(path)
     world.write("provisioner", outputs=[an_output(category="other")], task_count=3)
     world.round()
-    world.write("oncall", task_count=5, outputs=[an_output(category="third")])
+    world.write("oncall", actor=ADMIN, task_count=5, outputs=[an_output(category="third")])
     return world
 
 

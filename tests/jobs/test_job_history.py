@@ -123,7 +123,7 @@ def test_a_rollback_keeps_to_versions_roles_lives_and_valid_merges(
     service.remove(job, **asked(DEVELOPER))
     service.create(job, a_body(job, **stateful), birth="second", **asked(DEVELOPER))  # version 4
     service.write_layer(job, "provisioner", a_body(job), expected_version=4, **asked(DEVELOPER))
-    service.patch_layer(job, "oncall", {"kind": "stateless"}, **asked(ONCALL))
+    service.patch_layer(job, "oncall", {"kind": "stateless"}, **asked(ADMIN))
     before = everything(database)
     with pytest.raises(VersionConflict):
         service.rollback(job, "provisioner", to_version=5, expected_version=4, **asked(DEVELOPER))

@@ -104,10 +104,10 @@ def test_a_misspelt_field_gets_a_suggestion(service: JobService) -> None:
 
 
 def test_two_valid_writes_that_merge_to_an_invalid_config_are_not_both_taken(service: JobService) -> None:
-    """An oncall pins the kind; the developer then makes the job stateless. Each is valid without the other."""
+    """An admin pins the kind; the developer then makes the job stateless. Each is valid without the other."""
     stateful = {"kind": "stateful", "plan": {"computation": {"class": "Count"}}}
     job = a_job(service, **stateful)
-    version = service.patch_layer(job, "oncall", {"kind": "stateful"}, **call(ONCALL))
+    version = service.patch_layer(job, "oncall", {"kind": "stateful"}, **call(ADMIN))
     with pytest.raises(ConfigError, match="stateful job needs"):
         service.write_layer(job, "provisioner", a_body(job), expected_version=version, **call(DEVELOPER))
     assert service.view(job).expected_version == version

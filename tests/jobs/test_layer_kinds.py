@@ -8,12 +8,17 @@ import pytest
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
 from penstock.core.sql_store import Database
-from penstock.jobs.job_service import JobService
+from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import EXPECTED_COUNTER, JobStore
 from penstock.jobs.layers import DEFAULT_LAYERS
-from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_job
+from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_job, a_process
 from tests.jobs.asking import asked, everything
 from tests.jobs.world import World
+
+
+@pytest.fixture
+def service() -> JobService:
+    return JobService(JobStore(Database(None)))
 
 
 def test_every_store_begins_with_the_four_layers_of_the_paper(any_service: JobService) -> None:
@@ -160,3 +165,139 @@ def test_a_layer_may_lie_below_all_others(any_service: JobService) -> None:
     view = service.view(job)
     assert (view.config["threads"], view.config["priority"]) == (2, 5)
     assert view.provenance["priority"].layer == "house"
+
+
+CODE_FIELDS: tuple[dict[str, Any], ...] = (
+    {"command": ["sh", "-c", "id"]},
+    {"package": {"name": "demo", "version": "2", "hash": "0" * 64, "entry": "other"}},
+    {"package.entry": "os"},
+    {"environment": {"LD_PRELOAD": "evil.so"}},
+    {"environment.PATH": "bin"},
+    {"arguments.script": "id"},
+    {"plan.computation": {"class": "Other"}},
+    {"policies.mine.code": f"{'0' * 64}/mine.py:Mine"},
+    {"inputs": [{"category": "secrets"}]},
+    {"lineage": 1},
+)
+
+
+@pytest.mark.parametrize(("layer", "actor"), [("oncall", ONCALL), ("scaler", SCALER)])
+@pytest.mark.parametrize("kind", ["stateful", "process"])
+@pytest.mark.parametrize("changes", CODE_FIELDS, ids=str)
+def test_who_tunes_a_job_cannot_change_what_it_runs(
+    service: JobService, layer: str, actor: Actor, kind: str, changes: dict[str, Any]
+) -> None:
+    """The fields that would run somebody's code are refused, and the error says who may write them."""
+    if kind == "process":
+        body = a_process("demo.tick", arguments={"script": "true"})
+        service.apply("demo.tick", body, expected_version=None, birth="b", **asked(DEVELOPER))
+        job = "demo.tick"
+    else:
+        job = a_job(service, kind="stateful", plan={"computation": {"class": "Count"}})
+    before = everything(service._store.database)
+    # What does not fit this kind of job is refused for that, whoever asks.
+    with pytest.raises(PenstockError) as caught:
+        service.patch_layer(job, layer, changes, **asked(actor))
+    if not isinstance(caught.value, ConfigError):
+        assert isinstance(caught.value, Refused) and "may not change" in caught.value.what
+        assert "admin and developer" in caught.value.why and "developer" in caught.value.fix
+    else:
+        with pytest.raises(ConfigError):
+            service.patch_layer(job, layer, changes, **asked(ADMIN))
+    assert everything(service._store.database) == before
+
+
+TUNED: tuple[dict[str, Any], ...] = (
+    {"task_count": 3},
+    {"resources.memory_mb": 2048},
+    {"threads": 2},
+    {"trigger_ms": 500},
+    {"batch_rows_max": 10},
+    {"state": "paused"},
+)
+
+
+@pytest.mark.parametrize("changes", TUNED, ids=str)
+def test_what_scaler_and_oncall_need_they_may_still_write(
+    service: JobService, changes: dict[str, Any]
+) -> None:
+    job = a_job(service)
+    service.patch_layer(job, "scaler", changes, **asked(SCALER))
+    service.patch_layer(job, "oncall", changes, **asked(ONCALL))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"poison": "skip"},
+        {"scaler.enabled": False},
+        {"scaler.generation": "reactive"},
+        {"policies.stragglers.z_min": 5},
+        {"slo.lag_s": 30},
+        {"task_count_max": 4},
+        {"priority": 7},
+        {"backlog": "leave"},
+        {"isolation": "process", "resources.memory_mb": 2048},
+    ],
+    ids=str,
+)
+def test_oncall_overrides_what_the_documents_promise_and_the_scaler_does_not(
+    service: JobService, changes: dict[str, Any]
+) -> None:
+    job = a_job(service)
+    service.patch_layer(job, "oncall", changes, **asked(ONCALL))
+    with pytest.raises(Refused, match="may not change"):
+        service.patch_layer(job, "scaler", changes, **asked(SCALER))
+
+
+def test_what_an_oncall_wrote_before_there_were_lists_can_be_taken_back(service: JobService) -> None:
+    """Taking back is no way to run code: what holds then was set below. A rollback to it would be one."""
+    job = a_job(service, kind="stateful", plan={"computation": {"class": "Count"}})
+    at = service.patch_layer(
+        job, "oncall", {"arguments.x": "1", "package.entry": "fixed", "threads": 2}, **asked(ADMIN)
+    )
+    service.patch_layer(job, "oncall", {"threads": 3}, **asked(ONCALL))  # what stays is not a change
+    service.patch_layer(job, "oncall", {"arguments.x": None}, **asked(ONCALL))
+    service.clear(job, "oncall", **asked(ONCALL))
+    assert service.view(job).config["package"]["entry"] == "demo"
+    with pytest.raises(Refused, match="may not change `arguments`"):
+        service.rollback(job, "oncall", to_version=at, expected_version=None, **asked(ONCALL))
+    service.rollback(job, "oncall", to_version=at, expected_version=None, **asked(ADMIN))
+
+
+def test_a_layer_with_a_list_of_fields_takes_only_these(any_service: JobService) -> None:
+    service, job = any_service, a_job(any_service)
+    service.add_layer_kind("night", 25, ["oncall", "developer"], fields=["task_count"], **asked(ADMIN))
+    (night,) = (kind for kind in service.layer_kinds() if kind.name == "night")
+    assert night.fields == {"task_count"}
+    service.patch_layer(job, "night", {"task_count": 1}, **asked(ONCALL))
+    for actor, changes in ((ONCALL, {"threads": 2}), (DEVELOPER, {"package.entry": "other"})):
+        with pytest.raises(Refused, match="the night layer has no") as caught:
+            service.patch_layer(job, "night", changes, **asked(actor))
+        assert "a layer for task_count" in caught.value.why
+
+
+def test_a_layer_that_lists_no_fields_takes_those_of_its_writers(any_service: JobService) -> None:
+    service, job = any_service, a_job(any_service)
+    service.add_layer_kind("doctor", 15, ["scaler"], **asked(ADMIN))
+    service.patch_layer(job, "doctor", {"threads": 2}, **asked(SCALER))
+    with pytest.raises(Refused, match="scaler may not change `package`") as caught:
+        service.patch_layer(job, "doctor", {"package.entry": "other"}, **asked(SCALER))
+    assert caught.value.fix.startswith("leave it out; a developer changes the job itself")
+
+
+@pytest.mark.parametrize(
+    ("writers", "fields", "why"),
+    [
+        (["reader"], [], "the role reader may set no field"),
+        (["container"], [], "the role container may set no field"),
+        (["oncall"], ["task_cout"], "did you mean task_count?"),
+        (["oncall", "scaler"], ["command"], "`command` may be set by admin, developer"),
+    ],
+)
+def test_a_layer_that_nobody_could_use_is_refused(
+    service: JobService, writers: list[str], fields: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        service.add_layer_kind("odd", 15, writers, fields=fields, **asked(ADMIN))
+    assert why in caught.value.why

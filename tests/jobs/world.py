@@ -14,7 +14,7 @@ from typing import Any
 from penstock.core.errors import PenstockError
 from penstock.core.sql_store import Database, take_term
 from penstock.core.workers import Workers
-from penstock.jobs.job_service import JobService
+from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.plan_runner import Outcome
 from penstock.jobs.state_syncer import StateSyncer, SyncerSettings, SyncReport
@@ -192,8 +192,10 @@ class World:
                 pass  # the loop logs it and calls again
         raise AssertionError(f"not settled after {rounds_max} rounds")
 
-    def write(self, layer: str, job: str = "demo.count", **changes: Any) -> int:
-        actor = ONCALL if layer == "oncall" else DEVELOPER
+    def write(
+        self, layer: str, job: str = "demo.count", *, actor: Actor | None = None, **changes: Any
+    ) -> int:
+        actor = actor or (ONCALL if layer == "oncall" else DEVELOPER)
         return self.service.patch_layer(
             job, layer, changes, actor=actor, reason="test", idempotency_key=None, now_ms=self.now_ms
         )

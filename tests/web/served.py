@@ -31,12 +31,24 @@ class Served:
     tokens: dict[str, str]
     hub: EventHub
     clients: list[Client] = field(default_factory=list)
+    container_tokens: dict[str, str] = field(default_factory=dict)
 
-    def client(self, role: str = "admin", *, token: str = "", **kwargs: Any) -> Client:
-        """A client as the holder of a role's token, closed at the end."""
+    def client(self, role: str = "admin", *, token: str = "", container: str = "", **kwargs: Any) -> Client:
+        """A client as the holder of a role's token, or of a container's, closed at the end."""
+        token = self.token_of(container) if container else token or self.tokens[role]
         given = {"timeout_s": LIMIT_S, **kwargs}
-        self.clients.append(Client(self.server.url, token or self.tokens[role], **given))
+        self.clients.append(Client(self.server.url, token, **given))
         return self.clients[-1]
+
+    def token_of(self, container: str) -> str:
+        """The token that speaks for one container."""
+        if container == "c1":
+            return self.tokens["container"]
+        if container not in self.container_tokens:
+            self.container_tokens[container] = self.plane.tokens.issue(
+                container, "container", now_ms=self.plane.clock.now_ms(), container=container
+            )
+        return self.container_tokens[container]
 
     def apply(self, name: str = "demo.count", **changes: Any) -> int:
         with self.client() as client:
@@ -75,7 +87,9 @@ def served(
         plane = ControlPlane(Settings(folder=folder, database=database, rows_place=rows))
         plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()
-        tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}
+        roles = ROLES - {"container"}
+        tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in roles}
+        tokens["container"] = plane.tokens.issue("c1", "container", now_ms=now_ms, container="c1")
         hub = EventHub(plane.journal, heartbeat_s=heartbeat_s, watchers_max=watchers_max)
         api = build_api(plane, rate=RateLimit(100_000), hub=hub, names=names)
         server = ApiServer(api, listener, listening).start()

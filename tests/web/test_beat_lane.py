@@ -104,8 +104,8 @@ def test_one_that_goes_the_ordinary_way_is_refused_there_and_changes_nothing(wor
 def test_beats_that_come_together_are_written_together_and_answered_one_by_one(tmp_path: Path):
     with served(tmp_path) as world:
         names = [f"c{number}" for number in range(12)]
-        with world.client("container") as client:
-            for name in names:
+        for name in names:
+            with world.client(container=name) as client:
                 client.register(name, f"i-{name}", f"f-{name}")
         manager, asked = world.plane.shard_manager, list[int]()
         answer_beats, is_full = manager.answer_beats, threading.Event()
@@ -118,7 +118,7 @@ def test_beats_that_come_together_are_written_together_and_answered_one_by_one(t
         manager.answer_beats = slowly  # type: ignore[method-assign]
 
         def ask(name: str) -> int:
-            with world.client("container") as client:
+            with world.client(container=name) as client:
                 sequence = int(name[1:]) + 1
                 return client.beat(
                     Heartbeat(container=name, incarnation=f"i-{name}", sequence=sequence)

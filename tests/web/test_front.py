@@ -43,7 +43,9 @@ class Fronted:
         self.port = int(server.url.rsplit(":", 1)[1])
         plane.packages.put(PACKAGE, CODE)
         now_ms = plane.clock.now_ms()
-        self.tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES}
+        roles = ROLES - {"container"}
+        self.tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in roles}
+        self.tokens["container"] = plane.tokens.issue("c1", "container", now_ms=now_ms, container="c1")
 
     def ask(
         self,

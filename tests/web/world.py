@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,30 @@ class World:
     api: FastAPI
     tokens: dict[str, str]
     folder: Path
+    container_tokens: dict[str, str] = field(default_factory=dict)
+
+    def token_of(self, container: str) -> str:
+        """The token that speaks for one container."""
+        if container == "c1":
+            return self.tokens["container"]
+        if container not in self.container_tokens:
+            self.container_tokens[container] = self.plane.tokens.issue(
+                container, "container", now_ms=self.plane.clock.now_ms(), container=container
+            )
+        return self.container_tokens[container]
 
     def ask(
         self, method: str, path: str, *, role: str | None = "admin", raw: bool = False, **kwargs: Any
     ) -> httpx.Response:
-        """One request as the holder of a role's token; `raw`: the path as it is, else under the prefix."""
+        """One request as the holder of a role's token; `raw`: the path as it is, else under the prefix.
+
+        As a container: the one that the path names.
+        """
         headers = {**kwargs.pop("headers", {})}
+        named = re.match(r"/containers/([A-Za-z0-9_][A-Za-z0-9_.-]*)/", path) if role == "container" else None
         if role is not None:
-            headers["Authorization"] = f"Bearer {self.tokens[role]}"
+            token = self.tokens[role] if named is None else self.token_of(named[1])
+            headers["Authorization"] = f"Bearer {token}"
         return self.http.request(method, path if raw else PREFIX + path, headers=headers, **kwargs)
 
     def submit(self, *bodies: dict[str, Any], role: str = "developer", **headers: str) -> httpx.Response:
@@ -95,7 +112,9 @@ def a_world(folder: Path, *, requests_max: int = 100_000) -> Iterator[World]:
     """Generous with requests, unless the test is about their number."""
     plane = ControlPlane(Settings(folder=ready_folder(folder)))
     plane.packages.put(PACKAGE, CODE)
-    tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=plane.clock.now_ms()) for role in ROLES}
+    now_ms = plane.clock.now_ms()
+    tokens = {role: plane.tokens.issue(f"a-{role}", role, now_ms=now_ms) for role in ROLES - {"container"}}
+    tokens["container"] = plane.tokens.issue("c1", "container", now_ms=now_ms, container="c1")
     api = build_api(plane, rate=RateLimit(requests_max))
     with httpx.Client(transport=InProcess(api), base_url="http://localhost") as http:
         try:
@@ -125,9 +144,10 @@ class InProcess(httpx.BaseTransport):
 
 
 @contextmanager
-def a_client(world: World, role: str = "admin") -> Iterator[Client]:
-    """The real client, whose requests go to a world's API without a socket."""
-    client = Client("http://localhost", world.tokens[role], transport=InProcess(world.api))
+def a_client(world: World, role: str = "admin", *, container: str = "") -> Iterator[Client]:
+    """The real client, as a role or a container, whose requests go to a world's API without a socket."""
+    token = world.token_of(container) if container else world.tokens[role]
+    client = Client("http://localhost", token, transport=InProcess(world.api))
     try:
         yield client
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.core.errors import ConfigError, Fenced, PipelineError, Refused
+from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem, Fenced, PipelineError, Refused
 from penstock.streams.packages import load_entry
 from penstock.streams.rows.row_store import Changes, IntervalRef, RowStore
 
@@ -49,13 +49,20 @@ class OwnQuery:
 class QueryLease:
     """The right to run one query. Taken before its start, given back when it has ended."""
 
-    def __init__(self, query: OwnQuery, rows: RowStore, root: Path) -> None:
-        self._query, self._rows, self._root = query, rows, root
+    def __init__(self, query: OwnQuery, rows: RowStore, root: Path, *, mounted: Path | None = None) -> None:
+        """`mounted`: a folder that must be there already, since another machine has what it holds."""
+        self._query, self._rows, self._root, self._mounted = query, rows, root, mounted
         self.token = 0
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Path]:
         """Hold it; gives the path of the checkpoint. Refused while another runs, Fenced if one is newer."""
+        if self._mounted is not None and not self._mounted.is_dir():
+            raise EnvironmentProblem(
+                f"{self._query.task_id} cannot reach its checkpoint",
+                why=f"there is no folder {self._mounted} on this machine",
+                fix="mount it here as on the others; the task is tried again",
+            )
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / "lease").open("a+") as file:
             try:
@@ -84,7 +91,16 @@ class QueryLease:
         row = self._rows.acquire(query.ref, generation=query.generation, shard_epoch=query.shard_epoch)
         self.token = row.token
         last, mine = row.offsets.get(POINTER, 0), self._root / str(row.token)
-        if last:
+        if last and not (self._root / str(last)).is_dir():
+            raise CorruptData(
+                f"the checkpoint of {query.task_id} is not there",
+                why=f"its place says copy {last}, and {self._root} has none of that number",
+                fix="bring the folder back (is the storage mounted?); to read everything anew and "
+                "without state, set a larger `lineage`",
+            )
+        if not last:
+            mine.mkdir(exist_ok=True)  # so that one that is missing later is known to be lost
+        else:
             unfinished = self._root / f".{row.token}"
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(self._root / str(last), unfinished)

@@ -7,6 +7,7 @@ import re
 from penstock.core.errors import Fenced, PenstockError
 from penstock.streams.blame import MESSAGE_CHARS_MAX, cut_short, line_of_user, said_by, user_line
 from penstock.streams.engine.poison import error_class
+from penstock.streams.places import hidden_password
 
 TEXT_CHARS_MAX = 2000
 _NAMED = re.compile(
@@ -24,7 +25,13 @@ _OF_JAVA = re.compile(r"^(?:\tat |\t\.\.\. |Caused by: |Driver stacktrace|JVM st
 def readable(error: BaseException) -> str:
     """Our own error's three parts where there is one inside; else what user code raised and at which of its
     lines; else what Spark says, its error class first. Never a trace of Java.
+
+    Everybody reads it, and Spark may print what a query was given: addresses lose their passwords.
     """
+    return hidden_password(_said(error))
+
+
+def _said(error: BaseException) -> str:
     if isinstance(error, PenstockError):
         return cut_short(str(error), TEXT_CHARS_MAX)
     text = str(error)

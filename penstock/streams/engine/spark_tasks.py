@@ -27,7 +27,7 @@ from penstock.streams.engine.own_query import (
 from penstock.streams.engine.poison import find_poison, is_of_values
 from penstock.streams.engine.query import replay, start_query
 from penstock.streams.engine.run_errors import is_fenced, readable
-from penstock.streams.places import open_log, open_rows
+from penstock.streams.places import checkpoint_folder, open_log, open_rows
 from penstock.streams.rows.row_store import Intent, IntervalRef, IntervalRow
 from penstock.streams.step import is_dead, open_interval
 from penstock.streams.task import (
@@ -268,9 +268,11 @@ class SparkTasks:
             function=config["plan"]["computation"]["function"],
             arguments=config.get("arguments", {}),
         )
-        # Beside the rows: what lasts lies together, and every container of this bus sees it.
-        root = Path(self._rows.partition(":")[2]).parent / "query_checkpoints" / birth
-        return query, QueryLease(query, open_rows(self._rows), root)
+        folder = checkpoint_folder(self._rows, assignment.job, config)
+        is_given = "checkpoint" in config["plan"]["computation"]
+        return query, QueryLease(
+            query, open_rows(self._rows), folder / birth, mounted=folder if is_given else None
+        )
 
     def start_own_query(self, query: OwnQuery, checkpoint: Path) -> StreamingQuery:
         """Start it in a session of its own."""

@@ -20,7 +20,7 @@ from penstock.streams.bus.log import CategorySpec
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.packages import build_package
 from penstock.tasks.messages import Heartbeat, ShardEntry, TaskReport
-from tests.builders import ADMIN, CODE, ONCALL, PACKAGE, a_body
+from tests.builders import ADMIN, CODE, PACKAGE, a_body
 from tests.ready import ready_folder
 from tests.waiting import until
 
@@ -87,7 +87,7 @@ class Scene:
             name,
             "oncall",
             old | {f"policies.{policy}": given for policy, given in policies.items()},
-            actor=ONCALL,
+            actor=ADMIN,  # a setting may name code
             reason="a test",
             idempotency_key=None,
             now_ms=self.clock.now_ms(),
