@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.core.system_clock import SystemClock
 from penstock.runners import SparkRunner
-from penstock.streams.data_plane import _intervals
+from penstock.streams.data_plane import intervals_of
 from penstock.streams.testing import Stage, wait_for
 from penstock.tasks.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
 from penstock.tasks.sharding import shard_of
@@ -128,7 +128,7 @@ class Container:
 
 def stored(stage: Stage) -> tuple[Any, ...]:
     """All that a worker could have changed: the interval's row, its states and timers, the bus."""
-    (ref,) = _intervals(RUNNING, stage.birth(RUNNING), stage.configs[RUNNING])
+    (ref,) = intervals_of(RUNNING, stage.birth(RUNNING), stage.configs[RUNNING])
     row = stage.rows.peek(ref)
     states = stage.rows.scan(ref, start="", limit=1000)
     timers = stage.rows.scan_timers(ref, start=("", ""), limit=1000)

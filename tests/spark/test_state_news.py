@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.data_plane import _intervals
+from penstock.streams.data_plane import intervals_of
 from penstock.streams.state_news import Place, StateNews
 from penstock.streams.testing import Stage, wait_for
 from tests.spark.test_tasks import CATEGORY, publish
@@ -51,7 +51,7 @@ def test_a_state_is_read_once_by_each_worker_whoever_gets_the_batches(spark: Any
 
     news = StateNews(Path(SparkFiles.getRootDirectory()) / "penstock-news", 2**24)
     job = "news.running"
-    refs = list(_intervals(job, stage.birth(job), stage.configs[job]))
+    refs = list(intervals_of(job, stage.birth(job), stage.configs[job]))
     changes = [change for ref in refs for change in news.since(ref, Place())[0]]
     assert len(refs) == 2 and len(changes) >= 2 * ROUNDS
     read = sum(change.read for change in changes)
