@@ -27,7 +27,7 @@ def token_file(folder: Path, role: str) -> Path:
 
     Those of people are in a folder of their user, not in the one that the code of jobs runs in.
     """
-    return (folder / "tokens" if role == "container" else tokens_folder(folder)) / role
+    return tokens_folder(folder) / role
 
 
 def tokens_folder(folder: Path) -> Path:

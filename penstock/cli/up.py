@@ -440,7 +440,7 @@ def write_tokens(plane: ControlPlane, folder: Path) -> None:
         except (FileNotFoundError, ValueError, Refused):
             # None yet, or of a store that is gone, or past its end.
             _write_private(path, plane.tokens.issue(f"local-{role}", role, now_ms=now_ms))
-    _retire_shared_token(plane, token_file(folder, "container"))
+    _retire_shared_token(plane, folder / "tokens" / "container")
 
 
 def _retire_shared_token(plane: ControlPlane, path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.connection import connect
 from penstock.cli.fleet import follow_log, split_task
+from penstock.client import Client
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.loop import Loop
 from penstock.tasks.messages import Heartbeat, TaskReport
@@ -30,7 +31,9 @@ class Speaker:
     def __init__(self, world: World, name: str) -> None:
         self.name, self.sequence, self.acked, self.orders = name, 0, (), []
         self.tasks: tuple[TaskReport, ...] = ()
-        self.client = connect(world.folder, role="container")
+        now_ms = world.plane.clock.now_ms()
+        token = world.plane.tokens.issue(name, "container", now_ms=now_ms, container=name)
+        self.client = Client(world.url, token)
         self.client.register(name, "i1", f"folder-{name}")
         self.loop = Loop(name, self.beat, every_ms=50).start()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from penstock.cli.connection import token_file
 from penstock.resources.frames import METRICS
 from penstock.resources.policies.policy import ChangeLayer, Verdict, evaluate
 from penstock.streams.packages import build_package
@@ -28,7 +31,9 @@ def test_the_worked_example_of_the_documents_is_tried_like_a_function():
     assert {*module.NightShift.metrics} <= METRICS.keys()
 
 
-def test_a_policy_is_packaged_named_in_a_job_and_asked_through_the_command(world: World, run: Run):
+def test_a_policy_is_packaged_named_in_a_job_and_asked_through_the_command(
+    world: World, run: Run, monkeypatch: pytest.MonkeyPatch
+):
     """Plan: as docs/policies.md says. Without containers nobody reports, so its answer is why it was not asked; then
     a wrong setting of its own, and code that is not there, are told.
     """
@@ -37,6 +42,7 @@ def test_a_policy_is_packaged_named_in_a_job_and_asked_through_the_command(world
     hash_ = build_package(EXAMPLE).hash
     assert done.code == 0 and hash_[:12] in done.text
     code = f"{hash_}/night_shift.py:NightShift"
+    monkeypatch.setenv("PENSTOCK_TOKEN", token_file(world.folder, "admin").read_text().strip())
     set_ = ("oncall", "set", PARSE, "--why", "nights", "--folder", world.folder)
     assert (
         run(*set_, f"policies.night_shift.code={json.dumps(code)}", "policies.night_shift.floor=2").code == 0

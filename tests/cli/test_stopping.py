@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -99,13 +98,14 @@ def test_lending_ends(tmp_path: Path, in_background: bool):
 @both
 def test_a_container_that_joined_ends(shared: World, tmp_path: Path, in_background: bool):
     with connect(shared.folder, role="reader") as reader:
-        token = (shared.folder / "tokens" / "container").read_text().strip()
         name = f"far-{in_background}".lower()
+        now_ms = shared.plane.clock.now_ms()
+        token = shared.plane.tokens.issue(name, "container", now_ms=now_ms, container=name)
         command = Started(
             *(
                 "container",
                 "--join",
-                json.loads((shared.folder / "endpoint.json").read_text())["url"],
+                shared.url,
                 "--name",
                 name,
                 "--dir",

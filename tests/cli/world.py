@@ -92,6 +92,7 @@ class World:
 
     plane: ControlPlane
     folder: Path
+    url: str
 
     def everything(self) -> dict[str, Any]:
         """All that a refused command must leave as it was, once the syncer has done what it was asked before."""
@@ -121,7 +122,7 @@ def a_world(folder: Path) -> Iterator[World]:
         plane.start()
         write_endpoint(folder, server.url)
         try:
-            yield World(plane=plane, folder=folder)
+            yield World(plane=plane, folder=folder, url=server.url)
         finally:
             server.stop()
             plane.stop()

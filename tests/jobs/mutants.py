@@ -89,7 +89,7 @@ class _SilentDesk(WriteDesk):
 
 
 def _silenced(write: Callable[[LayerWriter], Any]) -> Callable[[LayerWriter], Any]:
-    return lambda writer: write(_SilentWriter(writer.connection, writer._journal, writer.call))
+    return lambda writer: write(_SilentWriter(writer.connection, writer._journal, writer.call, writer._check))
 
 
 class RemovesInSilence(JobService):

@@ -70,10 +70,11 @@ def server() -> Iterator[StrangeServer]:
 def warden(server: StrangeServer, tmp_path: Path) -> Iterator[Warden]:
     client = Client(server.url, "pk_x", timeout_s=PROFILE.deadline_ms / 4000)
     lives = count()
+    (tmp_path / "later").write_text("0")  # how much later than this machine's its clock is
     found = Warden(
         container="c1",
         folder=tmp_path / "c1",
-        engine_command=[sys.executable, "-c", ENGINE],
+        engine_command=[sys.executable, "-c", ENGINE, str(tmp_path / "later")],
         link=_Link(client, "folder", str(tmp_path / "no-store")),
         profile=PROFILE,
         clock=SystemClock(),

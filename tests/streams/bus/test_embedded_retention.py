@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import DiskFull, NotFound, RecordsExpired
+from penstock.core.errors import NotFound, RecordsExpired
 from penstock.streams.bus import embedded_compact
+from penstock.streams.bus.admission import NotAllCleaned
 from penstock.streams.bus.embedded_log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MIN
 from tests.streams.bus.publishers import LARGE, SPEC, files, publish, records, stored
@@ -81,7 +82,7 @@ def test_a_full_disk_stops_the_move_and_nothing_else(tmp_path: Path, few: None):
             raise OSError(errno.ENOSPC, "no room")
 
     log = EmbeddedLog(tmp_path, fault=full)
-    with pytest.raises(DiskFull):
+    with pytest.raises(NotAllCleaned, match="clicks: the disk is full"):
         log.clean(now_ms=0, older_than_ms=10_000)
     assert next(index_of(tmp_path)) == (6, 5) and len(files(tmp_path)) == 1
     assert stored(log, 0) == list(range(1, 61))
