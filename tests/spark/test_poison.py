@@ -82,7 +82,7 @@ def test_bad_input_of_every_kind_is_put_aside_or_goes_through(make: MakeStage):
     assert found == {
         (0, "a", 100.0, 1),
         (YEAR_2100_MS, "b", 50.0, 1),
-        (3, "", 25.0, None),
+        (3, "[null]", 25.0, None),
         (4, large, 20.0, 10**7),
     }
     dead = stage.records("sales.dead")
