@@ -22,8 +22,25 @@ from tests.ready import ready_folder
 from tests.waiting import LIMIT_S
 
 
+class ContainerTokens:
+    """What has a control plane and a token of every role; that of the role container speaks for c1."""
+
+    plane: ControlPlane
+    tokens: dict[str, str]
+
+    def token_of(self, container: str) -> str:
+        """The token that speaks for one container."""
+        kept = "container" if container == "c1" else f"container {container}"
+        if kept not in self.tokens:
+            now_ms = self.plane.clock.now_ms()
+            self.tokens[kept] = self.plane.tokens.issue(
+                container, "container", now_ms=now_ms, container=container
+            )
+        return self.tokens[kept]
+
+
 @dataclass
-class Served:
+class Served(ContainerTokens):
     """The control plane, its server, and a token of every role."""
 
     plane: ControlPlane
@@ -31,7 +48,6 @@ class Served:
     tokens: dict[str, str]
     hub: EventHub
     clients: list[Client] = field(default_factory=list)
-    container_tokens: dict[str, str] = field(default_factory=dict)
 
     def client(self, role: str = "admin", *, token: str = "", container: str = "", **kwargs: Any) -> Client:
         """A client as the holder of a role's token, or of a container's, closed at the end."""
@@ -39,16 +55,6 @@ class Served:
         given = {"timeout_s": LIMIT_S, **kwargs}
         self.clients.append(Client(self.server.url, token, **given))
         return self.clients[-1]
-
-    def token_of(self, container: str) -> str:
-        """The token that speaks for one container."""
-        if container == "c1":
-            return self.tokens["container"]
-        if container not in self.container_tokens:
-            self.container_tokens[container] = self.plane.tokens.issue(
-                container, "container", now_ms=self.plane.clock.now_ms(), container=container
-            )
-        return self.container_tokens[container]
 
     def apply(self, name: str = "demo.count", **changes: Any) -> int:
         with self.client() as client:

@@ -122,12 +122,11 @@ class Taken:
         return True
 
 
-@pytest.mark.parametrize("what", GARBAGE)
+# A list may have half a gigabyte, which is too much for a test.
+@pytest.mark.parametrize("what", [what for what in GARBAGE if what != "a body without end"])
 def test_lists_come_again_after_every_kind_of_answer(
     server: StrangeServer, tmp_path: Path, what: str
 ) -> None:
-    if what == "a body without end":
-        pytest.skip("half a gigabyte, which a list may have, is too much for a test")
     server.now, taken, clock = GARBAGE[what], Taken(), SystemClock()
     with Client(server.url, "pk_x", timeout_s=0.5, retries=0) as client:
         lists = TaskLists(client, tmp_path / "tasks.json", clock, lambda: None)

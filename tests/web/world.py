@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from penstock.web.api import PREFIX, build_api
 from penstock.web.limits import RateLimit
 from tests.builders import CODE, PACKAGE, a_body, a_pipeline
 from tests.ready import ready_folder
+from tests.web.served import ContainerTokens
 
 JOB = "demo.count"
 
 
 @dataclass
-class World:
+class World(ContainerTokens):
     """The control plane, its API, and a token of every role."""
 
     plane: ControlPlane
@@ -37,17 +38,6 @@ class World:
     api: FastAPI
     tokens: dict[str, str]
     folder: Path
-    container_tokens: dict[str, str] = field(default_factory=dict)
-
-    def token_of(self, container: str) -> str:
-        """The token that speaks for one container."""
-        if container == "c1":
-            return self.tokens["container"]
-        if container not in self.container_tokens:
-            self.container_tokens[container] = self.plane.tokens.issue(
-                container, "container", now_ms=self.plane.clock.now_ms(), container=container
-            )
-        return self.container_tokens[container]
 
     def ask(
         self, method: str, path: str, *, role: str | None = "admin", raw: bool = False, **kwargs: Any
