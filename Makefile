@@ -1,6 +1,6 @@
 # Everything runs from the project's own .venv; every path is relative, so the folder may have any name.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fast drills policies storm stress same steps sim sim-tasks fuzz bench format lock clean distclean
+.PHONY: help setup demo test test-all check fast drills policies storm stress same steps sim sim-tasks fuzz bench format lock clean distclean
 SHELL := /bin/sh
 PY := .venv/bin/python
 SEEDS ?= 100
@@ -25,14 +25,12 @@ demo: setup  ## a fleet of plain processes, a whole pipeline, three jobs without
 	@$(RUN) PYTHONPATH=examples $(PY) examples/zeitgeist/demo.py </dev/null
 	@$(RUN) PYTHONPATH=examples $(PY) examples/orders/demo.py </dev/null
 
-test: check  ## everything that must hold: check, fast tests, then the ones with Spark and processes
-	@echo "test: fast tests, two at a time"
-	@$(RUN) $(PY) -m pytest -q -n 2 --durations 15 --ignore tests/test_tidy.py -m "not spark and not e2e and not drill" </dev/null
-	@$(RUN) $(PY) -m tests.kafka </dev/null
-	@echo "test: tests with processes, those with Kafka beside the others"
-	@$(RUN) $(PY) -m pytest -q -n 2 --dist loadgroup --durations 15 -m "e2e and not spark" </dev/null
-	@echo "test: tests with Spark, one after another"
-	@$(RUN) $(PY) -m pytest -q --durations 15 -m "spark" </dev/null
+test: setup  ## what must hold, in minutes: check, fast tests, every store and bus, a job of every kind on Spark, a kill
+	@# The Kafka broker is fetched meanwhile; tests that need it wait for it.
+	@$(RUN) $(PY) -m tests.kafka </dev/null & $(RUN) $(PY) -m tests.suite test </dev/null
+
+test-all: setup  ## the tests that `make test` leaves out: all of Spark, a short storm, one drill of each kind, more seeds
+	@$(RUN) $(PY) -m tests.suite test-all </dev/null
 
 check: setup  ## format, lint, types, and the project's own rules
 	@echo "check: ruff format"
@@ -44,8 +42,8 @@ check: setup  ## format, lint, types, and the project's own rules
 	@echo "check: tidy"
 	@$(PY) -m pytest -q --no-header tests/test_tidy.py </dev/null
 
-fast: setup  ## the tests that need neither Spark nor processes
-	@$(RUN) $(PY) -m pytest -q -n 2 -m "not spark and not e2e and not drill" </dev/null
+fast: setup  ## the part of `make test` that needs neither Spark nor processes
+	@$(RUN) $(PY) -m tests.suite fast </dev/null
 
 drills: setup  ## kill -9, freeze, cut off and double real containers and the control plane; prints recovery times
 	@$(RUN) $(PY) -m pytest -q -s -m "drill" tests/drills --ignore tests/drills/test_policies.py --ignore tests/drills/test_rebalance.py </dev/null
@@ -70,11 +68,11 @@ sim: setup  ## simulations only, SEEDS=100 of them
 
 sim-tasks: setup  ## SEEDS=100 of two hours each, 30 containers, 300 tasks; then which planted bugs are found
 	@$(RUN) $(PY) -m penstock.sim --profile tasks --seeds $(SEEDS) </dev/null
-	@$(RUN) $(PY) -m penstock.sim --mutants </dev/null
+	@$(RUN) $(PY) -m tests.support.planted_bugs </dev/null
 
 fuzz: setup  ## the API against its own description: EXAMPLES=100 good and 100 broken requests per operation
-	@FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/web/test_fuzz.py </dev/null
-	@FUZZ_STORE=postgres FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/web/test_fuzz.py </dev/null
+	@FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/server/test_fuzz.py </dev/null
+	@FUZZ_STORE=postgres FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) $(PY) -m pytest -q -n 2 --timeout 900 tests/server/test_fuzz.py </dev/null
 
 bench: setup  ## every bench/*.py: one claim each, a table and JSON
 	@set -e; for file in bench/*.py; do echo "bench: $$file"; $(RUN) $(PY) -m "bench.$$(basename "$$file" .py)" </dev/null; done

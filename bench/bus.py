@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from penstock.streams.bus.log import CategorySpec, Log
 from penstock.streams.places import open_log
-from penstock.streams.testing import reading_task
+from tests.support.stage import reading_task
 
 SPEC = CategorySpec(
     name="bench",
@@ -185,7 +185,7 @@ def _select(connection: sqlite3.Connection) -> None:
 
 def _read_spark(batches: Batches, repeat: int) -> list[float]:
     """The whole log through Penstock's source, one Spark partition per bus partition, into nothing."""
-    from penstock.streams.engine.session import build_session
+    from penstock.streams.spark.session import build_session
 
     with _folder() as folder:
         session = build_session("bench-bus", 2, folder / "spark")

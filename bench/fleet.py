@@ -32,19 +32,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.syncer import a_body, expect_change, seed_jobs
+from penstock.container.task_manager import TaskManager
 from penstock.core.clock import Millis
-from penstock.core.sql_store import Database, take_term
+from penstock.db.database import Database, take_term
+from penstock.fleet.messages import HeartbeatReply, ShardEntry, Verdict
+from penstock.fleet.shard_load import LoadPace
+from penstock.fleet.sharding import shard_of
+from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.running_store import RunningSnapshot, RunningStore
-from penstock.jobs.state_syncer import StateSyncer
-from penstock.tasks.messages import HeartbeatReply, ShardEntry, Verdict
-from penstock.tasks.runner import FINAL, RunState, RunStatus
-from penstock.tasks.shard_load import LoadPace
-from penstock.tasks.sharding import shard_of
-from penstock.tasks.specs import TaskSpec
-from penstock.tasks.task_manager import TaskManager
-from penstock.tasks.task_service import TaskList, TaskService
+from penstock.jobs.syncer.state_syncer import StateSyncer
+from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec
 
 TASKS_PER_JOB = 4
 SHARDS_PER_CONTAINER = 10

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.streams.bus.log import CategorySpec
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log
-from penstock.streams.testing import reading_task
+from tests.support.stage import reading_task
 
 SPEC = CategorySpec(
     name="bench",
@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(folder: Path, place: str, address: str, arguments: argparse.Namespace) -> dict[str, list[float]]:
-    from penstock.streams.engine.session import build_session
+    from penstock.streams.spark.session import build_session
 
     log = open_log(place)
     log.create(SPEC)

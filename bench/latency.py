@@ -31,7 +31,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 P50_MAX_MS = 150.0  # with strong productions
 RATE, SLICE_S, KEYS = 1_000, 0.02, 200
@@ -215,7 +215,7 @@ def _output_of(stage: Stage, job: str) -> str:
 
 def play(folder: Path, options: argparse.Namespace) -> None:
     """The measuring process."""
-    from penstock.streams.engine.session import build_session
+    from penstock.streams.spark.session import build_session
 
     spark = build_session("bench", 2, folder / "scratch")
     lags, batch_ms = measure_chain(spark, folder / "chain", options.seconds)

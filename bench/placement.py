@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.tasks.placement_problem import NOBODY, Mode, Problem, Rules, Solution, problem
-from penstock.tasks.placement_solver import solve
+from penstock.fleet.placement.placement import solve
+from penstock.fleet.placement.problem import NOBODY, Mode, Problem, Rules, Solution, problem
 
 RULES = Rules()
 HEADER = ("case", "ms", "spread", "limit ms", "max dev", "in band", "moved", "over cap", "wrong region", "")

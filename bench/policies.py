@@ -34,20 +34,24 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from penstock.core.bulk_store import insert_rows
-from penstock.core.sql_store import Database
-from penstock.resources.frames import METRICS, MINUTE_MS, Frame
-from penstock.resources.metric_store import BLOCKS, JOB, METRIC, NAMES, OPEN_MIN, SEAL_EVERY, MetricStore
-from penstock.resources.minutes import Minute, MinuteBook
-from penstock.resources.points import BITS, DAY, UNKNOWN, encode, pack
-from penstock.resources.retriever import Retriever, Wanted
-from penstock.resources.scaler.decide import decide as decide_job
-from penstock.resources.scaler.observation import Footprint, JobFacts, Observation
-from penstock.resources.scaler.settings import DEFAULTS
-from penstock.resources.scaler.settings import Settings as ScalerSettings
-from penstock.resources.scaler.shapes import Shape, TaskResources
-from penstock.resources.scaler.window import METRICS_REQUIRED
-from penstock.tasks.messages import TaskReport
+from penstock.db.bulk import insert_rows
+from penstock.db.database import Database
+from penstock.fleet.messages import TaskReport
+from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame
+from penstock.scaling.metrics.minutes import BITS, DAY, UNKNOWN, Minute, MinuteBook, encode, pack
+from penstock.scaling.metrics.retriever import Retriever, Wanted
+from penstock.scaling.metrics.store import BLOCKS, JOB, METRIC, NAMES, OPEN_MIN, SEAL_EVERY, MetricStore
+from penstock.scaling.scaler.decide import decide as decide_job
+from penstock.scaling.scaler.observation import (
+    DEFAULTS,
+    Footprint,
+    JobFacts,
+    Observation,
+    Shape,
+    TaskResources,
+)
+from penstock.scaling.scaler.observation import Settings as ScalerSettings
+from penstock.scaling.scaler.window import METRICS_REQUIRED
 
 TODAY = 20_600  # days since 1970
 SLICE = 125  # jobs that are made at a time

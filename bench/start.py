@@ -24,7 +24,7 @@ from pathlib import Path
 folder, is_bare = Path(sys.argv[1]), sys.argv[2] == "bare"
 if is_bare:
     sys.prefix = str(folder / "elsewhere")  # where no archive is
-from penstock.streams.engine.session import build_session, end_session
+from penstock.streams.spark.session import build_session, end_session
 import psutil
 began = time.monotonic()
 session = build_session("bench", 2, folder / "scratch")

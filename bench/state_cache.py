@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Computation, Context, Opaque, Record
-from penstock.streams.interval import InputRange, StatefulStep, open_interval
-from penstock.streams.rows.postgres_rows import PostgresRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.computation import Computation, Context, Opaque, Record
+from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore, Snapshot
-from penstock.streams.rows.sqlite_rows import SqliteRows
-from penstock.streams.state_cache import ENTRY_BYTES, StateCache
+from penstock.streams.rows.sqlite import SqliteRows
+from penstock.streams.step.state_cache import ENTRY_BYTES, StateCache
+from penstock.streams.step.stateful import InputRange, StatefulStep, open_interval
 
 REF = IntervalRef(job="bench.model", job_birth="bench", partition=0, birth="bench")
 GAIN_MIN = 1.2  # of the full cache over none, on PostgreSQL, where most states are only looked at

@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.peers import time_peer
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.catalogue import category_from_json
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 SPAN_MS, LATENESS_MS, WINDOW_S = 200_000, 1000, 10
 BATCHES = 5
@@ -140,7 +140,7 @@ class Ours:
     """Penstock's side."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        from penstock.streams.engine.session import build_session
+        from penstock.streams.spark.session import build_session
 
         self.folder, self.count = folder, count
         memory = Path("/dev/shm")

@@ -35,9 +35,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.tools.usage import cpu_of, memory_of
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.jobs.config import JobConfig
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.catalogue import category_from_json
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 CATEGORY = {
     "name": "events",
@@ -123,7 +124,7 @@ class Ours:
     """Penstock's side, in a process of its own."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        from penstock.streams.engine.session import build_session
+        from penstock.streams.spark.session import build_session
 
         self.folder, self.count = folder, count
         self.cpu: dict[str, list[float]] = {}  # seconds of all processes of this side
@@ -172,7 +173,7 @@ class Ours:
     def _timed(self, stage: Stage, source: str, kind: str) -> float:
         (job,) = stage.configs
         stage.births = {job: os.urandom(4).hex()}
-        stage.data.prepare(job, stage.birth(job), stage.configs[job])
+        stage.data.prepare(job, stage.birth(job), JobConfig.from_stored(stage.configs[job]))
         total = sum(stage.log.end_offsets(source))
         ids = stage.start(job)
         wait_for(lambda: _read(stage, job) > 0, "the first batch", seconds=300)

@@ -28,19 +28,19 @@ import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core import json_text
-from penstock.core.bulk_store import insert_rows, is_one_of
+from penstock.core import text as json_text
 from penstock.core.errors import CorruptData
 from penstock.core.loop import AsideThreads, WorkerThreads
-from penstock.core.sql_store import COUNTERS, Database, next_value, next_values, take_term
 from penstock.core.system_clock import SystemClock
 from penstock.core.tuning import tune_process
-from penstock.jobs.config import validate_config
+from penstock.db.bulk import insert_rows, is_one_of
+from penstock.db.database import COUNTERS, Database, next_value, next_values, take_term
+from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS, JobStore
 from penstock.jobs.layer_store import LAYERS
 from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.running_store import PLANS, RETIREMENTS, RUNNING, TASKS_COUNTER
-from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 
 LIMITS_S = {"release": 10.0, "idle": 2.0, "sweep": 2.0, "plans": 30.0, "plans_poison": 30.0}
 CALL_S = 0.05
@@ -163,17 +163,17 @@ class _World:
         self.workers.stop()
         self._aside.stop()
 
-    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+    def prepare(self, job: str, birth: str, config: JobConfig) -> None:
         self._call(job)
 
     def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
         self._call(job)
         return False
 
-    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+    def fence(self, job: str, birth: str, config: JobConfig, *, generation: int) -> None:
         self._call(job)
 
-    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+    def retire(self, job: str, birth: str, old: JobConfig, new: JobConfig | None) -> None:
         self._call(job)
 
     def _call(self, job: str) -> None:

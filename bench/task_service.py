@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from bench.tools.beats import CONTAINERS, measure, problems
-from penstock.core.sql_store import Database, next_values, upsert
+from penstock.container.task_manager import TaskIndex
+from penstock.db.database import Database, next_values, upsert
+from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.config import validate_config
 from penstock.jobs.running_store import RUNNING, TASKS_COUNTER, RunningStore
-from penstock.tasks.task_index import TaskIndex
-from penstock.tasks.task_service import TaskList, TaskService
 
 TASKS_PER_JOB = 4
 LIMITS_MS = {"snapshot": 1_000.0, "delta": 50.0, "unchanged poll": 2.0}

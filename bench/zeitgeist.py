@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.engine.session import build_session
-from penstock.streams.testing import Stage, wait_for
+from penstock.streams.spark.session import build_session
+from tests.support.stage import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parent.parent / "examples" / "zeitgeist"
 JOBS = ("zeitgeist.by_query", "zeitgeist.count_per_second")

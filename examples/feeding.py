@@ -6,7 +6,7 @@ import random
 import threading
 import time
 
-from penstock.streams.injector import Injector
+from penstock import Injector
 
 OUT_OF_ORDER_MS = 1000
 SLICE_S = 0.2

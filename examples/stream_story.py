@@ -14,13 +14,13 @@ from pauses import PauseWatch
 from story import Story
 from watching import ready, size
 
-from penstock.cli.compiling import compile_file
+from penstock import open_log
 from penstock.cli.connection import connect
+from penstock.cli.pipelines import compile_file
 from penstock.client import Client
+from penstock.container.sessions import kill_session
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.compiled import CompiledPipeline
-from penstock.streams.places import open_log
-from penstock.tasks.sessions import kill_session
+from penstock.streams.compile.compiled import CompiledPipeline
 
 
 class StreamStory(Story):

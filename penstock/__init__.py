@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import penstock.former_names  # noqa: F401  # finds modules by the names they had before
+
 if TYPE_CHECKING:
-    from penstock.streams.computation import Computation, Context, Record, Timer
-    from penstock.streams.pipeline import Pipeline
-    from penstock.streams.state import ListState, MapState, Opaque, Value
-    from penstock.streams.vectorised import VectorComputation
-    from penstock.streams.windows import session, sliding, tumbling
+    from penstock.streams.dsl.computation import Computation, Context, Record, Timer
+    from penstock.streams.dsl.injector import Injector
+    from penstock.streams.dsl.pipeline import Pipeline
+    from penstock.streams.dsl.state import ListState, MapState, Opaque, Value
+    from penstock.streams.dsl.windows import session, sliding, tumbling
+    from penstock.streams.places import open_log
+    from penstock.streams.step.vectorised import VectorComputation
 
 __version__ = "0.1.0"
 __all__ = [
     "Computation",
     "Context",
+    "Injector",
     "ListState",
     "MapState",
     "Opaque",
@@ -24,25 +29,28 @@ __all__ = [
     "Timer",
     "Value",
     "VectorComputation",
+    "open_log",
     "session",
     "sliding",
     "tumbling",
 ]
 
 _HOMES = {
-    "Computation": "penstock.streams.computation",
-    "Context": "penstock.streams.computation",
-    "ListState": "penstock.streams.state",
-    "MapState": "penstock.streams.state",
-    "Opaque": "penstock.streams.state",
-    "Pipeline": "penstock.streams.pipeline",
-    "Record": "penstock.streams.computation",
-    "Timer": "penstock.streams.computation",
-    "Value": "penstock.streams.state",
-    "VectorComputation": "penstock.streams.vectorised",
-    "session": "penstock.streams.windows",
-    "sliding": "penstock.streams.windows",
-    "tumbling": "penstock.streams.windows",
+    "Computation": "penstock.streams.dsl.computation",
+    "Context": "penstock.streams.dsl.computation",
+    "Injector": "penstock.streams.dsl.injector",
+    "ListState": "penstock.streams.dsl.state",
+    "MapState": "penstock.streams.dsl.state",
+    "Opaque": "penstock.streams.dsl.state",
+    "Pipeline": "penstock.streams.dsl.pipeline",
+    "Record": "penstock.streams.dsl.computation",
+    "Timer": "penstock.streams.dsl.computation",
+    "Value": "penstock.streams.dsl.state",
+    "VectorComputation": "penstock.streams.step.vectorised",
+    "open_log": "penstock.streams.places",
+    "session": "penstock.streams.dsl.windows",
+    "sliding": "penstock.streams.dsl.windows",
+    "tumbling": "penstock.streams.dsl.windows",
 }
 
 

@@ -5,79 +5,286 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
-from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, Fenced, NotFound, PenstockError, StoreUnavailable
-from penstock.core.installation_store import open_database
-from penstock.core.journal import Entry
-from penstock.core.journal_store import JournalStore
-from penstock.core.lease_store import RoleLease
+from penstock.alarms import checks as levels
+from penstock.alarms.checks import BehindLow, CategoryTrouble, LoopTrouble
+from penstock.alarms.delivery import AlarmSender, Refusal, routes_of
+from penstock.alarms.facts import AlarmFacts
+from penstock.alarms.service import AlarmService, AlarmWatch
+from penstock.alarms.store import AlarmStore
+from penstock.core.clock import Clock, Millis
+from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
 from penstock.core.loop import AsideThreads, Loop, WorkerThreads
-from penstock.core.near_names import some_of
-from penstock.core.pace import REST_MS
-from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.core.token_store import TokenStore
+from penstock.core.pace import REST_MS, Rest, RoundPace, no_rest
+from penstock.core.system_clock import sleep_ms
+from penstock.core.text import some_of
+from penstock.db.database import Database, open_database
+from penstock.db.journal_store import JournalStore
+from penstock.db.leases import RoleLease
+from penstock.fleet.container_store import ContainerRow
+from penstock.fleet.fleet_view import FleetView
+from penstock.fleet.loan_service import LendingService, LoanStore
+from penstock.fleet.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
+from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_store import ShardStore
+from penstock.fleet.task_service import TaskService
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.plan_runner import Outcome
+from penstock.jobs.job_view import JobView
 from penstock.jobs.running_store import RunningStore
-from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
-from penstock.jobs.token_service import TokenService
-from penstock.resources.capacity_manager import CapacityManager
-from penstock.resources.metric_store import MetricStore
-from penstock.resources.policy_desk import PolicyDesk
-from penstock.resources.recorder import MetricRecorder
-from penstock.scaling import JobsOfPlane, build_scaler
+from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
+from penstock.scaling import capacity_manager
+from penstock.scaling.capacity import Stock
+from penstock.scaling.capacity_manager import CapacityManager
+from penstock.scaling.metrics.retriever import ScalerMinutes
+from penstock.scaling.metrics.store import MetricRecorder, MetricStore
+from penstock.scaling.policies.desk import PolicyDesk, PolicyRecordStore
+from penstock.scaling.policies.ports import AlertSink
+from penstock.scaling.policies.records import flat
+from penstock.scaling.policies.round import FleetState
+from penstock.scaling.scaler.apply import ACTOR
+from penstock.scaling.scaler.auto_scaler import AutoScaler
+from penstock.scaling.scaler.observation import KINDS, Room
+from penstock.scaling.scaler.observe import Capacity, ScalableJob
+from penstock.server.services import Control, ScalingHere
 from penstock.settings import Settings
-from penstock.streams.bus.log import CategorySpec
-from penstock.streams.bus_care import BusCare
-from penstock.streams.catalogue import category_to_json
-from penstock.streams.data_plane import StreamDataPlane, check_places
-from penstock.streams.package_shelf import PackageShelf, UnpackedPackages
-from penstock.streams.places import identify, identify_rows, open_log, open_rows
-from penstock.streams.state_view import StateView
-from penstock.streams.watermark_view import WatermarkView
-from penstock.tasks.fleet_view import FleetView
-from penstock.tasks.lending_service import LendingService
-from penstock.tasks.loan_store import LoanStore
-from penstock.tasks.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
-from penstock.tasks.shard_manager import Pace, ShardManager
-from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.task_service import TaskService
-from penstock.web.alarming import Alarming
+from penstock.streams.bus.care import BusCare, FailingCategory
+from penstock.streams.data_plane import StreamDataPlane
+from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.places import identify, identify_rows
+
+STALE_MS: Millis = 10_000  # what a container said longer ago is no load
+SCALER = Actor(name=ACTOR, role="scaler")
+UNSCALED = ("process", "spark")  # of these nobody knows a lag
+
+
+class Patch(Protocol):
+    """How a layer is written."""
+
+    def __call__(
+        self,
+        job: str,
+        layer: str,
+        changes: Mapping[str, Any],
+        *,
+        expected_version: int | None,
+        actor: Actor,
+        reason: str,
+        idempotency_key: str | None,
+    ) -> int:
+        """Change one layer of one job; returns the job's new version."""
+
+
+class JobsOfPlane:
+    """The `JobLayer` of the auto scaler."""
+
+    def __init__(
+        self,
+        jobs: JobService,
+        tasks: TaskService,
+        fleet: FleetView,
+        patch: Patch,
+        clock: Callable[[], Clock],
+        *,
+        stock: Callable[[], Stock | None],
+        rest: Rest = no_rest,
+    ) -> None:
+        """`stock`: what the capacity manager says of the cluster now."""
+        self._jobs, self._tasks, self._fleet, self._patch = jobs, tasks, fleet, patch
+        self._clock, self._stock, self._rest = clock, stock, rest
+        self.fleet_state: Callable[[], FleetState] = FleetState  # whoever runs the policies knows better
+
+    def task_counts(self) -> Mapping[str, tuple[int, int]]:
+        """By job that has tasks: its generation, and how many they are."""
+        return self._tasks.task_counts()
+
+    def task_reports(self) -> dict[str, list[TaskReport]]:
+        """What tasks say now, by job: the last words of a container that fell silent are no load."""
+        found: dict[str, list[TaskReport]] = {}
+        heard_ms = self._clock().now_ms() - STALE_MS
+        for row in self._fleet.containers():
+            for task in row.tasks if row.may_run and row.seen_ms >= heard_ms else ():
+                found.setdefault(task.job, []).append(task)
+        return found
+
+    def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
+        """Those of these jobs that run and have a lag."""
+        slices = RoundPace(self._rest).slices(names)
+        views = [view for some in slices for view in self._jobs.views_of(some).values()]
+        return tuple(found for view in views if (found := _scalable(view)) is not None)
+
+    def capacity(self) -> Capacity:
+        """What the smallest container has, and what is left of all; no limit where one does not say."""
+        rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
+        if not rows or not all(row.capacity for row in rows):
+            return Capacity()
+        stock = self._stock()  # it adds up all jobs
+        return Capacity() if stock is None else _capacity(rows, stock)
+
+    def fleet(self) -> FleetState:
+        """What the whole fleet allows now."""
+        return self.fleet_state()
+
+    def patch(self, job: str, changes: Mapping[str, Any], *, expected_version: int, reason: str) -> None:
+        """The scaler's one write."""
+        self._patch(
+            job,
+            "scaler",
+            flat(changes),  # by path: what the layer says of other resources stays
+            expected_version=expected_version,
+            actor=SCALER,
+            reason=reason,
+            idempotency_key=None,
+        )
+
+
+def build_scaler(
+    database: Database,
+    journal: JournalStore,
+    metrics: MetricStore,
+    jobs: JobsOfPlane,
+    alarms: AlertSink,
+    *,
+    profile: str,
+    rest: Rest = no_rest,
+) -> AutoScaler:
+    """The auto scaler on a control plane's store."""
+    return AutoScaler(
+        jobs,
+        ScalerMinutes(metrics),
+        PolicyRecordStore(database, journal),
+        journal,
+        alarms,
+        heartbeat_ms=PROFILES[profile].heartbeat_ms,
+        rest=rest,
+    )
+
+
+def _scalable(view: JobView) -> ScalableJob | None:
+    running = view.running
+    if running is None or running.state != "running" or running.config.kind in UNSCALED:
+        return None
+    layers = {row.layer: row for row in view.layers}
+    oncall = layers["oncall"].body if "oncall" in layers else {}
+    made = layers.get("provisioner")
+    updated_ms = made.at_ms if made is not None and made.at_ms > view.created_ms else None
+    return ScalableJob(
+        name=view.name,
+        birth=view.birth,
+        pipeline=view.pipeline,
+        expected_version=view.expected_version,
+        generation=running.generation,
+        task_count=len(set(running.mapping)),
+        mapping=running.mapping,
+        is_settled=view.is_in_sync and not running.is_held,
+        config=running.config,
+        layer=layers["scaler"].body if "scaler" in layers else {},
+        oncall=frozenset(flat(oncall)),
+        created_ms=view.created_ms,
+        changed_ms=running.updated_ms,
+        updated_ms=updated_ms,
+    )
+
+
+def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> Capacity:
+    amounts = [dict(zip(KINDS, row.capacity, strict=False)) for row in rows]
+    capacity = Capacity(
+        container=Room(**{kind: min(amount[kind] for amount in amounts) for kind in stock.total}),
+        remaining=Room(**stock.remaining),
+    )
+    if not stock.short_of:
+        return capacity
+    # Short: what is kept for failures is for privileged jobs, and for nobody else.
+    rest = {kind: max(0.0, most - stock.reserved[kind]) for kind, most in stock.total.items()}
+    return replace(capacity, remaining=Room(**rest), privileged_only=True)
+
+
+class Alarming:
+    """What one control plane does about alarms."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        jobs: JobStore,
+        loops: Callable[[], Iterable[Loop]],
+        categories: Callable[[], Iterable[FailingCategory]],
+    ) -> None:
+        settings = plane.settings
+        routes = routes_of(webhook=settings.alarm_webhook, channels=settings.alarm_channels)
+        store = AlarmStore(plane.database, plane.journal, [route.name for route in routes])
+        self.service = AlarmService(jobs, store, routes)
+        self._workers: WorkerThreads[Refusal] = WorkerThreads("alarms", plane.clock)
+        facts = AlarmFacts(
+            plane.jobs,
+            plane.fleet,
+            plane.journal,
+            lambda: _troubles(loops()),
+            BehindLow(store.alarms),
+            categories=lambda: _troubled(categories()),
+            rest=partial(sleep_ms, REST_MS),
+        )
+        sources = {
+            levels.SOURCE: lambda now_ms: levels.decide_levels(facts.observe(now_ms), now_ms),
+            capacity_manager.SOURCE: plane.capacity.levels,
+        }
+        self._watch = AlarmWatch(
+            store,
+            AlarmSender(store, routes, self._workers),
+            sources,
+            plane.jobs.at_rest,
+            (capacity_manager.SOURCE,),
+        )
+
+    def tick(self, now_ms: Millis) -> bool:
+        """One round; whether the next should come soon, because something is being sent."""
+        return self._watch.tick(now_ms)
+
+    def stop(self) -> None:
+        """Begin to send nothing more. What is under way may be sent again by the next life."""
+        self._workers.stop()
+
+
+def _troubles(loops: Iterable[Loop]) -> tuple[LoopTrouble, ...]:
+    return tuple(
+        LoopTrouble(name=loop.name, streak=loop.streak, error=loop.last_error)
+        for loop in loops
+        if loop.streak
+    )
+
+
+def _troubled(categories: Iterable[FailingCategory]) -> tuple[CategoryTrouble, ...]:
+    return tuple(
+        CategoryTrouble(
+            name=found.name, streak=found.streak, error=str(found.error.what), why=found.error.why
+        )
+        for found in categories
+    )
+
 
 log = structlog.get_logger(__name__)
 
 
-class ControlPlane:
-    """Every service of one control plane, and what the API asks of them."""
+class ControlPlane(Control):
+    """Every service of one control plane, and its loops."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.clock = settings, SystemClock()
-        self.database = open_database(
+        database = open_database(
             settings.database or settings.folder / "store.db",
-            lambda: {"bus": identify(settings.bus), "rows": identify_rows(settings.rows)},
+            lambda: {"bus": identify(settings.bus_place), "rows": identify_rows(settings.rows_place)},
         )
-        self.journal = JournalStore(self.database)
-        self.tokens = TokenStore(self.database)
-        self.log, rows = open_log(settings.bus), open_rows(settings.rows)
-        self._rows_identity = identify_rows(settings.rows)
-        self.packages = PackageShelf(settings.folder / "packages")
-        self._store = JobStore(self.database)
-        self.jobs = JobService(self._store, check=partial(check_places, settings.rows))
-        self.token_service = TokenService(self._store, self.tokens)
+        super().__init__(settings, database)
+        self._rows_identity = identify_rows(settings.rows_place)
         self.task_service = TaskService(RunningStore(self.database))
-        self.fleet = FleetView(ShardStore(self.database, self.journal))
         loans = LoanStore(self.database, self.journal)
         self.lending = LendingService(loans, self.fleet, self.tokens, self)
-        self._data_plane = StreamDataPlane(self.log, rows, rows_place=settings.rows)
-        self.watermarks, self.states = WatermarkView(self.log, rows), StateView(self.log, rows)
+        self._data_plane = StreamDataPlane(self.log, self.rows, rows_place=settings.rows_place)
         self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
         self._aside = AsideThreads("state syncer aside", threads=2)
         self._shard_manager: ShardManager | None = None
@@ -87,14 +294,13 @@ class ControlPlane:
         self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
         # Whoever opens a file of its own is alone with it: a holder from before is gone.
         self._lead(seize=not self.database.is_shared)
-        self.metrics = MetricStore(self.database)
         self._recorder = MetricRecorder(self.metrics)
         self._bus_care = BusCare(self.log, clean_ms=settings.clean_ms, clean_after_ms=settings.clean_after_ms)
         rest = partial(sleep_ms, REST_MS)
-        self.capacity: CapacityManager = CapacityManager(
+        self.capacity = CapacityManager(
             self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms, rest=rest
         )
-        self._alarming = Alarming(self, self._store, lambda: self._loops, lambda: self._bus_care.failing)
+        self._alarming = Alarming(self, self.job_store, lambda: self._loops, lambda: self._bus_care.failing)
         self.alarms = self._alarming.service
         self._scaled = JobsOfPlane(
             self.jobs,
@@ -114,6 +320,7 @@ class ControlPlane:
             profile=settings.profile,
             rest=rest,
         )
+        self.scaling = ScalingHere(self.scaler)
         unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
         self.policies = PolicyDesk(self, self.alarms.store, unpacked.folder_of)
         self._scaled.fleet_state = self.policies.jobs.fleet  # the cap on rescales is one for all
@@ -168,7 +375,7 @@ class ControlPlane:
 
     def _new_syncer(self, term: int) -> StateSyncer:
         return StateSyncer(
-            self._store,
+            self.job_store,
             self.fleet,
             self._data_plane,
             term=term,
@@ -293,34 +500,6 @@ class ControlPlane:
 
     # -- jobs -------------------------------------------------------------------------------------------
 
-    def submit_pipeline(
-        self, compiled: Mapping[str, Any], *, actor: Actor, reason: str, idempotency_key: str | None
-    ) -> dict[str, Any]:
-        """Store a compiled pipeline in the provisioner layer of its jobs."""
-        package = compiled.get("package")
-        hash_ = str(package.get("hash", "")) if isinstance(package, Mapping) else ""
-        if hash_ and not self.packages.has(hash_):
-            raise NotFound(
-                f"the package {hash_[:12]}… is not here",
-                why="it must be put before the pipeline",
-                fix="submit again",
-            )
-        done = self.jobs.submit_pipeline(
-            dict(compiled),
-            actor=actor,
-            reason=reason,
-            idempotency_key=idempotency_key,
-            now_ms=self.clock.now_ms(),
-            new_birth=lambda: secrets.token_hex(8),
-        )
-        self.wake_syncer()
-        return asdict(done)
-
-    def plan_pipeline(self, compiled: Mapping[str, Any]) -> dict[str, Any]:
-        """What submitting would change, and the other file whose pipeline it would replace."""
-        changes, replaces = self.jobs.plan_submit(dict(compiled))
-        return {"changes": [change.to_json() for change in changes], "replaces": replaces}
-
     def patch_layer(
         self,
         job: str,
@@ -349,52 +528,6 @@ class ControlPlane:
     def task_reports(self) -> dict[str, list[TaskReport]]:
         """What tasks say now, by job."""
         return self._scaled.task_reports()
-
-    # -- streams ----------------------------------------------------------------------------------------
-
-    def category_views(self) -> dict[str, Any]:
-        """Every category, and of those that cannot be read why."""
-        views, unreadable = [], {}
-        for name in self.log.names():
-            try:
-                views.append(self.category_view(name))
-            except NotFound:
-                continue  # it is just being made
-            except PenstockError as error:
-                unreadable[name] = f"{error.what}: {error.why}"
-        return {"categories": views, **({"unreadable": unreadable} if unreadable else {})}
-
-    def category_view(self, name: str) -> dict[str, Any]:
-        """One category: spec, birth, how much is in it, how far its watermark is."""
-        category = self.log.describe(name)
-        return {
-            "spec": category_to_json(category.spec),
-            "birth": category.birth,
-            "end_offsets": list(self.log.end_offsets(name)),
-            "watermark": self.log.watermark(name),
-        }
-
-    def create_category(self, spec: CategorySpec, *, actor: str) -> bool:
-        """Create a category for records from outside; False if it was there, with the same spec."""
-        if spec.watermark not in ("event_time", "injector"):
-            raise ConfigError(
-                f"no such watermark: {spec.watermark!r}",
-                why="records from outside have `event_time` or `injector`; `producers` is for jobs' outputs",
-                fix="choose one of the two",
-            )
-        is_new = spec.name not in self.log.names()
-        self.log.create(spec)
-        entry = Entry(
-            at_ms=self.clock.now_ms(),
-            actor=actor,
-            kind="category",
-            subject=spec.name,
-            # Said in both cases: the bus is no part of this transaction, and a crash may lie in between.
-            decision="created" if is_new else "asked for again: it was there",
-            reason="asked to",
-        )
-        self.journal.append(None, entry)
-        return is_new
 
     # -- containers -------------------------------------------------------------------------------------
 
@@ -429,6 +562,11 @@ class ControlPlane:
 
     def installation(self) -> dict[str, str]:
         """What a container must know to join."""
-        told = {name: str(getattr(self.settings, name)) for name in ("profile", "bus", "store")}
-        rows = {"rows": self.settings.told_rows, "rows_identity": self._rows_identity}
-        return {**told, **rows, "host": socket.gethostname()}
+        return {
+            "profile": self.settings.profile,
+            "bus": self.settings.bus_place,
+            "store": self.settings.store,
+            "rows": self.settings.told_rows,
+            "rows_identity": self._rows_identity,
+            "host": socket.gethostname(),
+        }

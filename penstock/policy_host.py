@@ -11,17 +11,23 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.resources.policies.policy import Broken, Policy
-from penstock.resources.policies.runnable import declared_by, find_misdeclared, run_policy
-from penstock.resources.policies.wire import Ask, Reply, facts_from_json
-from penstock.streams.user_code import UserCode
+from penstock.scaling.policies.policy import Broken, Policy
+from penstock.scaling.policies.process import (
+    Ask,
+    Reply,
+    declared_by,
+    facts_from_json,
+    find_misdeclared,
+    run_policy,
+)
+from penstock.streams.dsl.user_code import UserCode
 
 ANSWER_S_MAX = 120
 MEMORY_BYTES_MAX = 4 * 2**30  # of addresses: one that gathers more raises MemoryError
 
 
 def main() -> None:
-    """Arguments: folder, file, class, name. `resources/policies/policy_process.py` starts it."""
+    """Arguments: folder, file, class, name. `scaling/policies/process.py` starts it."""
     folder, entry, class_name, name = sys.argv[1:5]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     # What the policy prints must not be taken for an answer.

@@ -1,59 +1,207 @@
-"""How one installation runs: what its control plane is given, and what its containers are told."""
+"""How an installation and a container that joins run: settings from a file, the environment and options.
+
+Later wins: the default written here, the file `penstock.toml`, the variable `PENSTOCK_<NAME>`, the option. A
+field with a description can be set in all three; the others are for tests and benches.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError
-from penstock.tasks.sharding import SHARD_COUNT
+from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.core.text import did_you_mean
+from penstock.fleet.messages import PROFILES
+from penstock.fleet.sharding import SHARD_COUNT
 
-DATABASE_VARIABLE = "PENSTOCK_DATABASE"
-BUS_VARIABLE = "PENSTOCK_BUS"
-ROWS_VARIABLE = "PENSTOCK_ROWS"
-ALARM_WEBHOOK_VARIABLE = "PENSTOCK_ALARM_WEBHOOK"
-ALARM_CHANNELS_VARIABLE = "PENSTOCK_ALARM_CHANNELS"
-RESCALES_MAX_VARIABLE = "PENSTOCK_RESCALES_MAX"
-ADVICE_ONLY_VARIABLE = "PENSTOCK_ADVICE_ONLY"
-RESCALES_MAX = 100_000
+FOLDER = Path(".penstock")
+FILE = "penstock.toml"
+PREFIX = "PENSTOCK_"
+DATABASE_VARIABLE, BUS_VARIABLE, ROWS_VARIABLE = "PENSTOCK_DATABASE", "PENSTOCK_BUS", "PENSTOCK_ROWS"
+# `spark` runs plain processes too; `process` needs no JVM and runs nothing else.
+ENGINES = ("spark", "process")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How one embedded installation runs."""
+class _Sourced(BaseSettings):
+    """Settings that `read` takes from file, environment and options; made directly they read nothing."""
 
-    folder: Path
-    database: str = ""  # the URL of a PostgreSQL database; "": a SQLite file in the folder
-    bus_place: str = ""  # kafka://<host>:<port>/<prefix>; "": an embedded log in the folder
-    rows_place: str = ""  # postgresql://…; "": SQLite files in the folder
-    profile: str = "fast"
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_ignore_empty=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @field_validator("engine", check_fields=False)
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        return _one_of(ENGINES, value)
+
+    @field_validator("profile", check_fields=False)
+    @classmethod
+    def _known_profile(cls, value: str) -> str:
+        return _one_of(tuple(PROFILES), value)
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any], *, file: Path | None, **fixed: Any) -> Self:
+        """The settings that a command runs with. `options` are those that were given; a `file` must exist.
+
+        `fixed` are fields that come from none of the three, e.g. the folder that the file is in.
+        """
+        values: dict[str, Any] = {}
+        names: dict[str, str] = {}  # by field: what to call it in a message, that of the source that won
+        known = {name for name, field in cls.model_fields.items() if field.description} - {*fixed}
+        for name, value in _read_file(file, known).items():
+            values[name], names[name] = value, f"{name} in {file}"
+        for name, value in EnvSettingsSource(cls)().items():
+            if name in known:
+                values[name], names[name] = value, f"{PREFIX}{name.upper()}"
+        for name, value in options.items():
+            values[name], names[name] = value, f"--{name.replace('_', '-')}"
+        try:
+            return cls(**values, **fixed)
+        except ValidationError as error:
+            raise _refusal(cls, error, names) from None
+
+
+def _one_of(known: tuple[str, ...], value: str) -> str:
+    if value not in known:
+        raise ValueError(f"not known: {value[:100]!r}; use {' or '.join(known)}")
+    return value
+
+
+def _read_file(file: Path | None, known: set[str]) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot read the settings in {file}",
+            why=error.strerror or str(error),
+            fix="name a file that is there with --config",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML", why=str(error), fix="e.g. containers = 3") from error
+    for name in found:
+        if name not in known:
+            raise ConfigError(
+                f"{name} in {file} is not a setting",
+                why=f"a file sets {', '.join(sorted(known))}",
+                fix=did_you_mean(name, known, otherwise="remove it"),
+            )
+    return found
+
+
+def _refusal(cls: type[_Sourced], error: ValidationError, names: Mapping[str, str]) -> ConfigError:
+    """What is wrong with which source; values of secrets are not shown."""
+    complaints = {}
+    for item in error.errors():
+        name = str(item["loc"][0])
+        shown = f"{item['input']!r}"[:100] if cls.model_fields[name].repr else "the value"
+        custom = item["type"] == "value_error"
+        complaints[names.get(name, name)] = str(item["ctx"]["error"]) if custom else f"{shown}: {item['msg']}"
+    return ConfigError(
+        f"{', '.join(complaints)} cannot be used",
+        why="; ".join(f"{name}: {why}" if len(complaints) > 1 else why for name, why in complaints.items()),
+        fix="give another value there, or none: later wins of file, environment and option",
+    )
+
+
+class Settings(_Sourced):
+    """How one installation runs: its control plane, its API and its containers on this machine."""
+
+    folder: Path = Field(description="Where everything is kept.")
+    containers: int = Field(2, ge=0, le=64, description="How many containers to run.")
+    port: int = Field(7337, ge=0, le=65535, description="Port to listen on (0: any free one).")
+    host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with TLS.")
+    tls_cert: Path | None = Field(None, description="Certificate in PEM, with its chain.")
+    tls_key: Path | None = Field(None, description="Its key in PEM, unencrypted.")
+    tls_ca: Path | None = Field(None, description="What this machine's callers verify it with; none: itself.")
+    name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="A host name in the certificate that callers use; several: repeat it."
+    )
+    database: str = Field("", repr=False, description="URL of a PostgreSQL database; none: a SQLite file.")
+    bus: str = Field("", description="Where streams are: kafka://host:port/prefix; none: the disk.")
+    rows: str = Field("", repr=False, description="Where state is: postgresql://…; none: the folder's disk.")
+    engine: str = Field(
+        "spark", description="What containers run: spark (and processes), or process (no Java)."
+    )
+    cores: int = Field(2, ge=1, description="Spark threads per container.")
+    master: str = Field(
+        "", description="Another Spark for tasks, e.g. spark://host:7077; none: in each container."
+    )
+    profile: str = Field("fast", description="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
+    workers: int = Field(2, ge=1, le=64, description="Processes that serve the API.")
+    control_port: int = Field(
+        0, ge=0, le=65535, description="Port on which containers' heartbeats are taken; 0: any free one."
+    )
+    control_url: str = Field(
+        "",
+        description="How containers reach it, e.g. https://HOST:PORT; none: the host as they call the API.",
+    )
+    alarm_webhook: str = Field(
+        "", repr=False, description="Where alarms are posted: https://…, or file:PATH with it."
+    )
+    alarm_channels: str = Field(
+        "",
+        repr=False,
+        description="Addresses that apprise knows, spaces between, or file:PATH with them.",
+    )
+    rescales_max: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="Jobs whose number of tasks scaler and policies may change at a time.",
+    )
+    advice_only: bool = Field(
+        False, description="Scaler and policies say what they would do with any job, and do nothing."
+    )
+
     shards: int = SHARD_COUNT
     sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
-    sync_gap_ms: Millis = 200  # changes of so long are looked at together
+    sync_gap_ms: Millis = 200  # changes that arrive within this time are synced together
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
     metrics_ms: Millis = 5_000
     policies_ms: Millis = 1_000
-    rescales_max: int = 10  # jobs whose tasks scaler and policies may deal anew at a time
-    advice_only: bool = False  # scaler and policies say what they would do, and do nothing
     bus_ms: Millis = 500
     clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
     clean_after_ms: Millis = 600_000
     alarms_ms: Millis = 1_000
-    alarm_webhook: str = field(default="", repr=False)  # https://…, or file:<path> that holds it
-    alarm_channels: str = field(default="", repr=False)  # addresses that apprise knows, or file:<path>
     capacity_ms: Millis = 5_000
-    capacity_patience_ms: Millis = 120_000  # so long it is short before a job stops for it
-    lease_ms: Millis = 5_000  # how long a control plane that fell silent stays the active one
+    capacity_patience_ms: Millis = 120_000  # how long capacity is short before a job stops for it
+    lease_ms: Millis = 5_000  # how long a silent control plane stays the active one
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rescales_max <= RESCALES_MAX:
-            raise ConfigError(
-                f"{self.rescales_max} rescales at a time cannot be",
-                why=f"the fleet's cap is 0 to {RESCALES_MAX}; with 0 no number of tasks is changed",
-                fix=f"give --rescales-max or {RESCALES_MAX_VARIABLE} in that range",
-            )
+    @field_validator("name", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return value.split() if isinstance(value, str) else value
+
+    @classmethod
+    def of_up(cls, options: Mapping[str, Any], *, config: Path | None) -> Self:
+        """What `penstock up` runs with: the folder is given, the file is in it or is named."""
+        given = dict(options)
+        folder = Path(given.pop("folder", FOLDER)).absolute()
+        return cls.read(given, file=_file_of(folder, config), folder=folder)
 
     @property
     def store(self) -> str:
@@ -61,16 +209,51 @@ class Settings:
         return f"env:{DATABASE_VARIABLE}" if self.database else str(self.folder / "store.db")
 
     @property
-    def bus(self) -> str:
-        """Where the streams lie."""
-        return self.bus_place or f"embedded:{self.folder / 'bus'}"
+    def bus_place(self) -> str:
+        """The address of the bus; the default is an embedded log in the folder."""
+        return self.bus or f"embedded:{self.folder / 'bus'}"
 
     @property
-    def rows(self) -> str:
-        """Where state lies."""
-        return self.rows_place or f"sqlite:{self.folder / 'rows'}"
+    def rows_place(self) -> str:
+        """The address of the row store; the default is SQLite files in the folder."""
+        return self.rows or f"sqlite:{self.folder / 'rows'}"
 
     @property
     def told_rows(self) -> str:
-        """Where containers find the state; an address with a password is not in a list of processes."""
-        return self.rows if self.rows.startswith("sqlite:") else f"env:{ROWS_VARIABLE}"
+        """The address of the row store for containers' arguments, which everybody sees: no password in it."""
+        return self.rows_place if self.rows_place.startswith("sqlite:") else f"env:{ROWS_VARIABLE}"
+
+    @property
+    def verify_with(self) -> Path | None:
+        """The CA file for this machine's own callers; a certificate that signed itself is its own."""
+        if self.tls_cert is None:
+            return None
+        return (self.tls_ca or self.tls_cert).absolute()
+
+
+class JoinSettings(_Sourced):
+    """How a container of another machine's control plane runs here (`penstock container --join`)."""
+
+    engine: str = Field(
+        "process",
+        description="What it runs: process (no Java), or spark (where bus and rows are in reach).",
+    )
+    cores: int = Field(2, ge=1, description="Spark threads.")
+    capacity: str = Field("", description="cpu,memory_mb,disk_mb,network_mbps; none: not limited.")
+    region: str = Field("", description="Where it is, for placement.")
+    bus: str = Field("", description="The bus as this machine reaches it; none: as it is told.")
+    rows: str = Field(
+        "", repr=False, description="The row store's address, if it is not on the disk; for Spark tasks."
+    )
+
+    @classmethod
+    def of_join(cls, options: Mapping[str, Any], *, folder: Path, config: Path | None) -> Self:
+        """What a container runs with; the file is in its folder, or is named."""
+        return cls.read(options, file=_file_of(folder, config))
+
+
+def _file_of(folder: Path, config: Path | None) -> Path | None:
+    if config is not None:
+        return config
+    file = folder / FILE
+    return file if file.is_file() else None

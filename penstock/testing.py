@@ -38,8 +38,7 @@ True
 
 from __future__ import annotations
 
-from penstock.streams.trial_compare import OutputsDiffer, Tried, crash_everywhere, cut_everywhere
-from penstock.streams.trial_pipeline import PipelineRun
-from penstock.streams.trial_run import Produced, Run
+from penstock.streams.trial.pipeline import PipelineRun
+from penstock.streams.trial.run import OutputsDiffer, Produced, Run, Tried, crash_everywhere, cut_everywhere
 
 __all__ = ["OutputsDiffer", "PipelineRun", "Produced", "Run", "Tried", "crash_everywhere", "cut_everywhere"]

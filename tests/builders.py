@@ -56,6 +56,16 @@ def a_config(name: str = "demo.count", **changes: Any) -> JobConfig:
     return validate_config(name, a_body(name, **changes))
 
 
+def config_of(body: dict[str, Any]) -> JobConfig:
+    """The config of a job whose only layer is this one."""
+    return validate_config(body["name"], body)
+
+
+def a_stored_config(**fields: Any) -> JobConfig:
+    """A config that says only what a test is about: read as from the store, so nothing has to fit together."""
+    return JobConfig.from_stored({"name": "demo.count", "pipeline": "demo", "kind": "stateful", **fields})
+
+
 def a_job(service: JobService, name: str = "demo.count", *, now_ms: int = 0, **changes: Any) -> str:
     """A job that was just created; returns its name."""
     service.create(

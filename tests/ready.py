@@ -1,15 +1,27 @@
-"""A SQLite store that is ready at once: to make its tables by all steps anew takes a tenth of a second.
+"""Places for tests that are ready at once: temporary files in memory, and a store that has its tables.
 
+To make the tables by all steps anew takes a tenth of a second.
 `tests/core/test_migrate_store.py` and whatever starts `penstock up` make them by the steps.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+ROOM_BYTES = 8 * 2**30
+
+
+def memory_folder() -> str | None:
+    """Where temporary files need no disk, if there is room. Tests sync thousands of times, which takes a disk a
+    millisecond or more; what they show is that data survives the death of a process, not a power failure.
+    """
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM_BYTES else None
 
 
 def new_place(store: str, request: pytest.FixtureRequest, folder: Path) -> Path | str | None:
@@ -38,8 +50,7 @@ def ready_file(path: Path) -> Path:
 @cache
 def _migrated() -> bytes:
     # Imported here: collecting tests need not know the stores.
-    import penstock.app  # noqa: F401  (imports every store)
-    from penstock.core.sql_store import Database
+    from penstock.db.database import Database
 
     with tempfile.TemporaryDirectory(prefix="store-") as folder:
         path = Path(folder) / "store.db"

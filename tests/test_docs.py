@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -15,19 +16,19 @@ import pytest
 
 from penstock.cli.main import program
 from penstock.jobs.config import validate_config
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.keyed_work import try_computation
-from penstock.streams.packages import build_package, load_entry, load_pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.packages import build_package, load_entry, load_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.step.keyed_work import try_computation
+from tests.suite import SUITES
 from tests.tidy_rules import UNDONE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 INVARIANTS = 22
-NO_TESTS_COLLECTED = 5  # pytest's exit code
 PLACEHOLDERS = {"shops.py", "docs/decisions/NNNN-title.md"}  # files the reader makes
 
 CODE_BLOCK = re.compile(r"^```.*?^```", re.S | re.M)
@@ -183,9 +184,9 @@ def test_every_command_of_the_readme_has_options_that_exist():
 
 
 def test_every_make_target_that_is_named_exists():
-    targets = set(re.findall(r"^(\w+):", text_of(ROOT / "Makefile"), re.M))
+    targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.M))
     for path in DOCUMENTS:
-        named = set(re.findall(r"(?:`|^    )make (\w+)", text_of(path), re.M))
+        named = set(re.findall(r"(?:`|^    )make ([\w-]+)", text_of(path), re.M))
         assert named <= targets, f"{path.name} names {named - targets}"
 
 
@@ -270,14 +271,14 @@ def test_a_document_has_no_dead_links_and_leaves_nothing_undone(path: Path):
     "heading", ["A record's way through the code", "A config change's way through the code"]
 )
 def test_a_way_through_the_code_is_a_short_numbered_list_of_functions(heading: str):
-    steps = re.findall(r"^(\d+)\. (.*)$", section(DOCS / "architecture.md", heading), re.M)
+    steps = re.findall(r"^(\d+)\. (.*)$", section(DOCS / "code.md", heading), re.M)
     assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
     assert 10 <= len(steps) <= 25
     assert all(FUNCTION.match(text) for _, text in steps)
 
 
 def test_every_invariant_is_told_with_its_state_and_tests_that_exist():
-    rows = {cells[0]: cells for cells in rows_of(section(DOCS / "architecture.md", "Invariants"))}
+    rows = {cells[0]: cells for cells in rows_of(section(DOCS / "invariants.md", "Invariants"))}
     assert list(rows) == [f"I{number}" for number in range(1, INVARIANTS + 1)]
     for name, cells in rows.items():
         _, _, state, tests, *_ = cells
@@ -285,26 +286,27 @@ def test_every_invariant_is_told_with_its_state_and_tests_that_exist():
         assert bool(FILE.findall(tests)) == (not state.startswith("later")), name
 
 
-def test_make_test_runs_what_shows_an_invariant_but_for_the_drills():
-    """Plan: ask pytest which tests of the named files none of the calls in `make test` selects."""
-    invariants = section(DOCS / "architecture.md", "Invariants")
-    assert "part of `make test`, those in `tests/drills/` excepted" in " ".join(invariants.split())
+def test_make_test_shows_every_invariant():
+    """Plan: ask pytest which tests of the files that the table names `make test` selects."""
+    invariants = section(DOCS / "invariants.md", "Invariants")
     shown = {cells[0]: FILE.findall(cells[3]) for cells in rows_of(invariants)}
-    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", text_of(ROOT / "Makefile"), re.M)
-    assert recipe is not None
-    calls = re.findall(r'-m pytest .*-m "([^"]+)"', recipe[1])
-    assert len(calls) == 3
     files = sorted({file for named in shown.values() for file in named})
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
-    none_of_them = " and ".join(f"not ({call})" for call in calls)
-    done = subprocess.run(
-        [*command, "-m", none_of_them, *files], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode in (0, NO_TESTS_COLLECTED), done.stdout + done.stderr
-    left_out = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert left_out == {file for file in files if file.startswith("tests/drills/")}
-    for name, named in shown.items():
-        assert {*named} - left_out, f"only drills show {name}"
+    marks = " or ".join(f"({group.marks})" for groups in SUITES["test"] for group in groups if group.marks)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", marks]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    selected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert [name for name, named in shown.items() if not selected & {*named}] == []
+
+
+def test_every_test_is_in_one_group_of_make_test_or_of_make_test_all():
+    """But for the drills that are not slow: `make drills` runs those."""
+    stages = [*SUITES["test"], *SUITES["test-all"]]
+    groups = [group for stage in stages for group in stage if group.marks]
+    for present in itertools.product([False, True], repeat=4):
+        marks = dict(zip(("spark", "e2e", "slow", "drill"), present, strict=True))
+        found = [group.name for group in groups if eval(group.marks, {}, marks)]
+        assert len(found) == (0 if marks["drill"] and not marks["slow"] else 1), (marks, found)
 
 
 def test_every_part_of_the_protocols_names_the_tests_that_show_it():
@@ -329,10 +331,9 @@ def test_the_glossary_names_a_file_for_every_word_that_has_code():
 
 
 def test_every_table_of_the_store_is_described():
-    import penstock.app  # noqa: F401  (imports every store)
-    from penstock.core.sql_store import METADATA
+    from penstock.db.database import METADATA
 
-    described = set(re.findall(r"`(\w+)`", section(DOCS / "architecture.md", "The store")))
+    described = set(re.findall(r"`(\w+)`", section(DOCS / "storage.md", "The store")))
     assert set(METADATA.tables) - described == set()
 
 

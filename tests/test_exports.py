@@ -6,20 +6,26 @@ A failure here means: users will notice. Change the table on purpose, and say so
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 
 import pytest
 
 import penstock
+from penstock.former_names import FORMER
 from tests.tidy_rules import PACKAGE, ROOT
+from tests.waiting import LIMIT_S
 
 PUBLIC: dict[str, set[str]] = {
     "penstock": {
         *("Computation", "Context", "ListState", "MapState", "Opaque", "Pipeline", "Record", "Timer"),
         *("Value", "VectorComputation"),
+        *("Injector", "open_log"),
         *("session", "sliding", "tumbling"),
     },
+    "penstock.client": {"Client", "new_key"},
     "penstock.core": set(),
     "penstock.streams": set(),
     "penstock.testing": {
@@ -68,3 +74,25 @@ def test_type_checkers_are_told_that_the_package_is_typed():
 def test_the_control_plane_is_declared_without_spark():
     assert not [line for line in PROJECT["dependencies"] if line.startswith(("pyspark", "pandas"))]
     assert "pyspark==4.3.0" in PROJECT["optional-dependencies"]["spark"]
+
+
+@pytest.mark.parametrize(("former", "now"), [(name, now) for name, now in FORMER.items() if now])
+def test_a_module_that_users_import_is_found_by_its_former_name(former: str, now: str):
+    """Packages that an earlier version stored say it; a fresh process, since a module is imported once."""
+    names = [name for name in dir(importlib.import_module(now)) if not name.startswith("_")]
+    program = f"import {former} as a, {now} as b; assert a is b; from {former} import {names[0]}"
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{former} is called {now} now" in done.stderr
+
+
+def test_a_module_that_never_was_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match="never_was"):
+        importlib.import_module("penstock.streams.never_was")

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from penstock.core.sql_store import Database
-from penstock.streams.bus.embedded_log import EmbeddedLog
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.db.database import Database
+from penstock.streams.bus.embedded.log import EmbeddedLog
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.package_shelf import PackageShelf
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.sqlite import SqliteRows
 from tests.builders import a_job
 from tests.jobs.asking import everything
 from tests.jobs.world import World as SyncerWorld

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.app import ControlPlane
-from penstock.scaling import STALE_MS
+from penstock.app import STALE_MS, ControlPlane
+from penstock.fleet.messages import Heartbeat, TaskReport
 from penstock.settings import Settings
-from penstock.tasks.messages import Heartbeat, TaskReport
 from tests.builders import ADMIN, a_body
 
 REPORT = TaskReport(task_id="a/0", job="a", generation=1, shard=0, state="running", metrics={"lag_s": 3.0})

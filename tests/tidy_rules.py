@@ -1,50 +1,51 @@
-"""The project's own rules, each a function from a source file to complaints. `test_tidy.py` runs them.
+"""The project's own rules; `test_tidy.py` runs each over all files.
 
-A rule that a named file may break has an allow-list with the reason; an entry nobody needs any more is a complaint.
+What depends on the layout is data at the top of this file: who may import whom, where Spark is imported, which files may
+wait or catch everything (with the reason; an entry that is no longer needed is a complaint).
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "penstock"
-LINES_MAX = 700
 FUNCTION_LINES_MAX = 80
 
 # --- who may import whom; `app` and the like are files right under `penstock/`
-LOWER = {"core", "jobs", "tasks", "resources", "streams"}
+LOWER = {"core", "db", "jobs", "fleet", "scaling", "alarms", "streams"}
 MAY_IMPORT: Mapping[str, set[str]] = {
     "core": set(),
-    "jobs": {"core"},
-    "tasks": {"core", "jobs"},
-    "resources": {"core", "jobs", "tasks"},
-    "streams": {"core", "jobs"},
-    "sim": {"core", "jobs", "tasks", "resources"},
-    "settings": {"core", "tasks"},
+    "db": {"core"},
+    "jobs": {"core", "db"},
+    "fleet": {"core", "db", "jobs"},
+    "scaling": {"core", "db", "jobs", "fleet"},
+    "alarms": {"core", "db", "jobs", "fleet", "scaling"},
+    "streams": {"core", "db", "jobs"},
+    "sim": {"core", "db", "jobs", "fleet", "scaling", "container"},
+    "settings": {"core", "fleet"},
     "testing": {"core", "streams"},
-    **dict.fromkeys(("client", "policy_host", "runners", "scaling"), LOWER),
-    "task_lists": LOWER | {"client"},
-    "container": LOWER | {"client", "runners", "task_lists"},
-    "web": LOWER | {"app", "settings"},
-    "app": LOWER | {"web", "client", "container", "settings", "scaling"},
-    "cli": LOWER | {"app", "web", "client", "container", "settings", "sim"},
+    "former_names": set(),
+    "policy_host": LOWER,
+    "client": LOWER,
+    "container": LOWER | {"client", "settings"},
+    "server": LOWER | {"client", "container", "settings"},
+    "app": LOWER | {"server", "settings"},
+    "lender": LOWER | {"client", "container"},
+    "installation": LOWER | {"app", "server", "container", "settings"},
+    "cli": LOWER | {"client", "container", "installation", "lender", "settings", "sim"},
 }
 # Single modules above or beside an area that it may see all the same.
 MAY_ALSO_IMPORT: Mapping[str, tuple[str, ...]] = {
     # The bus's contract and its memory twin, nothing else of the data plane.
-    "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory_log"),
-    # How requests and errors look on the wire, and what is asked about streams, alarms and loans.
-    "client": (
-        *("penstock.web.link", "penstock.web.problems"),
-        *("penstock.web.alarm_client", "penstock.web.lending_client", "penstock.web.stream_client"),
-    ),
+    "sim": ("penstock.streams.bus.log", "penstock.streams.bus.memory"),
 }
 
 # --- what a module that calls itself pure must not reach, directly or through what it imports
@@ -53,40 +54,45 @@ EFFECTS = {
     "random", "secrets", "shutil", "signal", "socket", "sqlalchemy", "sqlite3", "structlog", "subprocess",
     "tempfile", "threading", "time", "urllib", "uuid", "uvicorn",
 }  # fmt: skip
-HTTP = {"aiohttp", "fastapi", "http", "httpx", "requests", "starlette", "urllib", "uvicorn", "websockets"}
-HTTP_HARMLESS = {"http.HTTPStatus", "urllib.parse"}
-SQL = {"sqlalchemy", "sqlite3", "psycopg"}
 CLOCKS = {"asyncio", "concurrent", "multiprocessing", "sched", "time"}
 LOCKS = {"Lock", "RLock", "local"}  # they guard memory; everything else of `threading` runs or waits
 
 MAY_WAIT: Mapping[str, str] = {
     "core/loop.py": "the one place for threads",
     "core/system_clock.py": "the one place for sleeps and the wall clock",
-    "web/forward.py": "requests are handed on, on the event loop",
-    "web/front.py": "a process that ends with the control plane",
-    "tasks/process_logs.py": "one thread reads what all processes of a container print",
-    "tasks/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
-    "cli/stopping.py": "waits for the signal to stop",
-    "web/server.py": "serves HTTP beside the control plane's loops",
-    "web/pools.py": "requests are answered beside the event loop",
-    "web/wire.py": "the event loop cuts off who sends too slowly",
-    **dict.fromkeys(("web/events.py", "web/list_watch.py"), "news are waited for on the server's event loop"),
-    "container.py": "an engine listens to its warden and starts Spark beside its rounds",
-    "streams/engine/spark_tasks.py": "a Spark query is awaited in a thread of its own",
-    "streams/engine/step_worker.py": "measures how long a step was busy, inside Spark's Python worker",
+    "db/database.py": "a write waits for the transaction that it shares with others",
+    "server/workers.py": "processes that end with the control plane",
+    "container/process_runner.py": "one thread reads what all processes of a container print",
+    "container/warden.py": "the watchdog is a process of its own: it waits for its engine and for its deadline",
+    "cli/watching.py": "waits for the signal to stop",
+    "server/serving.py": "serves HTTP beside the control plane's loops",
+    "server/pools.py": "requests are answered beside the event loop",
+    **dict.fromkeys(
+        ("server/events.py", "server/routes/containers.py"), "news are waited for on the server's event loop"
+    ),
+    "container/engine.py": "an engine listens to its warden and starts Spark beside its rounds",
+    "streams/spark/tasks.py": "a Spark query is awaited in a thread of its own",
+    "streams/spark/worker.py": "measures how long a step was busy, inside Spark's Python worker",
 }
 MAY_CATCH_ALL: Mapping[str, str] = {
-    "container.py": "an engine that cannot start says why and ends, whatever it was",
-    "core/group_store.py": "a bug in one of several writes is told to whoever asked for that one",
+    "container/engine.py": "an engine that cannot start says why and ends, whatever it was",
+    "db/database.py": "a bug in one of several writes is told to whoever asked for that one",
     "core/loop.py": "a bug in one round must not end the service",
-    **dict.fromkeys(("policy_host.py", "resources/policies/looks.py"), "a policy's errors are told"),
-    "streams/blame.py": "user code raises what it likes; the error says for whom it ran",
-    "streams/engine/spark_tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
+    **dict.fromkeys(("policy_host.py", "scaling/policies/service.py"), "a policy's errors are told"),
+    "streams/dsl/user_errors.py": "user code raises what it likes; the error says for whom it ran",
+    "streams/spark/tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
 }
 
-BAD_NAMES = re.compile(r"^(?:.*_)?(?:utils?|helpers?|common|base|misc|impl)$")
-PAPER_MANAGERS = {"ShardManager", "TaskManager", "CapacityManager"}
-BAD_CLASSES = re.compile(r"^(?:Abstract|Base)[A-Z]|(?:Impl|Utils?|Helpers?|Manager|Base)$")
+# --- what may import pyspark, and which modules need an extra of pyproject.toml; names are prefixes of modules
+SPARK_HOMES = ("penstock.streams.spark",)
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "spark": SPARK_HOMES,
+    "kafka": ("penstock.streams.bus.kafka.", "penstock.streams.bus.avro"),
+    "alarms": ("penstock.alarms.channels",),
+}
+# What is imported by nobody but run as a script (by Alembic).
+SCRIPTS = ("penstock.db.migrations.env", "penstock.db.migrations.versions.")
+RE_EXPORTING = ("__init__.py", "core/__init__.py", "streams/__init__.py", "client/__init__.py")
 
 
 @dataclass(frozen=True)
@@ -180,30 +186,10 @@ def imports_only_downwards(source: Source) -> Iterator[str]:
             yield f"{source.area} may not import {parts[1]} ({name})"
 
 
-def spark_stays_in_the_engine(source: Source) -> Iterator[str]:
+def spark_stays_in_its_folder(source: Source) -> Iterator[str]:
     """The control plane and every simulation start without a JVM."""
-    if source.path.startswith("streams/engine/") or source.path == "streams/bus/spark_source.py":
-        return
-    if tops(source.imports) & {"pyspark", "py4j"}:
-        yield "imports pyspark outside streams/engine/ and streams/bus/spark_source.py"
-
-
-def http_stays_at_the_edge(source: Source) -> Iterator[str]:
-    """HTTP is spoken in web/ and client.py alone."""
-    if source.area in ("web", "client"):
-        return
-    for name in sorted(source.imports):
-        if name.split(".")[0] in HTTP and not any(name.startswith(ok) for ok in HTTP_HARMLESS):
-            yield f"imports {name}: HTTP belongs in web/ and client.py"
-
-
-def sql_stays_in_stores(source: Source) -> Iterator[str]:
-    """SQL is written in stores alone."""
-    homes = ("streams/rows/", "streams/bus/", "core/migrations/")
-    if source.path.endswith("_store.py") or source.path.startswith(homes):
-        return
-    for name in sorted(tops(source.runtime_imports) & SQL):
-        yield f"imports {name}: SQL belongs in *_store.py, streams/rows/ and streams/bus/"
+    if not source.module.startswith(SPARK_HOMES) and tops(source.imports) & {"pyspark", "py4j"}:
+        yield f"imports pyspark, which only {' and '.join(SPARK_HOMES)} may"
 
 
 def waits_only_in_the_loop(source: Source) -> Iterator[str]:
@@ -244,19 +230,6 @@ def _unless_allowed(source: Source, found: list[str], allowed: Mapping[str, str]
         yield "is on an allow-list in tests/tidy_rules.py that it no longer needs"
 
 
-def has_a_docstring(source: Source) -> Iterator[str]:
-    """Every module says which question it answers."""
-    if not source.docstring.strip():
-        yield "has no module docstring"
-
-
-def is_not_too_long(source: Source) -> Iterator[str]:
-    """A file is what people open: past the limit it is two things."""
-    lines = source.text.count("\n")
-    if lines > LINES_MAX:
-        yield f"has {lines} lines, more than {LINES_MAX}: which two things is it?"
-
-
 def functions_fit_a_screen(source: Source) -> Iterator[str]:
     """A function is read in one look."""
     for node in ast.walk(source.tree):
@@ -266,25 +239,11 @@ def functions_fit_a_screen(source: Source) -> Iterator[str]:
                 yield f"line {node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}"
 
 
-def names_say_something(source: Source) -> Iterator[str]:
-    """No file for leftovers, no class that is only a role."""
-    for part in source.path.removesuffix(".py").split("/"):
-        if BAD_NAMES.match(part):
-            yield f"{part!r} names no question that a file answers"
-    for node in ast.walk(source.tree):
-        if (
-            isinstance(node, ast.ClassDef)
-            and BAD_CLASSES.search(node.name)
-            and node.name not in PAPER_MANAGERS
-        ):
-            yield f"line {node.lineno}: class {node.name} is named after a role, not after what it is"
-
-
 def packages_only_re_export(source: Source) -> Iterator[str]:
     """An __init__.py has a docstring, imports and names; below the top three it is only a docstring."""
     if not source.path.endswith("__init__.py"):
         return
-    exports = source.path in ("__init__.py", "core/__init__.py", "streams/__init__.py")
+    exports = source.path in RE_EXPORTING
     for node in source.tree.body[1:]:
         if ast.unparse(node) != "from __future__ import annotations" and not (exports and _re_exports(node)):
             yield f"line {node.lineno}: an __init__.py re-exports at most, and only in penstock/, core/, streams/"
@@ -309,19 +268,38 @@ def nothing_is_left_undone(source: Source) -> Iterator[str]:
             yield f"line {node.lineno}: raises NotImplementedError"
 
 
+@cache
+def declared(extras: tuple[str, ...]) -> frozenset[str]:
+    """The modules that the package's dependencies and these extras bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for name in extras for line in project["optional-dependencies"][name]),
+    ]
+    names = {re.split(r"[<>=!~\[; ]", line)[0].replace("-", "_").lower() for line in lines}
+    # FastAPI brings Starlette, PySpark brings Py4J: importing them by name is part of using the two.
+    # PyYAML's module has another name.
+    return frozenset(names | {"starlette", "py4j"} | ({"yaml"} if "pyyaml" in names else set()))
+
+
+def imports_only_what_is_declared(source: Source) -> Iterator[str]:
+    """The installed package has what it imports: the control plane without extras, other modules with theirs."""
+    extras = tuple(name for name, modules in EXTRAS.items() if source.module.startswith(modules))
+    known = declared(extras) | sys.stdlib_module_names | {"penstock", "__future__"}
+    for top in sorted(tops(source.imports)):
+        if top.lower() not in known and top not in known:
+            yield f"imports {top}, which pyproject.toml does not declare for {extras or 'the control plane'}"
+
+
 RULES: tuple[Rule, ...] = (
     imports_only_downwards,
-    spark_stays_in_the_engine,
-    http_stays_at_the_edge,
-    sql_stays_in_stores,
+    spark_stays_in_its_folder,
     waits_only_in_the_loop,
     catches_only_what_it_knows,
-    has_a_docstring,
-    is_not_too_long,
     functions_fit_a_screen,
-    names_say_something,
     packages_only_re_export,
     nothing_is_left_undone,
+    imports_only_what_is_declared,
 )
 
 
@@ -362,31 +340,6 @@ def impure(sources: Mapping[str, Source]) -> Iterator[str]:
                 yield f"{name} says it is pure, but reaches {effect}: {' -> '.join(chain)}"
 
 
-def undeclared(source: Source, *, extras: tuple[str, ...] = ()) -> Iterator[str]:
-    """Complaints about imports that the installed package would lack."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [
-        *project["dependencies"],
-        *(line for name in extras for line in project["optional-dependencies"][name]),
-    ]
-    # FastAPI brings Starlette, PySpark brings Py4J: importing them by name is part of using the two.
-    # PyYAML's module has another name.
-    declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("-", "_").lower() for line in lines} | {
-        "starlette",
-        "py4j",
-        *(["yaml"] if any(line.startswith("pyyaml") for line in lines) else ()),
-    }
-    for top in sorted(tops(source.imports) - {"penstock"}):
-        if not _is_standard(top) and top.lower() not in declared:
-            yield f"imports {top}, which pyproject.toml does not declare for {extras or 'the control plane'}"
-
-
-def _is_standard(top: str) -> bool:
-    import sys
-
-    return top in sys.stdlib_module_names or top == "__future__"
-
-
 # --- rules over every text file. The words are put together so that this file does not complain about itself.
 
 UNDONE = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")) + r")\b")
@@ -419,11 +372,43 @@ PATCHES = re.compile(r"\bmock\.patch\b|\bfrom unittest import mock\b|\bimport un
 LOCK_LINE = re.compile(
     r"^(?:[a-z0-9][a-z0-9.-]*==[0-9][0-9a-z.+]*(?: ; [^/]+)? \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?| *#[^/\\]*|)$"
 )
-TEXT_RULES: Mapping[str, re.Pattern[str]] = {
-    "leaves something undone": UNDONE,
-    "names a path of one machine": MACHINE_PATH,
-    "names a package registry": REGISTRIES,
-}
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """What no file of a kind may contain."""
+
+    name: str
+    complaint: str
+    pattern: re.Pattern[str]
+    only_tests: bool = False
+    but_not: tuple[str, ...] = ()  # prefixes of paths
+
+    def complaints(self, path: str, text: str) -> Iterator[str]:
+        """The lines of a file, named from the root of the project, that break this rule."""
+        if self.only_tests and not (path.startswith("tests/") and path.endswith(".py")):
+            return
+        if path.startswith(self.but_not) or self.pattern.search(text) is None:
+            return
+        for number, line in enumerate(text.splitlines(), start=1):
+            if self.pattern.search(line):
+                yield f"{path}:{number} {self.complaint}: {line.strip()[:100]}"
+
+
+RULES_THEMSELVES = ("tests/tidy_rules.py", "tests/test_tidy.py")
+TEXT_RULES: tuple[TextRule, ...] = (
+    TextRule("undone", "leaves something undone", UNDONE),
+    TextRule("machine path", "names a path of one machine", MACHINE_PATH),
+    TextRule("registry", "names a package registry", REGISTRIES),
+    TextRule("patch", "patches what it tests: pass a fake instead", PATCHES, True, RULES_THEMSELVES),
+    TextRule(
+        "limit of its own",
+        "has a limit in seconds of its own: wait with tests/waiting.py",
+        OWN_LIMITS,
+        True,
+        (*RULES_THEMSELVES, *MAY_TIME),
+    ),
+)
 SKIPPED = {
     ".git", ".venv", ".cache", ".hypothesis", ".penstock", "build", "dist", "spark-warehouse", "__pycache__",
 }  # fmt: skip
@@ -443,14 +428,6 @@ def text_files(root: Path = ROOT) -> Iterator[Path]:
             yield from text_files(path)
         elif path.suffix in TEXT_SUFFIXES and path.name != "LICENSE":
             yield path
-
-
-def complaints_about_text(text: str) -> Iterator[str]:
-    """What no text file of the project may contain."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        for complaint, pattern in TEXT_RULES.items():
-            if pattern.search(line):
-                yield f"line {number} {complaint}: {line.strip()[:100]}"
 
 
 def package_sources() -> dict[str, Source]:

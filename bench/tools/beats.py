@@ -1,6 +1,6 @@
 """A fleet's heartbeats over real HTTP while shards move and all jobs are released: is anybody failed over?
 
-The server is a whole control plane and its front, with 30,000 jobs of four tasks each. The containers
+The server is a whole control plane with its workers, with 30,000 jobs of four tasks each. The containers
 are 2,000 connections of this process, each with a beat every 10 s (the paper's profile) that acknowledges its
 shards and reports its 60 tasks. All have registered and are ready when the Shard Manager begins. After a
 third of the time every job gets a new package; from half of the time on, 20 containers are drained.
@@ -45,11 +45,11 @@ def serve(folder: Path, jobs: int) -> None:
     """Run a control plane; obey lines of standard input; end with it."""
     from bench.syncer import expect_change, seed_jobs
     from penstock.app import ControlPlane
-    from penstock.core.sql_store import Database
     from penstock.core.tuning import tune_process
+    from penstock.db.database import Database
+    from penstock.server.serving import Listening, bind
+    from penstock.server.workers import ApiProcesses
     from penstock.settings import Settings
-    from penstock.web.front_process import serve_behind_front
-    from penstock.web.server import Listening, bind
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     tune_process()
@@ -58,13 +58,11 @@ def serve(folder: Path, jobs: int) -> None:
     seed_jobs(database, names, task_count=TASKS_PER_JOB)
     database.close()
     plane = ControlPlane(Settings(folder=folder, profile="paper", shards=SHARDS))
-    now_ms = plane.clock.now_ms()
-    issue = plane.tokens.issue
-    fleet = [f"c{number:04d}" for number in range(CONTAINERS)]
-    tokens = {name: issue(name, "container", now_ms=now_ms, container=name) for name in fleet}
-    with bind(Listening()) as listener, bind(Listening()) as behind:
-        server = serve_behind_front(plane, listener, behind, Listening()).start()
-        print(json.dumps({"url": server.url, "pid": os.getpid(), "tokens": tokens}), flush=True)
+    tokens = fleet_tokens(plane)
+    with bind(Listening()) as listener, bind(Listening()) as control:
+        server = ApiProcesses(plane, listener, control, Listening()).start()
+        said = {"url": server.control.url, "pid": os.getpid(), "tokens": tokens}
+        print(json.dumps(said), flush=True)
         for line in sys.stdin:
             if line.strip() == "begin":
                 plane.start()
@@ -78,6 +76,13 @@ def serve(folder: Path, jobs: int) -> None:
                 print(json.dumps(_facts(plane, jobs)), flush=True)
         server.stop()
         plane.stop()
+
+
+def fleet_tokens(plane: Any) -> dict[str, str]:
+    """A token for each container."""
+    now_ms, issue = plane.clock.now_ms(), plane.tokens.issue
+    fleet = [f"c{number:04d}" for number in range(CONTAINERS)]
+    return {name: issue(name, "container", now_ms=now_ms, container=name) for name in fleet}
 
 
 def _job(number: int) -> str:
@@ -193,7 +198,8 @@ class Container:
         return Request(kind, time.perf_counter(), data, done)
 
 
-def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
+def make_fleet(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
+    """Containers that send their heartbeats to `url`; `jobs` have the tasks that they report."""
     url, found = urlsplit(said["url"]), []
     share = jobs * TASKS_PER_JOB // count
     for number in range(count):
@@ -216,11 +222,16 @@ def _containers(said: dict[str, Any], count: int, jobs: int) -> list[Container]:
     return found
 
 
-async def _register(fleet: Sequence[Container], registered: Kind, beats: Kind) -> None:
-    """One after another; each says that it is ready."""
+async def register(fleet: Sequence[Container], registered: Kind) -> None:
+    """All of them, a few at the same time; each says that it is ready."""
+    await asyncio.gather(*(_register(fleet[number::AT_ONCE], registered) for number in range(AT_ONCE)))
+
+
+async def _register(fleet: Sequence[Container], registered: Kind) -> None:
+    first = Kind("first beat")
     for container in fleet:
         await container.pool.open(1)
-        for request in (container.register(registered), container.beat(beats)):
+        for request in (container.register(registered), container.beat(first)):
             container.pool.send(request)
             while container.pool.under_way:
                 await asyncio.sleep(0.01)
@@ -240,14 +251,21 @@ async def _live(container: Container, kind: Kind, *, offset_s: float, until: flo
         due = max(due + BEAT_S, time.perf_counter())
 
 
+def live(fleet: Sequence[Container], kind: Kind, *, until: float) -> list[asyncio.Task[None]]:
+    """Let all containers beat until then, evenly spread."""
+    return [
+        asyncio.create_task(_live(item, kind, offset_s=BEAT_S * number / len(fleet), until=until))
+        for number, item in enumerate(fleet)
+    ]
+
+
 async def _run(
     said: dict[str, Any], process: subprocess.Popen[str], *, seconds: float, jobs: int, containers: int
 ) -> dict[str, Any]:
-    fleet = _containers(said, containers, jobs)
+    fleet = make_fleet(said, containers, jobs)
     registered, beats = Kind("register"), Kind("beat")
     began = time.perf_counter()
-    ways = (_register(fleet[number::AT_ONCE], registered, Kind("first beat")) for number in range(AT_ONCE))
-    await asyncio.gather(*ways)
+    await register(fleet, registered)
     print(f"  {containers} registered in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     _tell(process, "begin")
     server = psutil.Process(said["pid"])
@@ -255,10 +273,7 @@ async def _run(
     before = [item.cpu_times() for item in watched]
     began = time.perf_counter()
     until = began + seconds
-    lives = [
-        asyncio.create_task(_live(item, beats, offset_s=BEAT_S * number / len(fleet), until=until))
-        for number, item in enumerate(fleet)
-    ]
+    lives = live(fleet, beats, until=until)
     for share, order in ((1 / 3, "release"), (1 / 2, "drain")):
         await asyncio.sleep(max(0.0, began + share * seconds - time.perf_counter()))
         print(f"  {time.perf_counter() - began:.0f} s: {order}", file=sys.stderr, flush=True)

@@ -17,8 +17,8 @@ from story import tell
 from stream_story import StreamStory
 from watching import records, running, runs_version, size
 
+from penstock import Injector
 from penstock.client import Client
-from penstock.streams.injector import Injector
 
 HERE = Path(__file__).parent
 CLEAN, REGROUP, DELIVER = "clean.clean_orders", "regroup.orders_by_customer", "deliver.deliveries"

@@ -7,7 +7,7 @@ from collections import Counter
 
 from feeding import Feed
 
-from penstock.streams.injector import Injector
+from penstock import Injector
 
 
 class OrderGenerator(Feed):

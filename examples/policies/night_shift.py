@@ -7,11 +7,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.resources.policies.controls import ControlSettings
-from penstock.resources.policies.facts import JobFacts
-from penstock.resources.policies.policy import (
+from penstock.scaling.policies.facts import JobFacts
+from penstock.scaling.policies.policy import (
     Cause,
     ChangeLayer,
+    ControlSettings,
     Nothing,
     Policy,
     Resolution,
@@ -38,7 +38,7 @@ class NightShift(Policy):
     def detect(self, facts: JobFacts, settings: NightSettings) -> Symptom | None:
         """Much idle time for an hour, and nothing waits."""
         busy, lag_s = facts.frame.values["busy"].max(), facts.frame.values["lag_s"].max()
-        if facts.task_count <= settings.floor or lag_s > facts.config["slo"]["lag_s"] / 2:
+        if facts.task_count <= settings.floor or lag_s > facts.config.slo.lag_s / 2:
             return None
         if not busy < settings.busy_max / 2:  # also when it is not known
             return None

@@ -22,8 +22,8 @@ from story import tell
 from stream_story import StreamStory
 from watching import line_of, records, running, runs_version, size
 
+from penstock import Injector
 from penstock.client import Client
-from penstock.streams.injector import Injector
 
 HERE = Path(__file__).parent
 COUNT, PARSE = "zeitgeist.count_per_second", "zeitgeist.by_query"

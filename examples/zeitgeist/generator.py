@@ -12,7 +12,7 @@ from collections import Counter
 
 from feeding import Feed
 
-from penstock.streams.injector import Injector
+from penstock import Injector
 
 # Two of each partition: with one task twice as busy as the others, three tasks would not carry the load.
 POPULAR = (

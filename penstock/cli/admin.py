@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import change_tables
+from penstock.cli import tables as change_tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
 from penstock.cli.output import EXIT_CODES, Form, Output, show
-from penstock.client import new_key
+from penstock.client.client import new_key
 from penstock.core.system_clock import SystemClock
 
 layer = typer.Typer(

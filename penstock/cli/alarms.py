@@ -1,19 +1,22 @@
-"""`penstock alarm` and `penstock capacity`: what is wrong, who looks after it, what the cluster has left."""
+"""`penstock alarm`: what is wrong, who looks after it, and silences."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from penstock.cli import alarm_tables
 from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.durations import seconds_of
 from penstock.cli.jobs import Why
 from penstock.cli.output import EXIT_CODES, FAILED, Form, Output, show
-from penstock.client import new_key
+from penstock.cli.tables import new_table, text, when
+from penstock.client.client import new_key
 from penstock.core.errors import ConfigError, NotFound
 
 SILENCE_S_MAX = 30 * 86_400
@@ -46,7 +49,7 @@ def list_alarms(
     """What fires now, the worst first."""
     with connect(folder, role="reader") as client:
         found = client.alarms(job=job or None, everything=everything)
-    show(found, output, lambda: alarm_tables.alarms_table(found))
+    show(found, output, lambda: alarms_table(found))
 
 
 @alarm.command("show", epilog=EXIT_CODES)
@@ -54,7 +57,7 @@ def show_alarm(alarm_id: AlarmId, folder: Folder = FOLDER, output: Output = Form
     """One alarm: what is wrong, since when, and what to do."""
     with connect(folder, role="reader") as client:
         found = client.alarm(_id(alarm_id, "alarm", "ls --all"))
-    show(found, output, lambda: alarm_tables.alarm_table(found))
+    show(found, output, lambda: alarm_table(found))
 
 
 @alarm.command(epilog=EXIT_CODES)
@@ -97,7 +100,7 @@ def silences(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
     """The silences that hold."""
     with connect(folder, role="reader") as client:
         found = client.silences()
-    show(found, output, lambda: alarm_tables.silences_table(found))
+    show(found, output, lambda: silences_table(found))
 
 
 @alarm.command(epilog=EXIT_CODES)
@@ -118,16 +121,9 @@ def test(why: Why = "a test", folder: Folder = FOLDER, output: Output = Form.TAB
     """Send a notice through each route, and say what each answered; 1 if one did not take it."""
     with connect(folder, role="oncall", timeout_s=TEST_WAIT_S) as client:
         answers = client.test_alarm_routes(why=why)
-    show(answers, output, lambda: alarm_tables.answers_table(answers))
+    show(answers, output, lambda: answers_table(answers))
     if not all(row["is_taken"] for row in answers):
         raise typer.Exit(FAILED)
-
-
-def capacity(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
-    """What the cluster has, how much is reserved and used, what is left, and who was stopped for it."""
-    with connect(folder, role="reader") as client:
-        found = client.capacity()
-    show(found, output, lambda: alarm_tables.capacity_tables(found))
 
 
 def _id(text: str, what: str, command: str) -> str:
@@ -138,3 +134,121 @@ def _id(text: str, what: str, command: str) -> str:
         why="an id has twelve letters, 0 to 9 and a to f",
         fix=f"`penstock alarm {command}` shows them",
     )
+
+
+Rows = Sequence[Mapping[str, Any]]
+_COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def alarms_table(found: Mapping[str, Any]) -> RenderableType:
+    """One line per alarm."""
+    table = new_table("alarms")
+    for name in ("id", "severity"):
+        table.add_column(name, no_wrap=True)
+    for name in ("job", "kind", "since", "state"):
+        table.add_column(name, overflow="fold")
+    table.add_column("what", overflow="fold")
+    for alarm in found["alarms"]:
+        table.add_row(
+            text(alarm["id"]),
+            text(alarm["severity"], _COLOURS[alarm["severity"]]),
+            text(alarm["job"], limit=40),
+            text(alarm["kind"], limit=30),
+            when(alarm["first_ms"]),
+            text(alarm_state(alarm), limit=40),
+            text(alarm["text"]),
+        )
+    if not found["alarms"]:
+        table.caption = "nothing fires"
+    return Group(table, text(f"told through: {', '.join(found['routes'])}", "dim"))
+
+
+def alarm_state(alarm: Mapping[str, Any]) -> str:
+    """Whether it fires, and whether somebody looks after it."""
+    if not alarm["is_firing"]:
+        return "over"
+    if alarm["acked_by"]:
+        return f"seen by {alarm['acked_by']}"
+    return "silenced" if alarm["is_silenced"] else "fires"
+
+
+def alarm_table(alarm: Mapping[str, Any]) -> Table:
+    """Everything about one alarm."""
+    table = new_table(f"alarm {alarm['id']}")
+    table.show_header = False
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    rows: list[tuple[str, Any]] = [
+        ("what", alarm["text"]),
+        ("job", alarm["job"]),
+        ("kind", f"{alarm['kind']}, seen by {alarm['source']}"),
+        ("severity", Text(alarm["severity"], _COLOURS[alarm["severity"]])),
+        ("state", alarm_state(alarm)),
+        ("since", when(alarm["first_ms"])),
+        ("last seen", when(alarm["last_ms"])),
+        ("began", f"{alarm['count']} times"),
+        ("told", "nobody yet" if alarm["told_ms"] is None else when(alarm["told_ms"])),
+    ]
+    if alarm["acked_ms"] is not None:
+        rows.append(("acknowledged", f"{when(alarm['acked_ms'])} by {alarm['acked_by']}"))
+    if alarm["resolved_ms"] is not None:
+        rows.append(("over", when(alarm["resolved_ms"])))
+    rows += [(name, value) for name, value in alarm["evidence"].items()]
+    rows.append(("what to do", alarm["what_to_do"] or "–"))
+    for name, value in rows:
+        table.add_row(text(name), value if isinstance(value, Text) else text(value, limit=1000))
+    return table
+
+
+def silences_table(silences: Rows) -> Table:
+    """One line per silence that holds."""
+    table = new_table("silences")
+    for name in ("id", "job", "kind", "up to", "until", "by"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for row in silences:
+        cells = (row["id"], row["job"], row["kind"], row["severity"])
+        table.add_row(
+            *(text(cell, limit=40) for cell in cells),
+            when(row["until_ms"]),
+            text(row["by"], limit=30),
+            text(row["why"]),
+        )
+    if not silences:
+        table.caption = "nothing is silent"
+    return table
+
+
+def answers_table(answers: Rows) -> Table:
+    """What each route said to a test."""
+    table = new_table("routes")
+    table.add_column("route", no_wrap=True)
+    table.add_column("answer", overflow="fold")
+    for row in answers:
+        said = text("took it", "green") if row["is_taken"] else text(row["answer"], "red")
+        table.add_row(text(row["route"]), said)
+    return table
+
+
+UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_FORM = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+
+
+def seconds_of(text: str, *, what: str, most_s: int) -> int:
+    """A time from one second to `most_s`; anything else is refused, with an example."""
+    found = _FORM.fullmatch(text.strip().lower())
+    parts = found.groups() if found is not None else ()
+    if not any(parts):
+        raise ConfigError(
+            f"{text[:100]!r} is not {what}",
+            why="it is a number with d, h, m or s behind it, or several of these",
+            fix="e.g. 30m, 2h, 1d, 1h30m",
+        )
+    seconds = sum(int(part or 0) * size for part, size in zip(parts, UNITS.values(), strict=True))
+    if not 1 <= seconds <= most_s:
+        raise ConfigError(
+            f"{text[:100]!r} is not {what}",
+            why=f"it is {seconds} s, where 1 to {most_s} are allowed",
+            fix=f"name at least 1s and at most {most_s // UNITS['d']}d",
+        )
+    return seconds

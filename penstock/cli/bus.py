@@ -1,42 +1,50 @@
-"""`penstock bus`: look at the categories of the bus and their records, write records, copy them.
+"""`penstock category` and `penstock bus`: categories and their records, shown, created, written and copied.
 
-Records do not pass through the control plane: these commands open the bus itself, where the folder or
-`--bus` says that it lies.
+Records do not pass through the control plane: `bus` opens the bus itself, where the folder or `--bus` says
+that it lies. Categories are created by the control plane.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
 
-from penstock.cli import bus_tables
-from penstock.cli.connection import FOLDER, Folder, connect, endpoint_file
+from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line, tell_unreadable
-from penstock.cli.stopping import until_ctrl_c
+from penstock.cli.tables import categories_table, low, new_table, number, printable, text
+from penstock.cli.watching import until_ctrl_c
 from penstock.core.clock import Millis
-from penstock.core.errors import (
-    ConfigError,
-    CorruptData,
-    EnvironmentProblem,
-    NotFound,
-    StoreUnavailable,
-)
+from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem, NotFound, StoreUnavailable
+from penstock.core.folder import endpoint_file
 from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.settings import BUS_VARIABLE, Settings
-from penstock.streams import bus_copy
-from penstock.streams.bus.log import Category, Log
-from penstock.streams.catalogue import category_to_json, no_category
+from penstock.streams.bus import copy as bus_copy
+from penstock.streams.bus.log import AHEAD_MAX_MS, LATENESS_MS, Category, Log
+from penstock.streams.catalogue import (
+    category_from_json,
+    category_to_json,
+    has_no_times,
+    no_category,
+    no_time_note,
+)
+from penstock.streams.dsl.file_injector import FileInjector, find_files
+from penstock.streams.dsl.injector import Skew, SkewLimit, dismiss_injector, expect_injectors
+from penstock.streams.inspect.held_back import moment
+from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
 from penstock.streams.places import kept_bus, open_log
-from penstock.streams.record_lines import LineRules, Lines, lines_of
 
 app = typer.Typer(name="bus", help="Categories and their records.", no_args_is_help=True)
 FOLLOW_MS: Millis = 300
@@ -61,7 +69,7 @@ def find_bus(folder: Path, bus: str) -> Log:
 
 def find_place(folder: Path, bus: str) -> str:
     """The bus that is named, else the one of the control plane that answers, else the one in the folder."""
-    place = bus or _told_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus
+    place = bus or _told_bus(folder) or kept_bus(folder) or Settings(folder=folder.absolute()).bus_place
     kind, _, path = place.partition(":")
     if kind == "embedded" and not Path(path).is_dir():
         raise StoreUnavailable(
@@ -101,7 +109,7 @@ def ls(folder: Folder = FOLDER, bus: Bus = "", output: Output = Form.TABLE) -> N
             continue  # it is just being made
         except (CorruptData, EnvironmentProblem, ConfigError) as error:
             unreadable[name] = f"{error.what}: {error.why}"
-    show(found, output, lambda: bus_tables.categories_table(found))
+    show(found, output, lambda: categories_table(found))
     tell_unreadable(unreadable)
 
 
@@ -111,7 +119,7 @@ def describe(name: CategoryName, folder: Folder = FOLDER, bus: Bus = "", output:
     log = find_bus(folder, bus)
     category = described(log, name)
     found = {**_view(log, category), "producers": dict(log.producers(name))}
-    show(found, output, lambda: bus_tables.category_tables(found))
+    show(found, output, lambda: category_tables(found))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -269,11 +277,11 @@ def _existing(category: Category, partition: int) -> int:
 def _sayer(category: Category, output: Form) -> Callable[[bytes], None]:
     def say(line: bytes) -> None:
         if output is Form.TABLE:
-            print(bus_tables.record_text(line), flush=True)
+            print(record_text(line), flush=True)
         elif output is Form.JSON:
             print(line.decode(), flush=True)
         else:
-            show_line(bus_tables.record_of(line), output)
+            show_line(record_of(line), output)
 
     return say
 
@@ -331,3 +339,202 @@ def _show_copied(found: bus_copy.Copied, target: str, producer: str, output: For
         said["producer"] = producer
     repeated = f", {found.repeated:,} were there already" if found.repeated else ""
     show(said, output, lambda: f"{found.appended:,} records to {target}{repeated}")
+
+
+__all__ = ["categories_table", "category_tables", "record_of", "record_text"]
+
+VALUE_SHOWN_MAX = 1000
+
+
+def category_tables(found: Mapping[str, Any]) -> RenderableType:
+    """A category, its partitions, and the producers that its watermark waits for."""
+    partitions = new_table("partitions")
+    for name in ("partition", "records"):
+        partitions.add_column(name, justify="right", no_wrap=True)
+    for partition, end in enumerate(found["end_offsets"]):
+        partitions.add_row(str(partition), number(end))
+    parts: list[RenderableType] = [categories_table([found]), partitions]
+    if found["producers"]:
+        parts.append(_producers_table(found["producers"]))
+    return Group(*parts)
+
+
+def _producers_table(producers: Mapping[str, int]) -> Table:
+    table = new_table("producers")
+    table.add_column("producer", overflow="fold")
+    table.add_column("low watermark", no_wrap=True)
+    for producer, at in sorted(producers.items()):
+        table.add_row(text(producer), low(at))
+    return table
+
+
+def record_of(line: bytes) -> dict[str, Any]:
+    """A record's line as a value."""
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def record_text(line: bytes) -> str:
+    """partition:offset, event time, key, value: one line that cannot steer a terminal."""
+    record = record_of(line)
+    value = record.get("value_base64", None)
+    shown = json.dumps(record["value"], ensure_ascii=False) if "value" in record else f"base64 {value}"
+    if len(shown) > VALUE_SHOWN_MAX:
+        shown = f"{shown[:VALUE_SHOWN_MAX]}… ({len(shown):,} characters)"
+    late = " late" if record.get("late") else ""
+    key = "-" if record["key"] is None else record["key"]
+    return printable(f"{record['partition']}:{record['offset']} {_when(record['ts'])}{late} {key} {shown}")
+
+
+def _when(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms}ms"
+
+
+def category(
+    name: Annotated[str, typer.Argument(help="A category; none: list them.")] = "",
+    folder: Folder = FOLDER,
+    create: Annotated[bool, typer.Option("--create", help="Create it for records from outside.")] = False,
+    columns: Annotated[str, typer.Option(help="For --create: name:type,name:type …")] = "",
+    partitions: Annotated[int, typer.Option(help="For --create.", min=1, max=4096)] = 4,
+    ts: Annotated[str, typer.Option(help="For --create: the column with the event time in ms.")] = "",
+    watermark: Annotated[str, typer.Option(help="For --create: event_time or injector.")] = "event_time",
+    lateness_ms: Annotated[
+        int, typer.Option(help="For --create: how late records may come.", min=0)
+    ] = LATENESS_MS,
+    retention_ms: Annotated[
+        int, typer.Option(help="For --create: how long records stay; 0: until they are truncated.", min=0)
+    ] = 0,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="For --create: records may have headers.")
+    ] = False,
+    idle_after_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: a partition without records for so long follows the others; 0: it holds.",
+            min=0,
+        ),
+    ] = 0,
+    ahead_max_ms: Annotated[
+        int,
+        typer.Option(
+            help="For --create: records further in the future are dead letters; 0: none are.", min=0
+        ),
+    ] = AHEAD_MAX_MS,
+    output: Output = Form.TABLE,
+) -> None:
+    """Show the categories of the bus, or create one of JSON records."""
+    unreadable: dict[str, str] = {}
+    if create:
+        spec = {
+            "name": name,
+            "columns": _columns(columns),
+            "partitions": partitions,
+            "ts_column": ts,
+            "watermark": watermark,
+            "lateness_ms": lateness_ms,
+            "retention_ms": retention_ms,
+            "headers": headers,
+            "idle_after_ms": idle_after_ms,
+            "ahead_max_ms": ahead_max_ms,
+        }
+        with connect(folder, role="developer") as client:
+            found = [client.create_category(spec)]
+        if has_no_times(created := category_from_json({**spec, "format": "json"})):
+            err.print(f"note: {no_time_note(created)}", markup=False)
+    else:
+        with connect(folder, role="reader") as client:
+            found = [client.category(name)] if name else client.categories()
+            unreadable = {} if name else client.unreadable_categories()
+    show(found[0] if name else found, output, lambda: categories_table(found))
+    tell_unreadable(unreadable)
+
+
+def _columns(text: str) -> list[tuple[str, str]]:
+    pairs = [part.partition(":") for part in text.split(",") if part]
+    if not pairs or any(not (name and kind) for name, _, kind in pairs):
+        raise ConfigError(
+            "no columns", why=f"{text!r} is not name:type,name:type …", fix="--columns query:string,ts:bigint"
+        )
+    return [(name.strip(), kind.strip()) for name, _, kind in pairs]
+
+
+def inject(
+    category: Annotated[str, typer.Option("--category", help="Where the lines go.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of lines, or folders of such files.", exists=True)
+    ] = None,
+    folder: Folder = FOLDER,
+    bus: Bus = "",
+    name: Annotated[str, typer.Option(help="This process among the injectors of the category.")] = "files",
+    key: Annotated[str, typer.Option(help="The column that is the key; none: records have no key.")] = "",
+    ts: Annotated[
+        str, typer.Option(help="The column with the event time in ms; none: the category's, else now.")
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    done: Annotated[
+        bool, typer.Option("--done", help="Nothing more comes from this process: let the watermark pass.")
+    ] = False,
+    expect: Annotated[str, typer.Option(help="All processes that the watermark waits for: name,name …")] = "",
+    dismiss: Annotated[
+        str, typer.Option(help="Wait no longer for this process, which comes no more; injects nothing.")
+    ] = "",
+    skew_max_ms: Annotated[
+        int, typer.Option(help="Wait while the lines are so far ahead of --paced-by; 0: never.", min=0)
+    ] = 0,
+    paced_by: Annotated[str, typer.Option(help="What the consumers write: category,category …")] = "",
+    output: Output = Form.TABLE,
+) -> None:
+    """Publish the lines of files, once each, also after a crash; with -f what is appended to them."""
+    log, clock = find_bus(folder, bus), SystemClock()
+    spec = described(log, category).spec
+    if dismiss:
+        dismiss_injector(log, category, dismiss, now_ms=clock.now_ms())
+        show({"dismissed": dismiss}, output, lambda: f"{category} waits for {dismiss} no longer")
+        return
+    if not files:
+        raise ConfigError("no files", why="nothing was given to inject", fix="name files or folders")
+    if follow and done:
+        raise ConfigError(
+            "--done and --follow do not go together", why="who follows expects more", fix="give one of them"
+        )
+    if expect:
+        expect_injectors(log, category, [item.strip() for item in expect.split(",") if item.strip()])
+    limit = None
+    if skew_max_ms or paced_by:
+        others = [item.strip() for item in paced_by.split(",") if item.strip()]
+        for other in others:
+            described(log, other)
+        limit = SkewLimit(log, skew_max_ms=skew_max_ms, paced_by=others, on_wait=_Told().say)
+    rules = LineRules(spec=spec, key_column=key, ts_column=ts)
+    injector = FileInjector(log, rules, name, epoch=clock.now_ms(), limit=limit)
+    sent = 0
+    # Ctrl-C ends the following; the watermark is held until somebody goes on.
+    with until_ctrl_c() if follow else contextlib.nullcontext():
+        while follow:
+            found = injector.round(find_files(files), now_ms=clock.now_ms())
+            sent += found
+            if not found:
+                sleep_ms(FOLLOW_MS)
+        sent = injector.round(find_files(files), now_ms=clock.now_ms(), is_last=True)
+    if done:
+        injector.close(now_ms=clock.now_ms())
+    show({"category": category, "sent": sent}, output, lambda: f"{sent:,} lines to {category}")
+
+
+class _Told:
+    """Says that it waits, once for each time."""
+
+    def __init__(self) -> None:
+        self._said: Millis | None = None
+
+    def say(self, skew: Skew) -> None:
+        if self._said != skew.low:
+            self._said = skew.low
+            err.print(
+                f"waits: {skew.spread_ms / 1000:,.1f} s ahead of {skew.category}, which is at "
+                f"{moment(skew.slowest)}",
+                markup=False,
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,38 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
+from penstock.core.folder import endpoint_file, token_file
+from penstock.settings import FOLDER
 
-FOLDER = Path(".penstock")
-Folder = Annotated[Path, typer.Option("--folder", help="The folder of `penstock up`.")]
+__all__ = ["FOLDER", "Folder", "connect", "find_access"]
 
-
-def endpoint_file(folder: Path) -> Path:
-    """Where a running `penstock up` says how to reach it."""
-    return folder / "endpoint.json"
-
-
-def token_file(folder: Path, role: str) -> Path:
-    """Where `penstock up` keeps a token that it issued for this machine.
-
-    Those of people are in a folder of their user, not in the one that the code of jobs runs in.
-    """
-    return tokens_folder(folder) / role
-
-
-def tokens_folder(folder: Path) -> Path:
-    """Where the tokens of people for a `penstock up` are kept: below XDG_CONFIG_HOME, or ~/.config."""
-    named = Path(os.environ.get("XDG_CONFIG_HOME") or "")
-    try:
-        config = named if named.is_absolute() else Path.home() / ".config"
-    except RuntimeError as error:
-        raise EnvironmentProblem(
-            "there is no place for tokens",
-            why=f"this user has no home folder: {error}",
-            fix="set HOME, or XDG_CONFIG_HOME to a folder that only this user can read",
-        ) from error
-    return config / "penstock" / "tokens" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+Folder = Annotated[
+    Path, typer.Option("--folder", envvar="PENSTOCK_FOLDER", help="The folder of `penstock up`.")
+]
 
 
 def connect(folder: Path = FOLDER, *, role: str = "admin", timeout_s: float = 10) -> Client:

@@ -1,25 +1,30 @@
-"""`penstock container`, `shard`, `task` and `top`: where things run, and what operators ask of it."""
+"""`penstock container`, `shard`, `task`, `top`, `capacity` and `lend`: where tasks run, and on what."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
 
-from penstock.cli import fleet_tables
-from penstock.cli.cells import printable
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
-from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line
-from penstock.cli.stopping import until_ctrl_c
-from penstock.cli.watching import News, watch
-from penstock.client import Client
+from penstock.cli.output import EXIT_CODES, Form, Output, err, out, show, show_line
+from penstock.cli.tables import lag, new_table, printable, state_text, text, when
+from penstock.cli.watching import News, stop_on_signals, until_ctrl_c, watch
+from penstock.client.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.system_clock import SystemClock, sleep_ms
+from penstock.fleet.failures import shortly
 
 container = typer.Typer(
     name="container",
@@ -48,7 +53,7 @@ def list_containers(folder: Folder = FOLDER, output: Output = Form.TABLE) -> Non
     """Every container ever heard of."""
     with connect(folder, role="reader") as client:
         rows = client.containers()
-    show(rows, output, lambda: fleet_tables.containers_table(rows, SystemClock().now_ms()))
+    show(rows, output, lambda: containers_table(rows, SystemClock().now_ms()))
 
 
 @container.command(epilog=EXIT_CODES)
@@ -85,7 +90,7 @@ def list_shards(
     """Every shard: its owner, its tasks, where it goes."""
     with connect(folder, role="reader") as client:
         rows = client.shards(container=container or None)
-    show(rows, output, lambda: fleet_tables.shards_table(rows))
+    show(rows, output, lambda: shards_table(rows))
 
 
 @shard.command(epilog=EXIT_CODES)
@@ -93,7 +98,7 @@ def explain(number: ShardNumber, folder: Folder = FOLDER, output: Output = Form.
     """Why a shard is where it is, and what would be done with it next."""
     with connect(folder, role="reader") as client:
         found = client.shard(number)
-    show(found, output, lambda: fleet_tables.shard_tables(found))
+    show(found, output, lambda: shard_tables(found))
 
 
 @shard.command(epilog=EXIT_CODES)
@@ -126,7 +131,7 @@ def list_tasks(
     """Tasks: where they are, what they do, what they use."""
     with connect(folder, role="reader") as client:
         rows = client.tasks(job=job or None, container=container or None)
-    show(rows, output, lambda: fleet_tables.tasks_table(rows))
+    show(rows, output, lambda: tasks_table(rows))
 
 
 @task.command(epilog=EXIT_CODES)
@@ -178,10 +183,10 @@ def top(
     with connect(folder, role="reader") as client:
         if once:
             found = look(client)
-            show(found, output, lambda: fleet_tables.top_tables(found))
+            show(found, output, lambda: top_tables(found))
             return
         with until_ctrl_c():
-            watch(lambda: look(client), fleet_tables.top_tables, News(client).wait, form=output)
+            watch(lambda: look(client), top_tables, News(client).wait, form=output)
 
 
 def look(client: Client) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def look(client: Client) -> dict[str, Any]:
         "jobs": [{"name": job["name"], "state": job["state"]} for job in client.jobs()],
         "containers": client.containers(),
         "tasks": client.tasks(),
-        "journal": client.journal(limit=fleet_tables.DECISIONS_MAX),
+        "journal": client.journal(limit=DECISIONS_MAX),
     }
 
 
@@ -233,3 +238,298 @@ def follow_log(
 def say_log(text: str) -> None:
     """A task's own words, without what would steer the terminal."""
     print("".join(letter if letter in "\n\t" else printable(letter) for letter in text), end="", flush=True)
+
+
+def lend(
+    clusters: Annotated[Path, typer.Option(help="A TOML file that names each cluster.")],
+    once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
+    advice: Annotated[bool, typer.Option("--advice", help="Say what would be done, and do nothing.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between rounds.", min=1, max=3600)] = 15,
+) -> None:
+    """Let clusters lend each other containers: from one with room to one that is short, and back."""
+    from penstock.lender import Lender, read_clusters
+
+    found = read_clusters(clusters, os.environ)
+    with ExitStack() as open_clients:
+        clients = {
+            cluster.name: open_clients.enter_context(
+                Client(cluster.url, cluster.token, ca=cluster.ca, retries=1)
+            )
+            for cluster in found
+        }
+        clock = SystemClock()
+        say = partial(out.print, markup=False)
+        lender = Lender(found, clients, advice=advice, say=say, now_ms=clock.now_ms)
+        if once:
+            silent = lender.round()
+            if silent:
+                raise StoreUnavailable(
+                    f"not every cluster answered: {', '.join(silent)}",
+                    why="the lines above say why; the others were looked at",
+                    fix="mend that and run it again",
+                )
+            return
+        lender.run(every, stop_on_signals())
+
+
+Rows = Sequence[Mapping[str, Any]]
+BUSIEST_MAX = 20
+DECISIONS_MAX = 6
+
+
+def containers_table(containers: Rows, now_ms: int) -> Table:
+    """One line per container, with what was asked of it."""
+    table = new_table("containers")
+    for name in ("container", "state", "takes"):
+        table.add_column(name, no_wrap=True)
+    for name in ("shards", "tasks", "last beat"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("region", "host", "size"):
+        table.add_column(name, overflow="fold")
+    for row in containers:
+        table.add_row(
+            text(row["name"], limit=40),
+            state_text(container_state(row)),
+            takes(row),
+            str(row["shards"]),
+            str(row["tasks"]),
+            f"{max(0, now_ms - row['seen_ms']) / 1000:.1f} s ago",
+            text(row["region"] or "–", limit=20),
+            text(row["host"] or "–", limit=40),
+            text(size_text(row["capacity"]), limit=60),
+        )
+    if not containers:
+        table.caption = "no container ever registered"
+    return table
+
+
+def container_state(row: Mapping[str, Any]) -> str:
+    """Its state in a word."""
+    return "starting" if row["state"] == "live" and not row["ready"] else str(row["state"])
+
+
+def takes(row: Mapping[str, Any]) -> str:
+    """Whether it takes shards."""
+    if row.get("lending", "").startswith("lent to"):
+        return f"nothing, {row['lending']}"
+    if row["draining"]:
+        return "nothing, is drained" if not row["shards"] else "nothing, drains"
+    said = "nothing, cordoned" if row["cordoned"] else "shards"
+    return f"{said}; {row['lending']}" if row.get("lending") else said
+
+
+def size_text(capacity: Mapping[str, float]) -> str:
+    """What it said that it has."""
+    return ", ".join(f"{value:g} {kind}" for kind, value in capacity.items() if value) or "not limited"
+
+
+def shards_table(shards: Rows) -> Table:
+    """One line per shard."""
+    table = new_table("shards")
+    table.add_column("shard", justify="right", no_wrap=True)
+    for name in ("container", "state", "goes to"):
+        table.add_column(name, no_wrap=True)
+    for name in ("tasks", "epoch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("remark", overflow="fold")
+    for row in shards:
+        table.add_row(
+            str(row["shard"]),
+            text(row["container"] or "–", limit=40),
+            state_text(row["state"]),
+            text(row["target"] or "–", limit=40),
+            str(row["tasks"]),
+            str(row["epoch"]),
+            text(_remark(row), "red"),
+        )
+    if not shards:
+        table.caption = "no shards"
+    return table
+
+
+def _remark(row: Mapping[str, Any]) -> str:
+    if row["quarantined"]:
+        return f"quarantined: it cost {row['blame']} containers"
+    return f"it cost {row['blame']} container" if row["blame"] else ""
+
+
+def shard_tables(shard: Mapping[str, Any]) -> RenderableType:
+    """One shard: where it is, why, and what would be done with it next."""
+    facts = new_table(f"shard {shard['shard']}")
+    facts.add_column("", no_wrap=True)
+    facts.add_column("", overflow="fold")
+    facts.show_header = False
+    where = shard["container"] or "nobody"
+    if shard["target"]:
+        where += f", which drops it for {shard['target']}"
+    facts.add_row("owned by", text(where))
+    facts.add_row("epoch", str(shard["epoch"]))
+    facts.add_row("tasks", text(", ".join(shard["task_ids"]) or "none", limit=2000))
+    load = ", ".join(f"{value:g} {kind}" for kind, value in shard["load"].items() if value)
+    facts.add_row("counts as", text(load or "nothing"))
+    if _remark(shard):
+        facts.add_row("remark", text(_remark(shard), "red"))
+    facts.add_row("next", text(shard["outlook"], limit=500))
+    history = new_table("how it came there")
+    for name in ("when", "who", "decision"):
+        history.add_column(name, no_wrap=True)
+    history.add_column("why", overflow="fold")
+    for moved in shard["history"]:
+        history.add_row(
+            when(moved["at_ms"]),
+            text(moved["actor"], limit=30),
+            text(moved["decision"]),
+            text(moved["reason"]),
+        )
+    if not shard["history"]:
+        history.caption = "nothing was decided about it, as far as the journal goes back"
+    return Group(facts, history)
+
+
+def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
+    """One line per task."""
+    table = new_table(title)
+    for name in ("task", "container", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("shard", "generation", "restarts", "lag", "cpu", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("error", overflow="fold")
+    for task in tasks:
+        metrics = task["metrics"]
+        table.add_row(
+            text(task["task_id"], limit=60),
+            text(task["container"] or "–", limit=30),
+            state_text(task["state"]),
+            str(task["shard"]),
+            str(task["generation"]),
+            str(task["restarts"]),
+            lag(metrics),
+            f"{metrics['cpu']:.0%}" if "cpu" in metrics else "–",
+            f"{metrics['memory_mb']:,.0f} MB" if "memory_mb" in metrics else "–",
+            text(shortly(task["error"]), "red", 300),
+        )
+    if not tasks:
+        table.caption = "no tasks"
+    return table
+
+
+def top_tables(found: Mapping[str, Any]) -> RenderableType:
+    """What uses what, now: containers with the sum of their tasks, the busiest tasks, the last decisions."""
+    tasks = found["tasks"]
+    busiest = sorted(tasks, key=lambda task: (-task["metrics"].get("cpu", 0.0), task["task_id"]))
+    rest = len(tasks) - BUSIEST_MAX
+    title = "busiest tasks" + (f" ({rest} more)" if rest > 0 else "")
+    decisions = new_table("last decisions")
+    for name in ("when", "who", "what about", "decision", "why"):
+        decisions.add_column(name, no_wrap=True, overflow="ellipsis")
+    for entry in found["journal"][-DECISIONS_MAX:]:
+        decisions.add_row(
+            when(entry["at_ms"]),
+            text(entry["actor"], limit=20),
+            text(entry["subject"], limit=30),
+            text(entry["decision"], limit=40),
+            text(entry["reason"], limit=60),
+        )
+    return Group(
+        text(_summary(found), "bold"),
+        _use_table(found["containers"], tasks, found["now_ms"]),
+        tasks_table(busiest[:BUSIEST_MAX], title),
+        decisions,
+    )
+
+
+def _summary(found: Mapping[str, Any]) -> str:
+    jobs, tasks, containers = found["jobs"], found["tasks"], found["containers"]
+    running = sum(task["state"] == "running" for task in tasks)
+    live = sum(row["state"] == "live" and row["ready"] for row in containers)
+    settled = sum(job["state"] == "running" for job in jobs)
+    return (
+        f"{settled} of {len(jobs)} jobs running, {running} of {len(tasks)} tasks running, "
+        f"{live} of {len(containers)} containers live"
+    )
+
+
+def _use_table(containers: Rows, tasks: Rows, now_ms: int) -> Table:
+    table = new_table("containers")
+    for name in ("container", "state", "takes"):
+        table.add_column(name, no_wrap=True)
+    for name in ("shards", "tasks", "cpu", "memory", "last beat"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in containers:
+        mine = [task["metrics"] for task in tasks if task["container"] == row["name"]]
+        cpu, memory = (sum(metrics.get(kind, 0.0) for metrics in mine) for kind in ("cpu", "memory_mb"))
+        table.add_row(
+            text(row["name"], limit=40),
+            state_text(container_state(row)),
+            takes(row),
+            str(row["shards"]),
+            str(row["tasks"]),
+            _used(cpu, row["capacity"].get("cpu", 0.0), "{:.2f}"),
+            _used(memory, row["capacity"].get("memory_mb", 0.0), "{:,.0f} MB"),
+            f"{max(0, now_ms - row['seen_ms']) / 1000:.1f} s ago",
+        )
+    if not containers:
+        table.caption = "no containers"
+    return table
+
+
+def _used(value: float, size: float, form: str) -> str:
+    return form.format(value) + (f" of {size:g}" if size else "")
+
+
+def capacity(folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
+    """What the cluster has, how much is reserved and used, what is left, and who was stopped for it."""
+    with connect(folder, role="reader") as client:
+        found = client.capacity()
+    show(found, output, lambda: capacity_tables(found))
+
+
+_UNITS = {"cpu": "", "memory_mb": " MB", "disk_mb": " MB", "network_mbps": " Mbit/s"}
+
+
+def capacity_tables(found: Mapping[str, Any]) -> RenderableType:
+    """What the cluster has, and who was stopped for it."""
+    table = new_table("capacity")
+    table.add_column("resource", no_wrap=True)
+    for name in ("total", "reserved", "used", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found["kinds"]:
+        cells = (_amount(row[name], row["kind"]) for name in ("total", "reserved", "used", "remaining"))
+        table.add_row(text(row["kind"]), *cells)
+    parts: list[RenderableType] = [table, text(_capacity_summary(found), "dim")]
+    for what, names in (("lent to others", found["lent"]), ("borrowed", found["borrowed"])):
+        if names:
+            parts.append(text(f"{what}: {', '.join(names)}", "dim"))
+    if found["stopped"]:
+        parts.append(_stopped_table(found["stopped"]))
+    return Group(*parts)
+
+
+def _capacity_summary(found: Mapping[str, Any]) -> str:
+    said = f"{found['jobs']} jobs on {found['containers']} containers"
+    if found["is_limited"]:
+        return f"{said}; of what is left a tenth of all stays free for failures"
+    if not found["containers"]:
+        return f"{said}: nothing is known of what there is"
+    some = ", ".join(found["boundless"][:5]) + (" …" if len(found["boundless"]) > 5 else "")
+    return f"{said}; not limited: {some} declared no capacity"
+
+
+def _stopped_table(stopped: Rows) -> Table:
+    table = new_table("stopped so that others can run")
+    table.add_column("job", no_wrap=True)
+    table.add_column("priority", justify="right", no_wrap=True)
+    table.add_column("would need", overflow="fold")
+    table.add_column("why", overflow="fold")
+    for row in stopped:
+        needs = ", ".join(
+            _amount(value, kind) + (" cpu" if kind == "cpu" else "")
+            for kind, value in row["reserved"].items()
+            if value
+        )
+        table.add_row(text(row["job"], limit=40), str(row["priority"]), text(needs), text(row["reason"]))
+    return table
+
+
+def _amount(value: float | None, kind: str) -> str:
+    return "not limited" if value is None else f"{value:,.10g}{_UNITS.get(kind, '')}"

@@ -1,20 +1,24 @@
-"""`penstock job`: apply, plan, look at, compare, roll back and end jobs."""
+"""`penstock job`: apply, plan, look at, measure, compare, roll back and end jobs."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 
-from penstock.cli import change_tables, metrics, policies, tables
+from penstock.cli import policies, tables
+from penstock.cli import tables as change_tables
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.job_files import BYTES_MAX, read_job_text, split_name
 from penstock.cli.output import EXIT_CODES, Form, Output, out, show
-from penstock.cli.stopping import until_ctrl_c
-from penstock.cli.watching import News, watch
-from penstock.client import new_key
+from penstock.cli.pipelines import check_state_kept
+from penstock.cli.tables import new_table, text, when
+from penstock.cli.watching import News, until_ctrl_c, watch
+from penstock.client.client import new_key
 from penstock.core.errors import ConfigError
 
 app = typer.Typer(
@@ -37,7 +41,6 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again when i
 LayerOption = Annotated[str, typer.Option("--layer", help="The layer that says so; none: your own.")]
 # Whose token writes a layer, when none is named by PENSTOCK_TOKEN.
 WRITERS = {"provisioner": "developer", "oncall": "oncall"}
-app.command(epilog=EXIT_CODES)(metrics.metrics)
 app.command(epilog=EXIT_CODES)(policies.manage)
 app.command(epilog=EXIT_CODES)(policies.readmit)
 
@@ -70,7 +73,6 @@ def apply(
 @app.command(epilog=EXIT_CODES)
 def plan(file: File, folder: Folder = FOLDER, output: Output = Form.TABLE) -> None:
     """Say what applying a file would change: simple or complex, which tasks restart, if state is kept."""
-    from penstock.cli.compiling import check_state_kept
 
     name, config = read_file(file)
     with connect(folder, role="developer") as client:
@@ -263,3 +265,74 @@ def _label(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise ConfigError(f"not a label: {text!r}", why="it must be name=value", fix="e.g. --label team=ads")
     return name, value
+
+
+BARS = "▁▂▃▄▅▆▇█"
+GAP = "·"
+WIDTH = 24
+
+
+@app.command(epilog=EXIT_CODES)
+def metrics(
+    name: Annotated[str, typer.Argument(help="The job.")],
+    minutes: Annotated[
+        int, typer.Option("--minutes", "-n", help="The newest so many; 14 days are kept.", min=1, max=20_160)
+    ] = 60,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="Only this one; several: repeat it.")
+    ] = None,
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """What a job did, minute by minute: rates, lag, busy time, memory, failures. A dot: unknown."""
+    with connect(folder, role="reader") as client:
+        found = client.job_metrics(name, metrics=",".join(metric) if metric else None, minutes=minutes)
+    show(found, output, lambda: metrics_table(found))
+
+
+def metrics_table(found: Mapping[str, Any]) -> RenderableType:
+    """A line per metric: its newest number, smallest, mean and largest, and how it went."""
+    table = new_table("")
+    table.title = text(f"{found['job']}, {found['minutes']} min from {when(found['first_ms'])} UTC")
+    table.add_column("metric", no_wrap=True, min_width=15)
+    for name in ("now", "min", "mean", "max"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)  # one that is cut is a wrong one
+    table.add_column("", no_wrap=True)
+    for name, line in found["metrics"].items():
+        values = line["values"]
+        known = [value for value in values if value is not None]
+        spread = (min(known), sum(known) / len(known), max(known)) if known else (None, None, None)
+        cells = [short(value) for value in (values[-1] if values else None, *spread)]
+        table.add_row(text(name), *cells, sparkline(values))
+    if not found["metrics"]:
+        return Group(table, text("nothing is known of these minutes: a minute is shown when it is over"))
+    return table
+
+
+def short(value: float | None) -> str:
+    """A number with three digits that count; – if nobody knows it."""
+    if value is None:
+        return "–"
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def sparkline(values: Sequence[float | None], width: int = WIDTH) -> str:
+    """A bar per minute or stretch of minutes, from nothing to the largest; a dot where it is unknown."""
+    stretches = [
+        values[len(values) * place // width : len(values) * (place + 1) // width] for place in range(width)
+    ]
+    if len(values) <= width:
+        stretches = [[value] for value in values]
+    means = [_mean([value for value in stretch if value is not None]) for stretch in stretches]
+    most = max((mean for mean in means if mean is not None), default=0.0)
+    return "".join(
+        GAP if mean is None else BARS[0] if most <= 0 else BARS[min(7, int(mean / most * 7.999))]
+        for mean in means
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

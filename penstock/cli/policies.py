@@ -1,4 +1,4 @@
-"""`penstock job manage`, `penstock job readmit` and `penstock explain`: what policies decide, and why."""
+"""`penstock doctor`, `explain`, `job manage` and `job readmit`: what policies find and do, and why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.cli.cells import text, when
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import Form, Output, show
+from penstock.cli.tables import text, when
 
 TIMEOUT_S = 100  # a policy of a user's own may have to start first
 _COLOURS = {
@@ -123,3 +123,41 @@ def _said(said: Mapping[str, Any], *, is_dry: bool) -> list[RenderableType]:
 
 def _line(label: str, value: Any, style: str = "") -> Text:
     return Text(f"    {label:<9}").append_text(text(value, style, 800))
+
+
+_SEVERITY_COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def doctor(
+    job: Annotated[str, typer.Argument(help="The job.")],
+    folder: Folder = FOLDER,
+    output: Output = Form.TABLE,
+) -> None:
+    """What is wrong with a job, why, how sure that is, and what to do; and what was ruled out."""
+    with connect(folder, role="reader") as client:
+        found = client.doctor(job)
+    show(found, output, lambda: doctor_text(found))
+
+
+def doctor_text(found: Mapping[str, Any]) -> RenderableType:
+    """A paragraph for each finding, the worst first."""
+    parts: list[RenderableType] = []
+    for finding in found["findings"]:
+        head = text(finding["severity"], _SEVERITY_COLOURS.get(str(finding["severity"]), ""))
+        parts.append(head.append("  ").append_text(text(finding["symptom"], limit=500)))
+        sure = f" ({finding['confidence']:.0%} sure)"
+        parts.append(Text("  because  ").append_text(text(finding["cause"] + sure, limit=600)))
+        shown = ", ".join(f"{name} {value}" for name, value in finding["evidence"].items())
+        if shown:
+            parts.append(Text("  seen     ").append_text(text(shown, "dim", limit=500)))
+        for advice in finding["todo"]:
+            parts.append(Text("  do       ").append_text(text(advice["text"], limit=500)))
+            if advice["command"]:
+                parts.append(Text("           ").append_text(text(advice["command"], "cyan", limit=500)))
+        parts.append(Text(""))
+    if not found["findings"]:
+        parts.append(text(f"nothing is wrong with {found['job']} that shows"))
+    parts.append(text(f"well: {', '.join(found['ruled_out']) or 'nothing'}", "dim", limit=1000))
+    for item in found["not_known"]:
+        parts.append(text(f"not known: {item['rule']}: {item['why']}", "dim", limit=300))
+    return Group(*parts)

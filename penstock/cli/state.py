@@ -15,10 +15,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.cells import low, new_table, number, text
 from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.output import EXIT_CODES, Form, Output, err, show
-from penstock.client import Client
+from penstock.cli.tables import low, new_table, number, text
+from penstock.client.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem
 
 app = typer.Typer(name="state", help="What jobs keep per key, and their timers.", no_args_is_help=True)

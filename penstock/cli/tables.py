@@ -1,33 +1,22 @@
-"""What people see: tables of jobs, containers, layers and decisions. Pure: JSON in, Rich out."""
+"""Tables of jobs, containers, layers and decisions, and their cells. Pure: JSON in, Rich out.
+
+Everything that came from somebody goes through `text`: no markup, no control characters, not too long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.cells import (
-    first_line,
-    flat,
-    ignored_text,
-    lag,
-    layer_text,
-    low,
-    new_table,
-    number,
-    package_text,
-    printable,
-    span,
-    state_text,
-    task_text,
-    text,
-    value_text,
-    when,
-)
-from penstock.tasks.failures import shortly
+from penstock.fleet.failures import shortly
+from penstock.jobs.config import JobConfig
+from penstock.jobs.partition_tasks import FIELD, why_ignored
 
 
 def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableType:
@@ -264,3 +253,385 @@ def error_text(what: str, why: str, fix: str) -> Text:
             parts.append(("\n" if parts else "") + indent)
             parts.append(("\n" + " " * len(indent)).join(lines), style=style)
     return parts
+
+
+_COLOURS = {
+    "running": "green",
+    "live": "green",
+    "stopped": "dim",
+    "new": "yellow",
+    "behind": "yellow",
+    "starting": "yellow",
+    "backoff": "yellow",
+    "quarantined": "bold red",
+    "invalid": "bold red",
+    "dead": "red",
+    "gone": "red",
+    "withheld": "red",
+    "fenced": "red",
+}
+_LAYERS = {"base": "dim", "provisioner": "", "scaler": "cyan", "oncall": "bold magenta", "default": "dim"}
+_LOW_MAX = 2**62
+TEXT_MAX = 200
+
+
+def new_table(title: str) -> Table:
+    """An empty table of ours."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def text(value: Any, style: str = "", limit: int = TEXT_MAX) -> Text:
+    """Somebody's text: no markup, no control characters, not too long."""
+    shown = " ".join(printable(line) for line in str(value).splitlines())
+    return Text(shown if len(shown) <= limit else shown[: limit - 1] + "…", style=style)
+
+
+def printable(line: str) -> str:
+    """A line that cannot steer a terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in line)
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return text(state, _COLOURS.get(state.split(" ")[0], "cyan"), 24)
+
+
+def task_text(job: Mapping[str, Any]) -> Text:
+    """How many tasks run, of how many, and how many there should be."""
+    up = sum(1 for task in job["tasks"] if task["state"] == "running")
+    wanted, there = job["task_count"], job["running_task_count"]
+    text = Text(f"{up}/{there}", style="" if up >= there else "yellow")
+    return text if wanted == there else text.append(f" → {wanted}", style="cyan")
+
+
+def package_text(package: Mapping[str, Any]) -> Text:
+    """A package by its version, else by the beginning of its hash."""
+    return text(package.get("version") or str(package.get("hash", ""))[:8], limit=8)
+
+
+def value_text(value: Any) -> str:
+    """A setting's value, shortly."""
+    if isinstance(value, Mapping | list | tuple):
+        return "none" if not value else ", ".join(_item(item) for item in _items(value))
+    return "none" if value is None else str(value)
+
+
+def _items(value: Any) -> list[Any]:
+    return (
+        [f"{key}: {value_text(item)}" for key, item in value.items()]
+        if isinstance(value, Mapping)
+        else list(value)
+    )
+
+
+def _item(item: Any) -> str:
+    """An input, an output or a stage by what tells it from the others."""
+    if not isinstance(item, Mapping):
+        return value_text(item)
+    for name in ("category", "op"):
+        if name in item:
+            rest = {key: item[key] for key in ("stream", "start", "partitions", "expr") if key in item}
+            return (
+                f"{item[name]} ({', '.join(str(value) for value in rest.values())})"
+                if rest
+                else str(item[name])
+            )
+    return value_text(item)
+
+
+def flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Every dotted path of a value."""
+    if isinstance(value, Mapping) and value:
+        return [pair for key in value for pair in flat(value[key], f"{path}.{key}" if path else str(key))]
+    return [(path, value)]
+
+
+def first_line(text: str) -> str:
+    """What an error says first."""
+    return text.splitlines()[0] if text else ""
+
+
+def number(value: float | None) -> str:
+    """A number with its thousands apart."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def span(seconds: float) -> str:
+    """A time span in the unit that fits."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def lag(metrics: Mapping[str, Any]) -> str:
+    """How many records wait to be read, and for how long the oldest has; – if nobody knows."""
+    if "lag_records" not in metrics:
+        return "–"
+    waiting = f" ({span(metrics['lag_s'])})" if metrics["lag_records"] and "lag_s" in metrics else ""
+    return f"{number(metrics['lag_records'])}{waiting}"
+
+
+def when(at_ms: int, *, with_year: bool = False) -> str:
+    """A moment, in UTC."""
+    form = "%Y-%m-%d" if with_year else "%m-%d %H:%M:%S"
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(form) if at_ms else "–"
+
+
+def low(low_ms: int) -> str:
+    """A watermark as a moment."""
+    if abs(low_ms) >= _LOW_MAX:
+        return "–" if low_ms < 0 else "end"
+    return when(low_ms)
+
+
+def layer_text(decided: Mapping[str, Any] | None) -> Text:
+    """The layer that decided something, in its colour; nobody: the default."""
+    name = "default" if decided is None else str(decided["layer"])
+    return text(name, _LAYERS.get(name, ""), 30)
+
+
+def ignored_text(job: Mapping[str, Any]) -> list[Text]:
+    """What a job's layers ask for and cannot have as they stand together, a line each."""
+    why = "" if job.get("problem") else why_ignored(JobConfig.from_stored(job["config"]))
+    return [text(f"{FIELD} is ignored: {why}; partitions are dealt evenly", "yellow")] if why else []
+
+
+Row = Mapping[str, Any]
+# What a change costs: a plan, a restart in place, nothing.
+_COSTS = {"complex": "bold red", "restart": "yellow", "live": "green"}
+# What a submit does to a job, and how.
+_WORDS = {
+    "unchanged": "kept",
+    "simple": "replaced in place",
+    "complex": "replaced by a plan",
+}
+_CHANGES = {"new": "green", "unchanged": "dim", "simple": "yellow", "complex": "bold red", "removed": "red"}
+# What a submit did to a job.
+_DONE = {"unchanged": "dim", "reset": "yellow", "stopped": "red"}
+PIECES_MAX = 12
+
+
+def changes_tables(planned: Row) -> RenderableType:
+    """What a submit would do: the changes, and what it would ask before it does them."""
+    parts: list[RenderableType] = [changes_table(planned["changes"])]
+    stops = [change["job"] for change in planned["changes"] if change["change"] == "removed"]
+    if stops:
+        parts.append(text(f"a submit would stop {', '.join(stops)}: it asks first, or give --yes", "yellow"))
+    if planned["replaces"]:
+        before = planned["replaces"]
+        said = f"the pipeline was submitted from {before} before: a submit asks first, or give --yes"
+        parts.append(text(said, "yellow"))
+    return Group(*parts)
+
+
+def submitted_text(answer: Row) -> Text:
+    """What a submit did to each job."""
+    lines = Text()
+    for job, version in answer["jobs"].items():
+        done = answer["done"].get(job, "submitted")
+        lines.append_text(text(done, _DONE.get(done, "green")))
+        lines.append(f" {job}, expected version {version}\n")
+    return lines.append("follow it with `penstock status --watch`")
+
+
+def changes_table(changes: Sequence[Row]) -> Table:
+    """What a submit or an apply would do, a line per job."""
+    table = new_table("what will change")
+    table.add_column("job", overflow="fold")
+    table.add_column("change", overflow="fold")
+    for name in ("why", "fields", "restarts"):
+        table.add_column(name, overflow="fold")
+    table.add_column("state", overflow="fold")
+    for change in changes:
+        fields = ", ".join(
+            f"{item['path']}: {value_text(item['old'])} → {value_text(item['new'])}"
+            for item in change["changed"]
+        )
+        table.add_row(
+            text(change["job"]),
+            text(_WORDS.get(change["change"], change["change"]), _CHANGES.get(change["change"], "")),
+            text(change["reason"]),
+            text(fields or "–"),
+            text(", ".join(change["restarts"]) or "none"),
+            _state(change),
+        )
+    return table
+
+
+def _state(change: Row) -> Text:
+    if change.get("conflict"):
+        return text(f"refused: {change['conflict']}", "bold red")
+    return Text("kept") if change["state_kept"] else Text("new", style="yellow")
+
+
+def plan_tables(change: Row) -> RenderableType:
+    """What applying one job would do: each field with its cost, which tasks restart, whether state stays."""
+    restarts = change["restarts"]
+    shown = ", ".join(restarts[:PIECES_MAX]) + (
+        f" and {len(restarts) - PIECES_MAX} more" * (len(restarts) > PIECES_MAX)
+    )
+    line = Text.assemble(
+        text(change["job"], "bold"),
+        ": ",
+        text(change["change"], _CHANGES.get(change["change"], "")),
+        text(f" ({change['reason']})", "dim"),
+    )
+    parts: list[RenderableType] = [line]
+    if change["changed"]:
+        parts.append(diff_table(change["changed"]))
+    parts.append(
+        Text.assemble(
+            "restarts: ",
+            text(shown or "none", "yellow" if restarts else "green"),
+            f"; tasks after: {change['tasks_after']}; state: ",
+            _state(change),
+        )
+    )
+    return Group(*parts)
+
+
+def diff_table(changes: Sequence[Row], title: str = "") -> Table:
+    """What differs, and what each difference costs."""
+    table = new_table(title)
+    table.add_column("field", overflow="fold")
+    table.add_column("old", overflow="fold", style="red")
+    table.add_column("new", overflow="fold", style="green")
+    table.add_column("cost", no_wrap=True)
+    for item in changes:
+        cost = {"complex": "a plan", "restart": "a restart", "live": "nothing"}.get(
+            item["sync"], item["sync"]
+        )
+        table.add_row(
+            text(item["path"]),
+            text(value_text(item["old"])),
+            text(value_text(item["new"])),
+            text(cost, _COSTS.get(item["sync"], "")),
+        )
+    if not changes:
+        table.caption = "no difference"
+    return table
+
+
+def history_table(rows: Sequence[Row]) -> Table:
+    """Writes of a job's layers, newest first."""
+    table = new_table("history")
+    for name in ("version", "layer", "who", "when"):
+        table.add_column(name, no_wrap=True)
+    for name in ("why", "says"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        said = [pair for pair in flat(row["body"]) if pair[0]]
+        says = ", ".join(f"{path}={value_text(value)}" for path, value in said)
+        table.add_row(
+            str(row["version"]),
+            layer_text(row),
+            text(row["actor"], limit=30),
+            when(row["at_ms"]),
+            text(row["reason"]),
+            text(f"{len(said)} fields" if len(said) > PIECES_MAX else says or "nothing"),
+        )
+    return table
+
+
+def config_tables(job: Row, *, with_layers: bool) -> RenderableType:
+    """Every setting of a job, with who decided it, when and why; then what each layer says."""
+    table = new_table("")
+    table.title = text(f"{job['name']}  (expected version {job['expected_version']})")
+    for name in ("field", "value"):
+        table.add_column(name, overflow="fold")
+    for name in ("layer", "who", "when"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for path, value in flat(job["config"]):
+        decided = job["provenance"].get(path)
+        who = (
+            (text(decided["actor"], limit=30), when(decided["at_ms"]), text(decided["reason"]))
+            if decided
+            else ()
+        )
+        table.add_row(text(path), text(value_text(value)), layer_text(decided), *who)
+    parts: list[RenderableType] = [*ignored_text(job), table]
+    for row in job["layers"] if with_layers else ():
+        said = new_table("")
+        said.title = Text.assemble("layer ", layer_text(row), f" at version {row['version']}")
+        for name in ("field", "value"):
+            said.add_column(name, overflow="fold")
+        for path, value in flat(row["body"]):
+            if path:
+                said.add_row(text(path), text(value_text(value)))
+        said.caption = None if row["body"] else "says nothing"
+        parts.append(said)
+    return Group(*parts)
+
+
+def audit_table(entries: Sequence[Row]) -> Table:
+    """Who changed what, newest first."""
+    table = new_table("audit")
+    for name in ("id", "when", "who", "role", "action"):
+        table.add_column(name, no_wrap=True)
+    for name in ("what", "why"):
+        table.add_column(name, overflow="fold")
+    for entry in entries:
+        table.add_row(
+            str(entry["id"]),
+            when(entry["at_ms"]),
+            text(entry["actor"], limit=30),
+            text(entry["role"], limit=20),
+            text(entry["action"], limit=30),
+            text(entry["subject"], limit=80),
+            text(entry["reason"]),
+        )
+    if not entries:
+        table.caption = "nothing was changed yet"
+    return table
+
+
+def layer_kinds_table(kinds: Sequence[Row]) -> Table:
+    """The layers there are; the last wins."""
+    table = new_table("layers, the last wins")
+    for name in ("layer", "precedence", "written by", "fields", "waits for a plan"):
+        table.add_column(name, no_wrap=True)
+    for kind in kinds:
+        table.add_row(
+            layer_text({"layer": kind["name"]}),
+            str(kind["precedence"]),
+            text(", ".join(kind["writers"])),
+            text(", ".join(kind.get("fields", ())) or "any its writers may set"),
+            "no" if kind["replaces_plan"] else "yes",
+        )
+    return table
+
+
+def tokens_table(tokens: Sequence[Row], now_ms: int) -> Table:
+    """Every token, without the tokens."""
+    table = new_table("tokens")
+    for name in ("id", "name", "role", "issued", "by", "ends", "state"):
+        table.add_column(name, no_wrap=True)
+    for row in tokens:
+        # Of a container's token its name says for whom it speaks, but for those of a former version.
+        role, speaks_for = row["role"], row.get("container", "")
+        role = f"{role} {speaks_for}" if speaks_for not in ("", row["name"]) else role
+        if row["revoked_ms"]:
+            state = Text("revoked", style="red")
+        elif row["expires_ms"] <= now_ms:
+            state = Text("expired", style="yellow")
+        else:
+            state = Text("good", style="green")
+        table.add_row(
+            text(row["id"]),
+            text(row["name"], limit=40),
+            text(role, limit=40),
+            when(row["issued_ms"]),
+            text(row["issued_by"] or "penstock up", limit=30),
+            when(row["expires_ms"], with_year=True),
+            state,
+        )
+    return table

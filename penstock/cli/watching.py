@@ -1,17 +1,24 @@
-"""Looking again and again: at once when something was decided, and from time to time anyway."""
+"""Commands that go on until Ctrl-C: how they end, and how they show the same answer again when it changed.
+
+They end in order, with exit code 0, also when they were started with SIGINT ignored, as a shell does with
+what a script starts in the background.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from penstock.cli.cells import text
 from penstock.cli.output import Form, out, show_line
-from penstock.client import Client
+from penstock.cli.tables import text
+from penstock.client.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
@@ -80,3 +87,26 @@ def watch(
             elif not problem:
                 show_line(last, form)
             wait()
+
+
+def stop_on_signals() -> threading.Event:
+    """What SIGTERM and SIGINT set from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+@contextlib.contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """SIGINT ends the block: it is how one stops looking, not a failure."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        # Python makes no KeyboardInterrupt of a signal that was ignored when it started.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGINT, before)

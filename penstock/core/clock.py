@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 Millis = int
 
@@ -15,3 +16,14 @@ class Clock(Protocol):
 
     def boot_ms(self) -> Millis:
         """Milliseconds since boot, counting suspends: the only clock leases are measured with."""
+
+
+Action = TypeVar("Action")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[Action]):
+    """Do `actions`, and call again by `wake_at_ms`. Calling earlier is harmless."""
+
+    actions: tuple[Action, ...] = ()
+    wake_at_ms: Millis | None = None

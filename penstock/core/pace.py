@@ -29,7 +29,7 @@ def share_of(count: int, *, least: int, rounds: int) -> int:
     return max(least, -(-count // rounds))
 
 
-class Pace:
+class RoundPace:
     """Counts the steps of one thread."""
 
     def __init__(self, rest: Rest = no_rest, *, size: int = SLICE) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import insert_rows
 from penstock.core.clock import Millis
-from penstock.core.quick_store import insert_all, later
-from penstock.core.sql_store import METADATA, ROW_ID
+from penstock.db.bulk import insert_rows
+from penstock.db.database import METADATA, ROW_ID
 
 AUDIT = sa.Table(
     "audit",
@@ -26,7 +25,7 @@ AUDIT = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
     sa.Index("audit_by_subject", "subject", "id"),
 )
-_INSERT = insert_all(AUDIT, without=("id",))
+_INSERT = sa.insert(AUDIT).inline()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def append_audits(
 def append_audit(connection: sa.Connection, row: AuditRow) -> None:
     """Requires: inside the transaction that makes the change."""
     values = {name: getattr(row, name) for name in AuditRow.__slots__ if name != "id"}
-    later(connection, _INSERT, {**values, "data": dict(row.data)})
+    connection.execute(_INSERT, {**values, "data": dict(row.data)})
 
 
 def read_audit(

@@ -5,10 +5,12 @@ Each field says what a change of it costs: see `Sync`. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -17,14 +19,157 @@ from pydantic import (
     Field,
     Strict,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
-from penstock.core.errors import ConfigError
-from penstock.jobs.config_errors import config_error
-from penstock.jobs.config_rules import PROCESS_FIELDS, misfits
+from penstock.core.errors import ConfigError, CorruptData
 from penstock.jobs.text_rules import INT_MAX, LINE_PATTERN, is_line, shown
+
+ISOLATED_MEMORY_MB_MIN = 1024
+# What a command may name in braces; `arguments.<name>` too. A task's container fills them in.
+COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "partitions"})
+COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
+# Fields that only a process has, and those that only work on streams has.
+PROCESS_FIELDS = frozenset({"command", "environment"})
+# What a stateful job may run instead of a user's class.
+OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
+STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
+
+
+def stream_problems(config: JobConfig) -> Iterator[str]:
+    """Of a step of a pipeline: path and reason of each; none: it fits together."""
+    for name in STREAM_FIELDS:
+        if name not in config.model_fields_set or (name == "package" and config.package is None):
+            yield f"{name}: Field required"
+    if not config.inputs and "inputs" in config.model_fields_set:
+        yield f"inputs: a {config.kind} job reads at least one category"
+    if len({source.category for source in config.inputs}) < len(config.inputs):
+        yield "inputs: a category is there twice"
+    branches = [branch.input for branch in config.plan.branches]
+    if (branches or len(config.inputs) > 1) and set(branches) != set(range(len(config.inputs))):
+        yield "plan.branches: each input needs a branch, and each branch an input"
+    if len(config.plan.reads) not in (0, len(config.inputs)):
+        yield "plan.reads: there is one list of columns for each input"
+    for name in sorted(PROCESS_FIELDS):
+        if getattr(config, name):
+            yield f"{name}: only a job of kind `process` has one"
+    if config.isolation == "process" and config.resources.memory_mb < ISOLATED_MEMORY_MB_MIN:
+        yield f"resources.memory_mb: with isolation `process` it is at least {ISOLATED_MEMORY_MB_MIN}"
+    computation = config.plan.computation
+    if config.kind == "stateful" and not ((computation or {}).get("class") or _operator(computation)):
+        yield "a stateful job needs plan.computation with a class"
+    if config.kind == "stateless" and computation is not None:
+        yield "a stateless job may not have a plan.computation"
+    for what in ("stream", "category"):
+        names = [getattr(output, what) for output in config.outputs]
+        if len(set(names)) < len(names):
+            yield f"two outputs have the same {what}"
+
+
+def _operator(computation: Mapping[str, Any] | None) -> bool:
+    return computation is not None and computation.get("operator") in OPERATORS
+
+
+def query_problems(config: JobConfig) -> Iterator[str]:
+    """A query brought as it is: code and the function that starts it, nothing that only our steps have."""
+    if config.package is None:
+        yield "package: Field required"
+    if not (config.plan.computation or {}).get("function"):
+        yield "plan.computation.function: the function that starts the query is needed"
+    for name in ("inputs", "outputs", *sorted(PROCESS_FIELDS)):
+        if getattr(config, name):
+            yield f"{name}: a job of kind `spark` has none, its query reads and writes by itself"
+    if config.partitions != 1:
+        yield "partitions: a query brought as it is runs as one task"
+    if config.plan.stages or config.plan.key or config.plan.branches:
+        yield "plan: only `computation` means something to a job of kind `spark`"
+
+
+def process_problems(config: JobConfig) -> Iterator[str]:
+    """Of any command as a task."""
+    if not config.command or not config.command[0]:
+        yield "command: a process needs a program to run"
+    for name in STREAM_FIELDS:
+        value, field = getattr(config, name), type(config).model_fields[name]
+        if name != "partitions" and value != field.get_default(call_default_factory=True):
+            yield f"{name}: a process has none, it is told its place by its command and environment"
+    if config.isolation != "shared":
+        yield "isolation: a process is one already"
+    known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
+    for number, part in enumerate(config.command):
+        if "\x00" in part:
+            yield f"command[{number}]: no program can be given a NUL"
+        for field in COMMAND_FIELD.findall(part):
+            if field not in known:
+                near = difflib.get_close_matches(field, known, n=1)
+                hint = f", did you mean {{{near[0]}}}?" if near else ""
+                yield f"command[{number}]: {{{field}}} is not one of {', '.join(sorted(known))}{hint}"
+    for name in sorted(config.environment):
+        if name.startswith("PENSTOCK_"):
+            yield f"environment.{name}: names with PENSTOCK_ are for what the container tells the task"
+
+
+PROBLEMS_SHOWN_MAX = 5
+PATH_SHOWN_MAX = 200
+
+
+def config_error(
+    job: str, error: ValidationError, model: type[BaseModel], patterns: Mapping[str, str]
+) -> ConfigError:
+    """Each wrong field with its path and reason; `patterns`: what a pattern asks for, in words."""
+    reasons, hints = [], []
+    for problem in error.errors()[:PROBLEMS_SHOWN_MAX]:
+        # The first part says of which kind of job it is, which is no field.
+        location, reason = problem["loc"][1:], problem["msg"].removeprefix("Value error, ")
+        if problem["loc"] == () and problem["type"].startswith("union_tag"):
+            location = ("kind",)
+            expected = problem.get("ctx", {}).get("expected_tags", "")
+            reason = f"Input should be one of {expected}" if expected else "Field required"
+        path = _path(location)
+        reason = patterns.get(problem.get("ctx", {}).get("pattern", ""), reason)
+        if problem["type"] == "tuple_type":
+            reason = "Input should be a list"
+        if problem["type"] == "extra_forbidden":
+            reason = "there is no such field"
+            hints += _suggestions(location, path, model)
+        reasons.append(f"{path}: {reason}" if path else reason)
+    hidden = error.error_count() - len(reasons)
+    if hidden > 0:
+        reasons.append(f"and {hidden} more")
+    return ConfigError(
+        f"the config of job {shown(job)} is not valid",
+        why="; ".join(reasons),
+        fix="; ".join(hints) or "correct the named fields and write the layer again; nothing was changed",
+    )
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}"
+    return text.removeprefix(".")[:PATH_SHOWN_MAX]
+
+
+def _suggestions(location: tuple[int | str, ...], path: str, model: type[BaseModel]) -> list[str]:
+    models: list[type[BaseModel]] = [model]
+    for part in location[:-1]:
+        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        # A list index or the tag of a union is no field: the candidates stay.
+        models = [model for annotation in fields for model in _models_in(annotation)] or models
+    known = sorted({name for model in models for name in model.model_fields})
+    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return [f"did you mean `{path[: len(path) - len(str(location[-1]))]}{near[0]}`?"] if near else []
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
 
 # Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
 TASKS_UNPRIVILEGED_MAX = 32
@@ -92,6 +237,16 @@ SelectColumn = Annotated[tuple[Line, Code, Argument], Strict(False)]
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    if not TYPE_CHECKING:  # policies of users, written when configs were maps: facts.config["slo"]["lag_s"]
+
+        def __getitem__(self, field: str) -> Any:
+            if field not in type(self).model_fields:
+                raise KeyError(field)
+            return getattr(self, field)
+
+        def get(self, field: str, default: Any = None) -> Any:
+            return getattr(self, field) if field in type(self).model_fields else default
 
 
 class PackageRef(_Part):
@@ -241,7 +396,11 @@ LATER_PART_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 class JobConfig(_Part):
-    """What one job should run."""
+    """What one job should run: a `StreamJob`, a `ProcessJob` or a `SparkJob`, told apart by `kind`.
+
+    All kinds are stored with the same fields; which of them a kind may use is said by its `misfits`.
+    `validate_config` makes one of what layers say, `from_stored` of what is stored.
+    """
 
     name: Annotated[Name, Sync.RESTART]
     pipeline: Annotated[Name, Sync.RESTART]
@@ -330,26 +489,106 @@ class JobConfig(_Part):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> JobConfig:
-        problems = [*misfits(self)]
+    def _fits_together(self, info: ValidationInfo) -> JobConfig:
+        # What is stored was checked when it was written, by the rules of the version that wrote it.
+        problems = () if info.context is _STORED else [*self.misfits()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def to_json(self) -> dict[str, Any]:
-        """The plain form that is stored, compared and sent to containers."""
+    def misfits(self) -> Iterator[str]:
+        """Path and reason of what does not fit together, beyond the types of the fields."""
+        raise AssertionError("a job is of one of the kinds below")
+
+    @staticmethod
+    def from_stored(data: str | bytes | Mapping[str, Any], *, job: str = "") -> JobConfig:
+        """Read what `to_json` made, of this version or an earlier one. CorruptData if it is something else.
+
+        A field that an earlier version did not write has its default; one that only a later version knows is
+        left out. `job`: its name, for the error.
+        """
+        try:
+            if isinstance(data, Mapping):
+                return _KINDS.validate_python(data, context=_STORED, extra="ignore")
+            return _KINDS.validate_json(data, context=_STORED, extra="ignore")
+        except ValidationError as error:
+            raise CorruptData(
+                f"the stored config of job {shown(job)} cannot be read",
+                why=config_error(job, error, JobConfig, _PATTERNS).why,
+                fix="restore the store from a copy, or submit the job again",
+            ) from None
+
+    def to_json(self, only: set[str] | None = None) -> dict[str, Any]:
+        """The plain form that is stored, compared and sent to containers; `only`: of these fields."""
+        data = self.model_dump(mode="json", include=only)
         # Left out where they mean nothing: a job of an earlier version then runs on as it is.
-        unused: dict[str, Any] = {} if self.kind == "process" else dict.fromkeys(PROCESS_FIELDS, True)
-        known = JobConfig.model_fields
-        unused |= {name: True for name in LATER_FIELDS if getattr(self, name) == known[name].default}
-        for part, names in LATER_PART_FIELDS.items():
-            value: BaseModel = getattr(self, part)
-            fields = type(value).model_fields
-            later = {name: True for name in names if getattr(value, name) == fields[name].default}
-            unused |= {part: later} if later else {}
-        outside = {n: {"writer": True} for n, source in enumerate(self.inputs) if source.writer is None}
-        unused |= {"inputs": outside} if outside else {}
-        return self.model_dump(mode="json", exclude=unused)
+        if self.kind != "process":
+            for name in PROCESS_FIELDS:
+                data.pop(name, None)
+        for part, defaults in _LATER_DEFAULTS:
+            if part and part not in data:
+                continue
+            values, place = (getattr(self, part), data[part]) if part else (self, data)
+            for name, default in defaults:
+                if getattr(values, name) == default:
+                    place.pop(name, None)
+        for source in data.get("inputs", ()):
+            if source["writer"] is None:
+                del source["writer"]
+        return data
+
+    @property
+    def computation(self) -> Mapping[str, Any]:
+        """What the job computes with state, as its plan says; empty: nothing."""
+        return self.plan.computation or {}
+
+
+class StreamJob(JobConfig):
+    """A step of a pipeline: its tasks own intervals, write as producers, and have watermarks."""
+
+    kind: Literal["stateless", "stateful"]
+
+    def misfits(self) -> Iterator[str]:
+        """A package, inputs and a plan are needed."""
+        return stream_problems(self)
+
+
+class ProcessJob(JobConfig):
+    """Any command: it is told its place, and what it reads and writes is its own affair."""
+
+    kind: Literal["process"]
+
+    def misfits(self) -> Iterator[str]:
+        """A command is needed, and nothing of a pipeline."""
+        return process_problems(self)
+
+
+class SparkJob(JobConfig):
+    """A streaming query as it is, in one task."""
+
+    kind: Literal["spark"]
+
+    def misfits(self) -> Iterator[str]:
+        """A package and the function that starts the query are needed."""
+        return query_problems(self)
+
+
+_KINDS: TypeAdapter[StreamJob | ProcessJob | SparkJob] = TypeAdapter(
+    Annotated[StreamJob | ProcessJob | SparkJob, Field(discriminator="kind")]
+)
+# The context in which stored configs are validated.
+_STORED = object()
+_LATER_DEFAULTS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = tuple(
+    (
+        part,
+        tuple((name, model.model_fields[name].default) for name in names),
+    )
+    for part, model, names in (
+        ("", JobConfig, LATER_FIELDS),
+        ("plan", WorkPlan, LATER_PART_FIELDS["plan"]),
+        ("scaler", ScalerSettings, LATER_PART_FIELDS["scaler"]),
+    )
+)
 
 
 def writers_of(path: str) -> frozenset[str]:
@@ -369,12 +608,14 @@ def _declared(field: str) -> Sync:
 
 
 SYNC_OF: Mapping[str, Sync] = {field: _declared(field) for field in JobConfig.model_fields}
+# A change of these reaches the job without a restart of its tasks: nobody inside a task reads them.
+LIVE_FIELDS = frozenset(field for field, sync in SYNC_OF.items() if sync is Sync.LIVE)
 
 
 def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
     """The typed config of a merge, or a ConfigError with path and reason. Limits clamp, none refuses."""
     try:
-        config = JobConfig.model_validate({"name": job, **merged})
+        config: JobConfig = _KINDS.validate_python({"name": job, **merged})
     except ValidationError as error:
         raise config_error(job, error, JobConfig, _PATTERNS) from None
     if config.name != job:

@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
+
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
 from penstock.core.pace import SLICE, Rest
+from penstock.db.bulk import ByName
 from penstock.jobs import job_store
 from penstock.jobs.audit_store import AuditRow
 from penstock.jobs.config import NAME_PATTERN, JobConfig, validate_config
-from penstock.jobs.job_answers import Page
-from penstock.jobs.job_list_store import JobFilter, list_names
-from penstock.jobs.job_store import Changed, JobRecord, JobStore
-from penstock.jobs.job_view import STATES, JobView
+from penstock.jobs.job_store import JOBS, Changed, JobFilter, JobRecord, JobStore, list_names, load_records
+from penstock.jobs.job_view import STATES, JobView, Page, view_of
 from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
 from penstock.jobs.layer_writer import (
     PLACED_FIELDS,
@@ -33,12 +34,72 @@ from penstock.jobs.provision import (
     read_compiled,
     replaced_origin,
 )
-from penstock.jobs.sync_plan import Change, diff_configs
+from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING
+from penstock.jobs.syncer.sync_plan import Change, diff_json
 from penstock.jobs.text_rules import INT_MAX, check_json, is_line, shown
-from penstock.jobs.view_cache import ViewCache
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+
+VIEWS_MAX = 10_000
+
+# The large columns change only together with a version among the small ones.
+_LARGE = {RUNNING.c.config, RUNNING.c.mapping, PLANS.c.target, PLANS.c.mapping, PLANS.c.abandoned}
+_STAMP = sa.select(
+    *(column for table in (JOBS, RUNNING, PLANS, QUARANTINE) for column in table.c if column not in _LARGE)
+).select_from(
+    JOBS.outerjoin(RUNNING, RUNNING.c.job == JOBS.c.name)
+    .outerjoin(PLANS, PLANS.c.job == JOBS.c.name)
+    .outerjoin(QUARANTINE, QUARANTINE.c.job == JOBS.c.name)
+)
+_STAMPS = ByName(_STAMP, JOBS.c.name)
+_PAGE = (
+    _STAMP.where(JOBS.c.name > sa.bindparam("after", type_=JOBS.c.name.type), ~JOBS.c.deleted)
+    .order_by(JOBS.c.name)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+Stamp = tuple[Any, ...]
+
+
+class ViewCache:
+    """The last view of each job, with the stamp it was made at. Thread-safe: one assignment per entry."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Stamp, JobView]] = {}
+
+    def views(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, JobView]:
+        """The views of those of these jobs that exist, removed or not."""
+        return self._views(connection, _STAMPS.rows(connection, names))
+
+    def page(self, connection: sa.Connection, *, after: str, limit: int) -> tuple[list[JobView], str | None]:
+        """The first jobs behind a name that are not removed, and the name behind which there are more."""
+        rows = connection.execute(_PAGE, {"after": after, "most": limit + 1}).all()
+        views = self._views(connection, rows[:limit])
+        names = [row[0] for row in rows[:limit]]
+        return [views[name] for name in names], names[-1] if len(rows) > limit else None
+
+    def _views(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> dict[str, JobView]:
+        """The views of the jobs with these stamps. Requires: both are read in one transaction."""
+        stamps: dict[str, Stamp] = {row[0]: tuple(row) for row in rows}
+        views, changed = dict[str, JobView](), list[str]()
+        for name, stamp in stamps.items():
+            made = self._made.get(name)
+            if made is not None and made[0] == stamp:
+                views[name] = made[1]
+            else:
+                changed.append(name)
+        records = load_records(connection, changed)
+        fresh = {name: view_of(record) for name, record in records.items()}
+        self._keep({name: (stamps[name], view) for name, view in fresh.items()})
+        return views | fresh
+
+    def _keep(self, made: Mapping[str, tuple[Stamp, JobView]]) -> None:
+        if len(self._made) + len(made) > VIEWS_MAX:
+            self._made.clear()
+        self._made.update(made)
+
 
 PAGE_MAX = 1000
 AT_REST = ("paused", "stopped", "removed")
@@ -56,22 +117,25 @@ class JobReads:
     def view(self, job: str, *, removed: bool = False) -> JobView:
         """One job; NotFound if there is none, or if it was removed and removed ones are not asked for."""
         _check_name(job)
-        found = self._views.one(self._store.database, job)
+        found = self._found([job]).get(job)
         if found is None or (found.removed and not removed):
             raise job_store.no_job(job, was_removed=found is not None)
         return found
 
     def views_of(self, names: Sequence[str]) -> dict[str, JobView]:
         """Those of these jobs that there are and that are not removed, each as it was at one moment."""
-        wanted = list(dict.fromkeys(filter(is_name, names)))
-        found = self._views.several(self._store.database, wanted) if wanted else {}
-        return {name: view for name, view in found.items() if not view.removed}
+        return {name: view for name, view in self._found(names).items() if not view.removed}
 
     def at_rest(self, names: Sequence[str]) -> dict[str, str]:
         """Those of these jobs of which no task is wanted or runs any more: paused, stopped or removed."""
+        return {name: view.state for name, view in self._found(names).items() if view.state in AT_REST}
+
+    def _found(self, names: Sequence[str]) -> dict[str, JobView]:
         wanted = list(dict.fromkeys(filter(is_name, names)))
-        found = self._views.several(self._store.database, wanted) if wanted else {}
-        return {name: view.state for name, view in found.items() if view.state in AT_REST}
+        if not wanted:
+            return {}
+        with self._store.reading() as connection:
+            return self._views.views(connection, wanted)
 
     def views(
         self,
@@ -97,7 +161,8 @@ class JobReads:
             return Page(items=(), next=None)
         limit, found = max(1, min(limit, PAGE_MAX)), list[JobView]()
         if not labels and not removed and state is None and pipeline is None:
-            plain, following = self._views.page(self._store.database, after=after, limit=limit)
+            with self._store.reading() as connection:
+                plain, following = self._views.page(connection, after=after, limit=limit)
             return Page(items=tuple(plain), next=following)
         with self._store.reading() as connection:
             for _ in range(LOOKS_MAX):
@@ -106,8 +171,10 @@ class JobReads:
                 )
                 room = limit - len(found)
                 names = list_names(connection, wanted, limit=room + 1)
-                views = self._views.many(connection, names[:room])
-                found += [view for view in views if state is None or view.state == state]
+                views = self._views.views(connection, names[:room])
+                for name in names[:room]:
+                    if name in views and state in (None, views[name].state):
+                        found.append(views[name])
                 if len(names) <= room:
                     return Page(items=tuple(found), next=None)
                 after = names[room - 1]
@@ -162,9 +229,9 @@ class JobReads:
             if old is not None:
                 before = _merged(job, layers_at(connection, record, old)[1])
             else:
-                before = {} if record.old is None else record.old.config
+                before = {} if record.old is None else record.old.config.to_json()
             layers = record.layers if new is None else layers_at(connection, record, new)[1]
-        return diff_configs(before, _merged(job, layers))
+        return diff_json(before, _merged(job, layers))
 
     def audit(
         self, *, subject: str | None = None, before: int | None = None, limit: int = 100

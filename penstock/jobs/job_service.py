@@ -11,30 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Unpack
 
-from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
-from penstock.core.sql_store import next_value
-from penstock.core.token_store import ROLES
+from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, VersionConflict
+from penstock.db.database import next_value
+from penstock.db.tokens import ROLES
 from penstock.jobs import job_store
 from penstock.jobs.config import FIELD_WRITERS, validate_config
-from penstock.jobs.job_answers import Applied, Page, StateSet, Submitted
-from penstock.jobs.job_reads import (
-    JobReads,
-    any_record,
-    check_new_name,
-    find_record,
-    is_name,
-    layer_body,
-    layers_at,
-)
+from penstock.jobs.job_reads import JobReads, any_record, check_new_name, find_record, layer_body, layers_at
 from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
-from penstock.jobs.job_view import JobView
+from penstock.jobs.job_view import Applied, JobView, Page, StateSet, Submitted
 from penstock.jobs.layer_store import insert_kind
 from penstock.jobs.layer_writer import (
     Actor,
     Asked,
     Check,
     LayerWriter,
-    Wish,
     WriteDesk,
     check_is_gone,
     check_is_map,
@@ -71,25 +61,6 @@ class Patch:
     changes: Body
     expected_version: int | None
     asked: Asked
-
-    def to_wish(self) -> Wish[int]:
-        request = {
-            "patch": self.job,
-            "layer": self.layer,
-            "changes": self.changes,
-            "version": self.expected_version,
-        }
-        return Wish(
-            asked=self.asked, request=request, write=self._write, layer=self.layer, job=_known(self.job)
-        )
-
-    def _write(self, writer: LayerWriter) -> int:
-        record = find_record(writer.connection, self.job)
-        # Before the patch is applied: a stale decision is told so, whatever else is wrong.
-        check_version(record.job, self.expected_version)
-        check_is_map(self.job, self.layer, self.changes)
-        body = patch_body(layer_body(record, self.layer), self.changes)
-        return writer.write(record, self.layer, body, self.expected_version)[0]
 
 
 class JobService(JobReads):
@@ -137,7 +108,7 @@ class JobService(JobReads):
             return asdict(Applied(version=_begin(writer, record, job, body, birth), created=True))
 
         request = {"apply": job, "body": body, "version": expected_version}
-        return Applied(**self._desk.once(asked, request, write, layer="provisioner", job=job))
+        return Applied(**self._desk.once(asked, request, write, layer="provisioner"))
 
     def write_layer(
         self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[Asked]
@@ -149,7 +120,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version)[0]
 
         request = {"write": job, "layer": layer, "body": body, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
+        return self._desk.once(asked, request, write, layer=layer)
 
     def patch_layer(
         self,
@@ -161,12 +132,35 @@ class JobService(JobReads):
         **asked: Unpack[Asked],
     ) -> int:
         """Set dotted paths of one layer, None removes; returns the new version of the job."""
-        patch = Patch(job=job, layer=layer, changes=changes, expected_version=expected_version, asked=asked)
-        return self._desk.once_for(patch.to_wish())
+
+        def write(writer: LayerWriter) -> int:
+            record = find_record(writer.connection, job)
+            # Before the patch is applied: a stale version is the first thing that the caller must hear of.
+            check_version(record.job, expected_version)
+            check_is_map(job, layer, changes)
+            body = patch_body(layer_body(record, layer), changes)
+            return writer.write(record, layer, body, expected_version)[0]
+
+        request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
+        return self._desk.once(asked, request, write, layer=layer)
 
     def patch_layers(self, patches: Sequence[Patch]) -> list[int | Exception]:
         """`patch_layer` for several callers, each for itself: of each the new version, or what it raised."""
-        return self._desk.once_each([patch.to_wish() for patch in patches])
+        answers: list[int | Exception] = []
+        for patch in patches:
+            try:
+                version = self.patch_layer(
+                    patch.job,
+                    patch.layer,
+                    patch.changes,
+                    expected_version=patch.expected_version,
+                    **patch.asked,
+                )
+            except PenstockError as error:
+                answers.append(error)
+            else:
+                answers.append(version)
+        return answers
 
     def clear(
         self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]
@@ -178,7 +172,7 @@ class JobService(JobReads):
             return writer.write(record, layer, {}, expected_version)[0]
 
         request = {"clear": job, "layer": layer, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
+        return self._desk.once(asked, request, write, layer=layer)
 
     def rollback(
         self, job: str, layer: str, *, to_version: int, expected_version: int | None, **asked: Unpack[Asked]
@@ -199,7 +193,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version, note={"back_to": to_version})[0]
 
         request = {"rollback": job, "layer": layer, "to": to_version, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer, job=_known(job))
+        return self._desk.once(asked, request, write, layer=layer)
 
     def set_state(
         self,
@@ -227,7 +221,7 @@ class JobService(JobReads):
             return asdict(StateSet(version=version, layer=own, effective=config.state))
 
         request = {"state": state, "job": job, "layer": layer, "version": expected_version}
-        return StateSet(**self._desk.once(asked, request, write, layer=own, job=_known(job)))
+        return StateSet(**self._desk.once(asked, request, write, layer=own))
 
     def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
         """End a job's life: its tasks stop, its producers go. Its layers and its history stay."""
@@ -238,7 +232,7 @@ class JobService(JobReads):
             return _bump(writer, record, "job.removed", deleted=True)
 
         request = {"remove": job, "version": expected_version}
-        return self._desk.once(asked, request, write, layer="provisioner", job=_known(job))
+        return self._desk.once(asked, request, write, layer="provisioner")
 
     def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
         """Bring a removed job back with the layers, the birth and so the state it had."""
@@ -324,7 +318,7 @@ class JobService(JobReads):
             records, configs = self._proposals(writer.connection, pipeline)
             check_state_fits(
                 {
-                    name: (record.old.config, configs[name].to_json())
+                    name: (record.old.config, configs[name])
                     for name, record in records.items()
                     if record.old is not None and not record.job.deleted
                 }
@@ -362,11 +356,6 @@ class JobService(JobReads):
             return {"jobs": versions, "done": done}
 
         return Submitted.of(self._desk.once(asked, {"submit": compiled}, write, layer="provisioner"))
-
-
-def _known(job: object) -> str | None:
-    """The name, if it can be one: nothing else is looked for."""
-    return job if isinstance(job, str) and is_name(job) else None
 
 
 def _begin(writer: LayerWriter, previous: JobRecord | None, job: str, body: Body, birth: str) -> int:

@@ -5,39 +5,35 @@ Writers pass the connection of their transaction, so that several writes are one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import ByName
 from penstock.core.clock import Millis
-from penstock.core.errors import NotFound, VersionConflict
-from penstock.core.quick_store import MADE_ONCE, Ask, ask_all, insert_all, keep_ahead, later, taken_ahead
-from penstock.core.sql_store import METADATA, NAME, Database, counted, current_value, next_value
+from penstock.core.errors import KeyReused, NotFound, VersionConflict
+from penstock.db.bulk import ByName
+from penstock.db.database import METADATA, NAME, Database, current_value, next_value
 from penstock.jobs import running_store as running_tables
 from penstock.jobs.audit_store import AuditRow, read_audit
-from penstock.jobs.key_store import ask_answers, keep_answers
-from penstock.jobs.layer_store import (
-    KINDS_QUERY,
-    LAYERS,
-    delete_layers,
-    keep_kinds,
-    layer_rows,
-    read_history,
-    read_kinds,
-    read_layers,
-)
+from penstock.jobs.layer_store import delete_layers, read_history, read_kinds, read_layers
 from penstock.jobs.layers import Layer, LayerRow
-from penstock.jobs.running_store import PlanRow, QuarantineRow, Retirement, RunningRow, RunningStore
+from penstock.jobs.running_store import (
+    PLANS,
+    QUARANTINE,
+    RUNNING,
+    PlanRow,
+    QuarantineRow,
+    Retirement,
+    RunningRow,
+    RunningStore,
+)
 from penstock.jobs.text_rules import shown
 
 # Grows with every write of what is expected of any job: who has seen its value has seen everything.
 EXPECTED_COUNTER = "expected"
-FEW = 20
-_RECORD = "record"  # what is read ahead
 
 JOBS = sa.Table(
     "jobs",
@@ -64,42 +60,23 @@ PIPELINES = sa.Table(
 )
 
 # Built once: to build a statement takes longer than to run it, and these run with every request.
-_THIS: sa.BindParameter[str] = sa.bindparam("this")
-# One look instead of three; what is said once per job comes with each of its few layers.
-_RECORDS = ByName(
+# With what few jobs have, so that the tables of those need not be read for the others.
+_JOBS = ByName(
     sa.select(
         JOBS,
-        sa.exists().where(running_tables.PLANS.c.job == JOBS.c.name).label("has_plan"),
-        sa.exists().where(running_tables.QUARANTINE.c.job == JOBS.c.name).label("has_quarantine"),
-        sa.exists().where(running_tables.RETIREMENTS.c.job == JOBS.c.name).label("has_retirements"),
-        running_tables.RUNNING,
-        LAYERS,
-    )
-    .select_from(
-        JOBS.outerjoin(running_tables.RUNNING, running_tables.RUNNING.c.job == JOBS.c.name).outerjoin(
-            LAYERS, LAYERS.c.job == JOBS.c.name
-        )
-    )
-    .order_by(JOBS.c.name, LAYERS.c.precedence),
+        *(
+            sa.exists().where(table.c.job == JOBS.c.name)
+            for table in (running_tables.PLANS, running_tables.QUARANTINE, running_tables.RETIREMENTS)
+        ),
+    ),
     JOBS.c.name,
 )
-_OF_JOB = slice(0, len(JOBS.c))
-_FLAGS = slice(_OF_JOB.stop, _OF_JOB.stop + 3)
-_OF_RUNNING = slice(_FLAGS.stop, _FLAGS.stop + len(running_tables.RUNNING.c))
-_OF_LAYER = slice(_OF_RUNNING.stop, None)
-_BUMPED = ("deleted", "desired", "changed", "expected_version")
-
-
-def _bump(**given: Any) -> Any:
-    values = {name: sa.bindparam(f"new_{name}") for name in _BUMPED} | given
-    is_seen = sa.and_(JOBS.c.name == _THIS, JOBS.c.expected_version == sa.bindparam("seen"))
-    return sa.update(JOBS).where(is_seen).values(values).execution_options(**MADE_ONCE)
-
-
-_BUMP, _COUNT_AND_BUMP = _bump(), _bump(changed=counted(EXPECTED_COUNTER))
 _CHANGED = sa.select(JOBS.c.name).where(JOBS.c.changed > sa.bindparam("since", type_=sa.BigInteger))
-_CHANGED = _CHANGED.execution_options(**MADE_ONCE)
-_NEW_JOB = insert_all(JOBS)
+_INSERT = sa.insert(JOBS)
+# Sets the columns that it is given values for.
+_UPDATE_SEEN = sa.update(JOBS).where(
+    JOBS.c.name == sa.bindparam("this"), JOBS.c.expected_version == sa.bindparam("seen")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,108 +211,44 @@ class JobStore:
 
 def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
     """The records of these jobs at this moment; unknown names are left out."""
-    if len(names) > FEW:
-        return _load_many(connection, names)
-    return _records(connection, _by_job(_RECORDS.rows(connection, names))) if names else {}
-
-
-def ask_records(database: Database, names: Sequence[str]) -> Ask:
-    """What `plain_records` is made of. Requires: few names."""
-    assert 0 < len(names) <= FEW, len(names)
-    return _RECORDS.ask(database, names)
-
-
-def plain_records(rows: Iterable[Sequence[Any]]) -> dict[str, JobRecord] | None:
-    """The records in the answer to `ask_records`; None: some have more than that, and must be loaded."""
-    found = _by_job(rows)
-    return None if any(any(rows[0][_FLAGS]) for rows in found.values()) else _records(None, found)
-
-
-def _by_job(rows: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
-    found: dict[str, list[Sequence[Any]]] = {}
-    for row in rows:
-        found.setdefault(row[0], []).append(row)
-    return found
-
-
-def _records(
-    connection: sa.Connection | None, found: Mapping[str, list[Sequence[Any]]]
-) -> dict[str, JobRecord]:
-    plans, quarantine, retirements = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-    has = [[name for name, rows in found.items() if rows[0][_FLAGS][place]] for place in range(3)]
-    if connection is not None and any(has):
-        plans = running_tables.read_plans(connection, has[0]) if has[0] else plans
-        quarantine = running_tables.read_quarantine(connection, has[1]) if has[1] else quarantine
-        retirements = running_tables.read_retirements(connection, has[2]) if has[2] else retirements
+    rows = {row[0]: row for row in _JOBS.rows(connection, names)}
+    found = list(rows)
+    layers = read_layers(connection, found)
+    running = running_tables.read_running(connection, found)
+    planned, quarantined, retiring = ([name for name in found if rows[name][-place]] for place in (3, 2, 1))
+    plans = running_tables.read_plans(connection, planned)
+    quarantine = running_tables.read_quarantine(connection, quarantined)
+    retirements = running_tables.read_retirements(connection, retiring)
     return {
         name: JobRecord(
-            job=JobRow(**dict(zip(JOBS.columns.keys(), rows[0][_OF_JOB], strict=True))),
-            layers=layer_rows(row[_OF_LAYER] for row in rows),
-            running=_running(rows[0][_OF_RUNNING]),
+            job=_job_row(row),
+            layers=layers.get(name, ()),
+            running=running.get(name),
             plan=plans.get(name),
             quarantine=quarantine.get(name),
             retirements=retirements.get(name, ()),
         )
-        for name, rows in found.items()
+        for name, row in rows.items()
     }
 
 
-def _load_many(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
-    """A statement per table: of many jobs none is worth reading once per layer."""
-    jobs = connection.execute(sa.select(JOBS).where(JOBS.c.name.in_(names)))
-    layers = read_layers(connection, names)
-    running = running_tables.read_running(connection, names)
-    plans = running_tables.read_plans(connection, names)
-    quarantine = running_tables.read_quarantine(connection, names)
-    retirements = running_tables.read_retirements(connection, names)
-    return {
-        row.name: JobRecord(
-            job=JobRow(**row._mapping),
-            layers=layers.get(row.name, ()),
-            running=running.get(row.name),
-            plan=plans.get(row.name),
-            quarantine=quarantine.get(row.name),
-            retirements=retirements.get(row.name, ()),
-        )
-        for row in jobs
-    }
+def _job_row(row: Sequence[Any]) -> JobRow:
+    name, birth, pipeline, created_ms, deleted, expected_version, desired, changed, *_ = row
+    return JobRow(
+        name=name,
+        birth=birth,
+        pipeline=pipeline,
+        created_ms=created_ms,
+        deleted=deleted,
+        expected_version=expected_version,
+        desired=desired,
+        changed=changed,
+    )
 
 
 def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
     """The record of one job, removed or not; None if there is none."""
-    ahead = taken_ahead(connection, (_RECORD, job))
-    found: JobRecord | None = load_records(connection, [job]).get(job) if ahead is None else ahead[0]
-    return found
-
-
-class Wanted(NamedTuple):
-    """What a write looks at first: a job, and the answer kept under a key of its actor."""
-
-    job: str | None
-    actor: str
-    key: str | None
-
-
-def read_ahead(connection: sa.Connection, wanted: Sequence[Wanted]) -> None:
-    """Read at once what the writes of one transaction will look at one by one. For servers only."""
-    if connection.dialect.name != "postgresql":
-        return
-    names = [(asked.actor, asked.key) for asked in wanted if asked.key is not None]
-    jobs = sorted({asked.job for asked in wanted if asked.job is not None})
-    asks = [(KINDS_QUERY, {}), ask_answers(names)] + [_RECORDS.ask(connection, jobs)] * bool(jobs)
-    kinds, answers, *records = ask_all(connection, asks)
-    keep_kinds(connection, kinds)
-    keep_answers(connection, names, answers)
-    found = _records(connection, _by_job(records[0])) if jobs else {}
-    for job in jobs:
-        keep_ahead(connection, (_RECORD, job), found.get(job))
-
-
-def _running(row: Sequence[Any]) -> RunningRow | None:
-    values = dict(zip(running_tables.RUNNING.columns.keys(), row, strict=True))
-    if values["job"] is None:
-        return None
-    return RunningRow(**{**values, "mapping": tuple(values["mapping"])})
+    return load_records(connection, [job]).get(job)
 
 
 def load_record(connection: sa.Connection, job: str) -> JobRecord:
@@ -376,32 +289,27 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
         expected_version=0 if previous is None else int(previous) + 1,
         changed=next_value(connection, EXPECTED_COUNTER),
     )
-    taken_ahead(connection, (_RECORD, name))
     connection.execute(sa.delete(JOBS).where(JOBS.c.name == name))
     delete_layers(connection, name)
     values = {column: getattr(row, column) for column in JobRow.__slots__}
-    connection.execute(_NEW_JOB, values)
+    connection.execute(_INSERT, values)
     return row
 
 
 def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
-    """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing.
-
-    On a server it may be lost at the end of the transaction, which is then undone.
-    """
-    version, bump = row.expected_version + 1, _COUNT_AND_BUMP
-    values: dict[str, Any] = {"deleted": deleted, "desired": desired, "expected_version": version}
-    if connection.dialect.name != "postgresql":
-        bump, values["changed"] = _BUMP, next_value(connection, EXPECTED_COUNTER)
-    values = {f"new_{name}": value for name, value in values.items()}
-    taken_ahead(connection, (_RECORD, row.name))
-
-    def lost() -> VersionConflict:
+    """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
+    version = row.expected_version + 1
+    values = {
+        "deleted": deleted,
+        "desired": desired,
+        "expected_version": version,
+        "changed": next_value(connection, EXPECTED_COUNTER),
+    }
+    done = connection.execute(_UPDATE_SEEN, {"this": row.name, "seen": row.expected_version, **values})
+    if done.rowcount != 1:
         query = sa.select(JOBS.c.expected_version).where(JOBS.c.name == row.name)
         actual = int(connection.execute(query).scalar() or 0)
-        return VersionConflict(f"job {row.name!r}", expected=row.expected_version, actual=actual)
-
-    later(connection, bump, {"this": row.name, "seen": row.expected_version, **values}, otherwise=lost)
+        raise VersionConflict(f"job {row.name!r}", expected=row.expected_version, actual=actual)
     return version
 
 
@@ -429,3 +337,139 @@ def put_pipeline(
         )
     )
     return version
+
+
+KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
+
+KEYS = sa.Table(
+    "idempotency_keys",
+    METADATA,
+    sa.Column("actor", sa.String, primary_key=True),
+    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("request", sa.String, nullable=False),
+    sa.Column("answer", sa.JSON, nullable=False),
+    sa.Column("at_ms", sa.BigInteger, nullable=False, index=True),
+)
+
+_IS_KEY = sa.and_(KEYS.c.actor == sa.bindparam("of"), KEYS.c.key == sa.bindparam("called"))
+_READ = sa.select(KEYS.c.request, KEYS.c.answer, KEYS.c.at_ms).where(_IS_KEY)
+_DELETE = sa.delete(KEYS).where(_IS_KEY)
+_DELETE_OLD = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
+_INSERT_KEY_STORE = sa.insert(KEYS)
+
+
+def recall_answer(
+    connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
+) -> Any | None:
+    """What this request was answered when it first came, None if it is new."""
+    row = connection.execute(_READ, {"of": actor, "called": key}).first()
+    if row is None:
+        return None
+    kept, answer, at_ms = row
+    if at_ms < now_ms - KEYS_KEPT_MS:
+        connection.execute(_DELETE, {"of": actor, "called": key})
+        return None
+    if kept != request:
+        raise KeyReused(
+            f"the idempotency key {key!r} was used for another request",
+            why="a key names one request, so that repeating it is safe",
+            fix="take a new key for a new request",
+        )
+    return answer
+
+
+def keep_answer(
+    connection: sa.Connection, *, actor: str, key: str, request: str, answer: Any, now_ms: Millis
+) -> None:
+    """Remember the answer, in the transaction that made it true."""
+    values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
+    connection.execute(_INSERT_KEY_STORE, values)
+
+
+def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:
+    """Take the answers away that are too old to be asked for again."""
+    connection.execute(_DELETE_OLD, {"before_ms": now_ms - KEYS_KEPT_MS})
+
+
+# The labels of each job's merged config, written with the layers that make them.
+JOB_LABELS = sa.Table(
+    "job_labels",
+    METADATA,
+    sa.Column("job", NAME, primary_key=True),
+    sa.Column("key", NAME, primary_key=True),
+    sa.Column("value", NAME, nullable=False),
+    sa.Index("job_labels_by_value", "key", "value", "job"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs are asked for; everything given must hold."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    state: str | None = None  # as `JobView.state`
+    pipeline: str | None = None
+    removed: bool = False  # removed jobs too
+    after: str = ""  # names behind this one
+
+
+def put_labels(connection: sa.Connection, job: str, labels: Mapping[str, str]) -> None:
+    """Replace what a job can be found by."""
+    connection.execute(sa.delete(JOB_LABELS).where(JOB_LABELS.c.job == job))
+    if labels:
+        rows = [{"job": job, "key": key, "value": value} for key, value in labels.items()]
+        connection.execute(sa.insert(JOB_LABELS), rows)
+
+
+def list_names(connection: sa.Connection, wanted: JobFilter, *, limit: int) -> tuple[str, ...]:
+    """The first `limit` names that fit, in order.
+
+    Whether a merge is valid is not known here: asked for `invalid`, every job that may be is named.
+    """
+    source: sa.FromClause = JOBS.outerjoin(
+        RUNNING,
+        sa.and_(RUNNING.c.job == JOBS.c.name, RUNNING.c.birth == JOBS.c.birth, RUNNING.c.state != "removed"),
+    )
+    name: sa.ColumnElement[str] = JOBS.c.name
+    conditions = []
+    for number, (key, value) in enumerate(sorted(wanted.labels.items())):
+        label = JOB_LABELS.alias(f"label{number}")
+        source = source.join(label, label.c.job == JOBS.c.name)
+        conditions += [label.c.key == key, label.c.value == value]
+        if number == 0:
+            # The index of labels is in this order: nothing to sort, and no more rows read than asked for.
+            name = label.c.job
+    conditions.append(name > wanted.after)
+    if wanted.pipeline is not None:
+        conditions.append(JOBS.c.pipeline == wanted.pipeline)
+    if wanted.state is not None:
+        conditions += _is_in(wanted.state)
+    elif not wanted.removed:
+        conditions.append(~JOBS.c.deleted)
+    query = sa.select(name).select_from(source).where(*conditions).order_by(name).limit(limit)
+    return tuple(connection.execute(query).scalars())
+
+
+def _is_in(state: str) -> list[sa.ColumnElement[bool]]:
+    """The same cases as `JobView.state`, in the same order."""
+    if state == "removed":
+        return [JOBS.c.deleted]
+    quarantined = JOBS.c.name.in_(sa.select(QUARANTINE.c.job))
+    alive = [~JOBS.c.deleted]
+    if state == "invalid":
+        return [*alive, ~quarantined]
+    if state == "quarantined":
+        return [*alive, quarantined]
+    changing = JOBS.c.name.in_(sa.select(PLANS.c.job))
+    if state == "changing":
+        return [*alive, ~quarantined, changing]
+    settled = [*alive, ~quarantined, ~changing]
+    runs = RUNNING.c.job.is_not(None)
+    current = RUNNING.c.expected_version == JOBS.c.expected_version
+    if state == "behind":
+        return [*settled, runs, ~current]
+    if state == "new":
+        return [*settled, ~runs, JOBS.c.desired == "running"]
+    # What runs as expected is in the state that is desired, which has an index.
+    here = sa.and_(runs, current, RUNNING.c.state == state)
+    return [*settled, JOBS.c.desired == state, here if state == "running" else sa.or_(here, ~runs)]

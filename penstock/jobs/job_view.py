@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
-from penstock.core.sql_store import values_of
-from penstock.jobs.config import validate_config
+from penstock.db.database import values_of
+from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.guarantees import guarantees_of
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.layers import LayerRow, Provenance, merge_layers, provenance
@@ -39,11 +39,18 @@ class JobView:
     removed: bool
     expected_version: int
     layers: tuple[LayerRow, ...]
-    config: Mapping[str, Any]  # the merge, validated, with defaults; as merged if it is not valid
+    expected: JobConfig | None  # the merge, validated, with defaults; None: it is not valid
+    merged: Mapping[str, Any]  # the same as JSON, for people; as the layers say it if it is not valid
     problem: str  # why the merge is not valid, "" if it is
     running: RunningRow | None
     plan: PlanRow | None
     quarantine: QuarantineRow | None
+
+    @property
+    def config(self) -> JobConfig:
+        """What is expected to run. Requires: there is no `problem`."""
+        assert self.expected is not None, self.problem
+        return self.expected
 
     @property
     def provenance(self) -> Mapping[str, Provenance]:
@@ -56,7 +63,7 @@ class JobView:
     @property
     def guarantees(self) -> list[str]:
         """What it promises about its productions, in words."""
-        return list(guarantees_of(str(self.config.get("kind", "")), self.config))
+        return [] if self.expected is None else list(guarantees_of(self.expected))
 
     @property
     def is_in_sync(self) -> bool:
@@ -64,7 +71,7 @@ class JobView:
         if self.plan is not None or self.quarantine is not None or self.problem:
             return False
         if self.running is None:
-            return self.removed or self.config["state"] != "running"
+            return self.removed or self.config.state != "running"
         return self.running.expected_version == self.expected_version
 
     @property
@@ -79,7 +86,7 @@ class JobView:
         if self.plan is not None:
             return "changing"
         if self.running is None:
-            return str(self.config["state"]) if self.is_in_sync else "new"
+            return self.config.state if self.is_in_sync else "new"
         return self.running.state if self.is_in_sync else "behind"
 
     def to_json(self) -> dict[str, Any]:
@@ -96,12 +103,12 @@ class JobView:
             "removed": self.removed,
             "expected_version": self.expected_version,
             "layers": [row.to_json() for row in self.layers],
-            "config": self.config,
+            "config": self.merged,
             "guarantees": self.guarantees,
             "problem": self.problem,
             "provenance": {path: values_of(found) for path, found in self.provenance.items()},
-            "running": None if self.running is None else values_of(self.running),
-            "plan": None if self.plan is None else values_of(self.plan),
+            "running": None if self.running is None else self.running.to_json(),
+            "plan": None if self.plan is None else self.plan.to_json(),
             "quarantine": None if self.quarantine is None else values_of(self.quarantine),
             "is_in_sync": self.is_in_sync,
             "state": self.state,
@@ -110,11 +117,13 @@ class JobView:
 
 def view_of(record: JobRecord) -> JobView:
     """The view of a record; it says what is wrong with an invalid merge instead of raising."""
-    config: Mapping[str, Any] = {}
+    expected: JobConfig | None = None
+    merged: Mapping[str, Any] = {}
     problem = ""
     try:
-        config = merge_layers(record.layers)
-        config = validate_config(record.job.name, config).to_json()
+        merged = merge_layers(record.layers)
+        expected = validate_config(record.job.name, merged)
+        merged = expected.to_json()
     except PenstockError as error:
         problem = str(error)
     return JobView(
@@ -125,9 +134,53 @@ def view_of(record: JobRecord) -> JobView:
         removed=record.job.deleted,
         expected_version=record.job.expected_version,
         layers=record.layers,
-        config=config,
+        expected=expected,
+        merged=merged,
         problem=problem,
         running=record.old,
         plan=record.plan,
         quarantine=record.quarantine,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A provisioner layer was written."""
+
+    version: int  # the job's expected version now
+    created: bool  # whether the job began a life with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A pipeline was submitted: of each job its expected version now, and what was done to it."""
+
+    jobs: Mapping[str, int]
+    done: Mapping[str, str]  # created | updated | unchanged | reset | stopped
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Submitted:
+        """From a kept answer. Earlier releases kept the versions alone."""
+        if set(answer) == {"jobs", "done"}:
+            return cls(jobs=answer["jobs"], done=answer["done"])
+        return cls(jobs=answer, done={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSet:
+    """A job was asked to run, pause or stop."""
+
+    version: int
+    layer: str  # which was written
+    effective: str  # what the merge says now: a higher layer may hold another state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some jobs by name, and where the next page begins (None: this was the last)."""
+
+    items: tuple[JobView, ...]
+    next: str | None
+
+    def __iter__(self) -> Iterator[JobView]:
+        return iter(self.items)

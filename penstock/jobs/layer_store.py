@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock.core.quick_store import MADE_ONCE, insert_all, later
-from penstock.core.sql_store import METADATA, NAME, ROW_ID
+from penstock.core import text as json_text
+from penstock.db.bulk import ByName
+from penstock.db.database import METADATA, NAME, ROW_ID, upsert
 from penstock.jobs.layers import DEFAULT_LAYERS, Layer, LayerRow, Origin
 
 LAYER_KINDS = sa.Table(
@@ -50,21 +50,20 @@ LAYER_HISTORY = sa.Table(
     sa.Index("layer_history_by_version", "job", "version"),
 )
 
+_REPLACED = (*(name for name, _ in _COLUMNS), "origins")
 # Built once: to build a statement takes longer than to run it, and these run with every write.
-KINDS_QUERY = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence).execution_options(**MADE_ONCE)
-_KEPT = "layer kinds"
-_REMEMBER = insert_all(LAYER_HISTORY, without=("id",))
-
-
-def _replace(insert: Any) -> Any:
-    values = {column.name: insert.excluded[column.name] for column in LAYERS.c if not column.primary_key}
-    return insert_all(LAYERS, insert.on_conflict_do_update(index_elements=["job", "layer"], set_=values))
-
-
-_REPLACE = {
-    "sqlite": _replace(sqlite.insert(LAYERS)),
-    "postgresql": _replace(postgresql.insert(LAYERS)),
-}
+_KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence)
+# JSON as text, decoded here: through SQLAlchemy a record takes twice as long, and the syncer reads thousands.
+_LAYERS = ByName(
+    sa.select(
+        LAYERS.c.job,
+        LAYERS.c.layer,
+        *(LAYERS.c[name] if name != "body" else sa.cast(LAYERS.c.body, sa.Text) for name, _ in _COLUMNS),
+        sa.cast(LAYERS.c.origins, sa.Text),
+    ).order_by(LAYERS.c.precedence),
+    LAYERS.c.job,
+)
+_INSERT_HISTORY = sa.insert(LAYER_HISTORY).inline()
 
 
 @sa.event.listens_for(LAYER_KINDS, "after_create")
@@ -75,57 +74,42 @@ def _seed_kinds(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
 
 def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
     """The layers there are, lowest first."""
-    return _kinds(connection.execute(KINDS_QUERY))
-
-
-def _kinds(rows: Iterable[Sequence[Any]]) -> tuple[Layer, ...]:
-    names = LAYER_KINDS.columns.keys()
-    kinds = (dict(zip(names, row, strict=True)) for row in rows)
-    sets = ("writers", "fields")
-    return tuple(Layer(**kind | {name: frozenset(kind[name]) for name in sets}) for kind in kinds)
-
-
-def keep_kinds(connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
-    """The answer to KINDS_QUERY, read under the lock, for `kept_kinds`."""
-    connection.memory[_KEPT] = _kinds(rows)  # type: ignore[attr-defined]
-
-
-def kept_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
-    """The same, read once in a transaction that writes: nobody else changes them meanwhile."""
-    memory: dict[str, Any] = connection.memory  # type: ignore[attr-defined]
-    if _KEPT not in memory:
-        memory[_KEPT] = read_kinds(connection)
-    found: tuple[Layer, ...] = memory[_KEPT]
-    return found
+    return tuple(
+        Layer(**{**row, "writers": frozenset(row["writers"]), "fields": frozenset(row["fields"])})
+        for row in connection.execute(_KINDS).mappings()
+    )
 
 
 def insert_kind(connection: sa.Connection, layer: Layer) -> None:
     """Requires: neither its name nor its precedence is taken."""
     connection.execute(sa.insert(LAYER_KINDS).values(_kind_values(layer)))
-    connection.memory.pop(_KEPT, None)  # type: ignore[attr-defined]
 
 
 def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[LayerRow, ...]]:
     """The layers of these jobs as they stand, lowest first."""
-    query = sa.select(LAYERS).where(LAYERS.c.job.in_(jobs)).order_by(LAYERS.c.precedence)
     found: dict[str, list[LayerRow]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.job, []).append(layer_row(row))
+    rows = _LAYERS.rows(connection, jobs)
+    for job, layer, precedence, body, version, actor, reason, at_ms, origins in rows:
+        row = LayerRow(
+            layer=layer,
+            precedence=precedence,
+            body=json_text.loads(body),
+            version=version,
+            actor=actor,
+            reason=reason,
+            at_ms=at_ms,
+            origins=tuple([_unpack(item) for item in json_text.loads(origins)]),
+        )
+        found.setdefault(job, []).append(row)
     return {job: tuple(rows) for job, rows in found.items()}
-
-
-def layer_rows(rows: Iterable[Sequence[Any]]) -> tuple[LayerRow, ...]:
-    """Rows of all columns of LAYERS, typed; those of nobody, which an outer join makes, left out."""
-    names = LAYERS.columns.keys()
-    return tuple([_layer_row(dict(zip(names, row, strict=True))) for row in rows if row[0] is not None])
 
 
 def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str) -> None:
     """Write one layer and its history. Requires: `row.version` was taken in this transaction."""
     values = {name: getattr(row, name) for name, _ in _COLUMNS} | {"job": job, "layer": row.layer}
-    replace = _REPLACE[connection.dialect.name]
-    later(connection, replace, {**values, "origins": [_pack(item) for item in row.origins]})
-    later(connection, _REMEMBER, {**values, "birth": birth})
+    current = {**values, "origins": [_pack(item) for item in row.origins]}
+    upsert(connection, LAYERS, [current], replace=_REPLACED)
+    connection.execute(_INSERT_HISTORY, {**values, "birth": birth})
 
 
 def delete_layers(connection: sa.Connection, job: str) -> None:
@@ -143,7 +127,7 @@ def read_history(
     if before is not None:
         query = query.where(LAYER_HISTORY.c.version < before)
     query = query.order_by(LAYER_HISTORY.c.version.desc(), LAYER_HISTORY.c.id.desc()).limit(limit)
-    return tuple(layer_row(row) for row in connection.execute(query))
+    return tuple(_past_row(row) for row in connection.execute(query))
 
 
 def read_layers_at(connection: sa.Connection, job: str, version: int) -> tuple[str, tuple[LayerRow, ...]]:
@@ -163,17 +147,12 @@ def read_layers_at(connection: sa.Connection, job: str, version: int) -> tuple[s
         .group_by(table.c.layer)
     )
     rows = connection.execute(sa.select(table).where(table.c.id.in_(newest)).order_by(table.c.precedence))
-    return str(life), tuple(layer_row(row) for row in rows)
+    return str(life), tuple(_past_row(row) for row in rows)
 
 
-def layer_row(row: sa.Row[Any]) -> LayerRow:
-    """A row of either table, typed."""
-    return _layer_row(dict(row._mapping))
-
-
-def _layer_row(values: Mapping[str, Any]) -> LayerRow:
-    origins = tuple([_unpack(item) for item in values.get("origins", ())])
-    return LayerRow(layer=values["layer"], origins=origins, **{name: values[name] for name, _ in _COLUMNS})
+def _past_row(row: sa.Row[Any]) -> LayerRow:
+    """A row of the history, which has no origins."""
+    return LayerRow(layer=row.layer, **{name: row._mapping[name] for name, _ in _COLUMNS})
 
 
 def _kind_values(layer: Layer) -> dict[str, Any]:

@@ -10,20 +10,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, VersionConflict
-from penstock.core.group_store import GroupedWrites
+from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
 from penstock.core.journal import Entry
-from penstock.core.journal_store import JournalStore
-from penstock.jobs import job_store, key_store
+from penstock.db.database import GroupedWrites
+from penstock.db.journal_store import JournalStore
+from penstock.jobs import job_store
+from penstock.jobs import job_store as key_store
 from penstock.jobs.audit_store import AuditRow, append_audit
 from penstock.jobs.config import JobConfig, validate_config, writers_of
 from penstock.jobs.guarantees import why_no_skip
-from penstock.jobs.job_list_store import put_labels
-from penstock.jobs.job_store import JobRecord, JobRow, JobStore
-from penstock.jobs.layer_store import kept_kinds, put_layer
+from penstock.jobs.job_store import JobRecord, JobRow, JobStore, put_labels
+from penstock.jobs.layer_store import put_layer, read_kinds
 from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, leaves, merge_layers
 from penstock.jobs.partition_tasks import check_asked
 from penstock.jobs.provision import check_state_fits
@@ -95,7 +95,7 @@ class LayerWriter:
     @cached_property
     def kinds(self) -> Mapping[str, Layer]:
         """The layers there are, by name; read under the lock, so that a new one counts at once."""
-        return {layer.name: layer for layer in kept_kinds(self.connection)}
+        return {layer.name: layer for layer in read_kinds(self.connection)}
 
     def authorise(self, layer: str) -> None:
         """Deny by default: only a role that the layer names may write it."""
@@ -141,7 +141,7 @@ class LayerWriter:
         if any(_field(path) in PLACED_FIELDS for path in paths):
             self._check(config)
         if record.old is not None and any(_field(path) in KEPT_FIELDS for path in paths):
-            check_state_fits({job.name: (record.old.config, config.to_json())})
+            check_state_fits({job.name: (record.old.config, config)})
         job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
         put_layer(self.connection, job.name, row, birth=job.birth)
         if any(_field(path) == "labels" for path in paths):
@@ -233,23 +233,12 @@ def _who_else(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
     return f"{ask}; {elsewhere}" if "developer" in allowed else ask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish(Generic[Answer]):
-    """One caller's write, to be run with those of others."""
-
-    asked: Asked
-    request: Mapping[str, Any]
-    write: Callable[[LayerWriter], Answer]
-    layer: str | None = None  # which its caller must be allowed to write; None: `write` itself finds out
-    job: str | None = None  # the one that it looks at first, if its name can be one
-
-
 class WriteDesk:
     """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
 
     def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
         self._store, self._journal, self._check = store, JournalStore(store.database), check
-        self._writes = GroupedWrites(store.database, job_store.read_ahead)
+        self._writes = GroupedWrites(store.database)
         self._tidied_ms: Millis = -TIDY_MS
 
     def once(
@@ -259,45 +248,18 @@ class WriteDesk:
         write: Callable[[LayerWriter], Answer],
         *,
         layer: str | None = None,
-        job: str | None = None,
     ) -> Answer:
-        """Run a write for somebody who may write `layer` (None: `write` itself finds out).
-
-        `job`: the one that it looks at first, if its name can be one.
-        """
-        return self.once_for(Wish(asked=asked, request=request, write=write, layer=layer, job=job))
-
-    def once_for(self, wish: Wish[Answer]) -> Answer:
-        """`once`, for what is wished."""
-        run, wanted = self._prepared(wish)
-        return self._writes.run(run, wanted=wanted)
-
-    def once_each(self, wishes: Sequence[Wish[Answer]]) -> list[Answer | Exception]:
-        """As `once` for several callers, each for itself: of each the answer, or what it raised."""
-        answers: dict[int, Answer | Exception] = {}
-        ready = []
-        for number, wish in enumerate(wishes):
-            try:
-                run = self._prepared(wish)
-            except PenstockError as error:
-                answers[number] = error
-            else:
-                ready.append((number, run))
-        found = self._writes.run_each([run for _, run in ready])
-        answers.update(zip((number for number, _ in ready), found, strict=True))
-        return [answers[number] for number in range(len(wishes))]
-
-    def _prepared(self, wish: Wish[Answer]) -> tuple[Callable[[sa.Connection], Answer], job_store.Wanted]:
-        call = Call(**wish.asked)
+        """Run a write for a caller who may write `layer` (None: `write` checks that itself)."""
+        call = Call(**asked)
         call.check()
-        check_json("the request", wish.request)
-        digest = hashlib.sha256(json.dumps(wish.request, sort_keys=True).encode()).hexdigest()
+        check_json("the request", request)
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         actor, key = call.actor.name, call.idempotency_key
 
         def run(connection: sa.Connection) -> Answer:
             writer = LayerWriter(connection, self._journal, call, self._check)
-            if wish.layer is not None:
-                writer.authorise(wish.layer)
+            if layer is not None:
+                writer.authorise(layer)
             if key is not None:
                 kept = key_store.recall_answer(
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
@@ -305,7 +267,7 @@ class WriteDesk:
                 if kept is not None:
                     recalled: Answer = kept
                     return recalled
-            answer = wish.write(writer)
+            answer = write(writer)
             if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
                 key_store.forget_answers(connection, now_ms=call.now_ms)
                 self._tidied_ms = call.now_ms
@@ -315,7 +277,7 @@ class WriteDesk:
                 )
             return answer
 
-        return run, job_store.Wanted(wish.job, actor, key)
+        return self._writes.run(run)
 
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
@@ -325,7 +287,7 @@ def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     before = next((other for other in layers if other.layer == row.layer), None)
     check_asked(job, before, row, others, config)
     check_limits(job, before, row, config)
-    if row.body.get("poison") == "skip" and (why := why_no_skip(config.to_json())):
+    if row.body.get("poison") == "skip" and (why := why_no_skip(config)):
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
             why=f"poison: `skip` would change nothing, since {why}",

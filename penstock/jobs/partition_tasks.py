@@ -6,8 +6,7 @@ those, it is ignored and said to be: a number in one layer must not stop a job b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from penstock.core.errors import ConfigError
 from penstock.jobs.config import JobConfig
@@ -40,20 +39,18 @@ def why_unfit(asked: Sequence[int], *, partitions: int, task_count: int) -> str:
     return f"task {idle[0]} of {task_count} would have no partition" if idle else ""
 
 
-def asked_mapping(config: Mapping[str, Any]) -> Mapped | None:
+def asked_mapping(config: JobConfig) -> Mapped | None:
     """The deal that a config asks for; None: it asks for none that fits."""
-    asked = config.get(FIELD, ())
-    if not asked or why_unfit(asked, partitions=config["partitions"], task_count=config["task_count"]):
+    asked = config.partition_tasks
+    if not asked or why_unfit(asked, partitions=config.partitions, task_count=config.task_count):
         return None
-    return tuple(asked)
+    return asked
 
 
-def why_ignored(config: Mapping[str, Any]) -> str:
+def why_ignored(config: JobConfig) -> str:
     """Why the deal that a config asks for does not count; "" if it does, or if there is none."""
-    asked = config.get(FIELD, ())
-    if not asked:
-        return ""
-    return why_unfit(asked, partitions=config["partitions"], task_count=config["task_count"])
+    asked = config.partition_tasks
+    return why_unfit(asked, partitions=config.partitions, task_count=config.task_count) if asked else ""
 
 
 def tell_moves(before: Sequence[int], after: Sequence[int]) -> str:

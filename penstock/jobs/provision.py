@@ -13,7 +13,15 @@ from typing import Any
 from penstock.core.errors import ConfigError, NeedsConsent, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.state_fit import state_conflict
-from penstock.jobs.sync_plan import Change, ComplexSync, InSync, RunningView, SimpleSync, is_active, plan_sync
+from penstock.jobs.syncer.sync_plan import (
+    Change,
+    ComplexSync,
+    InSync,
+    RunningView,
+    SimpleSync,
+    is_active,
+    plan_sync,
+)
 from penstock.jobs.text_rules import shown
 
 PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"})
@@ -103,7 +111,7 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
     )
 
 
-def check_state_fits(changes: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+def check_state_fits(changes: Mapping[str, tuple[JobConfig, JobConfig]]) -> None:
     """Refuse jobs, as (running config, new config), whose state would be lost without a word."""
     found = {job: state_conflict(old, new) for job, (old, new) in changes.items()}
     found = {job: conflict for job, conflict in found.items() if conflict}
@@ -164,10 +172,10 @@ def done_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:
     """What happens to a job when `expected` becomes its expected config."""
     sync = plan_sync(expected, running)
-    target, tasks_after = expected.to_json(), expected.task_count if expected.state == "running" else 0
-    before = target if running is None else running.config
-    has_state = not before.get("kind") == target["kind"] == "process"
-    kept = not has_state or all(before.get(name) == target[name] for name in STATE_FIELDS)
+    tasks_after = expected.task_count if expected.state == "running" else 0
+    before = expected if running is None else running.config
+    has_state = not before.kind == expected.kind == "process"
+    kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
     changed: tuple[Change, ...] = ()
     restarts: tuple[str, ...] = ()
     if running is None:
@@ -178,7 +186,7 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
         kind, changed = "simple" if isinstance(sync, SimpleSync) else "complex", sync.changed
         if isinstance(sync, ComplexSync) or sync.restarts:
             restarts = _tasks(job, running)
-    conflict = "" if running is None else state_conflict(running.config, target)
+    conflict = "" if running is None else state_conflict(running.config, expected)
     return JobChange(
         job=job,
         change=kind,

@@ -5,17 +5,18 @@ The version of a running row comes from one counter, so "everything since versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.core import json_text
-from penstock.core.bulk_store import ByName
+from penstock.core import text as json_text
 from penstock.core.clock import Millis
-from penstock.core.sql_store import METADATA, NAME, Database, current_value
-from penstock.jobs.sync_plan import PlanStep, RunningView
+from penstock.db.bulk import ByName
+from penstock.db.database import METADATA, NAME, Database, current_value, values_of
+from penstock.jobs.config import JobConfig
+from penstock.jobs.syncer.sync_plan import PlanStep, RunningView
 
 TASKS_COUNTER = "tasks"
 
@@ -81,12 +82,21 @@ class RunningRow:
     version: int  # grows with every change of the row: what readers page by
     restart_version: int  # grows only with changes that tasks must restart for
     expected_version: int  # the newest expected version this row is in sync with
-    config: Mapping[str, Any]
+    config_json: str  # the config as it is stored; `config` is read from it when somebody asks
     generation: int
     mapping: tuple[int, ...]
     hold_generation: int  # no tasks of a generation <= this one; 0: no hold
     state: str  # running | paused | stopped | removed
     updated_ms: Millis
+    _config: JobConfig | None = field(default=None, init=False, compare=False, repr=False)
+
+    @property
+    def config(self) -> JobConfig:
+        """What runs. CorruptData if the store has something else there."""
+        if self._config is None:
+            object.__setattr__(self, "_config", JobConfig.from_stored(self.config_json, job=self.job))
+            assert self._config is not None
+        return self._config
 
     @property
     def is_held(self) -> bool:
@@ -100,40 +110,11 @@ class RunningRow:
     def view(self) -> RunningView:
         return RunningView(config=self.config, generation=self.generation, mapping=self.mapping)
 
-
-class ListedRow:
-    """A running row among many: its JSON stays text until somebody asks for what is in it."""
-
-    __slots__ = (
-        "_config",
-        "birth",
-        "config_json",
-        "generation",
-        "hold_generation",
-        "job",
-        "mapping",
-        "restart_version",
-        "state",
-        "version",
-    )
-
-    def __init__(self, row: tuple[Any, ...]) -> None:
-        self.job: str = row[0]
-        self.birth: str = row[1]
-        self.version: int = row[2]
-        self.restart_version: int = row[3]
-        self.config_json: str = row[5]
-        self.generation: int = row[6]
-        self.mapping: tuple[int, ...] = tuple(json_text.loads(row[7]))
-        self.hold_generation: int = row[8]
-        self.state: str = row[9]
-        self._config: Mapping[str, Any] | None = None
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        if self._config is None:
-            self._config = json_text.loads(self.config_json)
-        return self._config
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored and shown."""
+        stored = {"config": json_text.loads(self.config_json), "mapping": list(self.mapping)}
+        names = [column.name for column in RUNNING.columns]
+        return {name: stored[name] if name in stored else getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +122,7 @@ class RunningSnapshot:
     """Rows that changed since a version, and the version they were read at."""
 
     version: int
-    rows: tuple[ListedRow, ...]
+    rows: tuple[RunningRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +133,7 @@ class PlanRow:
     id: int
     birth: str
     generation: int  # what the target will run under; never used twice
-    target: Mapping[str, Any] | None  # None: the job is removed
+    target: JobConfig | None  # None: the job is removed
     mapping: tuple[int, ...]
     expected_version: int
     running_version: (
@@ -162,10 +143,19 @@ class PlanRow:
     attempts: int
     error: str
     reason: str
-    abandoned: tuple[Mapping[str, Any], ...]  # targets of replaced plans, which may have been prepared
+    abandoned: tuple[JobConfig, ...]  # targets of replaced plans, which may have been prepared
     held_ms: Millis | None
     started_ms: Millis
     updated_ms: Millis
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored and shown."""
+        return values_of(self) | {
+            "target": None if self.target is None else self.target.to_json(),
+            "mapping": list(self.mapping),
+            "abandoned": [config.to_json() for config in self.abandoned],
+            "step": str(self.step),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,17 +175,21 @@ class Retirement:
     id: int
     job: str
     birth: str
-    config: Mapping[str, Any]
+    config: JobConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        return values_of(self) | {"config": self.config.to_json()}
 
 
 # As text, which is decoded here: drivers and SQLAlchemy take several times as long.
-_RUNNING_COLUMNS = tuple(
+RUNNING_COLUMNS = tuple(
     sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
     for column in RUNNING.columns
 )
-_RUNNING = ByName(sa.select(*_RUNNING_COLUMNS), RUNNING.c.job)
+_RUNNING = ByName(sa.select(*RUNNING_COLUMNS), RUNNING.c.job)
 _LIST = (
-    sa.select(*_RUNNING_COLUMNS)
+    sa.select(*RUNNING_COLUMNS)
     .where(RUNNING.c.version > sa.bindparam("since", type_=sa.BigInteger))
     .order_by(RUNNING.c.version)
 )
@@ -217,7 +211,7 @@ class RunningStore:
             if version == since:
                 return RunningSnapshot(version=version, rows=())
             rows = connection.execute(_LIST, {"since": since}).all()
-        return RunningSnapshot(version=version, rows=tuple(map(ListedRow, rows)))
+        return RunningSnapshot(version=version, rows=tuple(map(running_row, rows)))
 
     def changing(self) -> frozenset[str]:
         """Jobs that run and whose tasks a plan is about to change."""
@@ -230,7 +224,7 @@ class RunningStore:
         """The version of the whole list, and whole rows with a version above `since`."""
         with self._database.reading() as connection:
             rows = connection.execute(_LIST, {"since": since}).all()
-            return current_value(connection, TASKS_COUNTER), tuple(map(_running_row, rows))
+            return current_value(connection, TASKS_COUNTER), tuple(map(running_row, rows))
 
     def row(self, job: str) -> RunningRow | None:
         """What runs of one job, None if it never started."""
@@ -240,7 +234,7 @@ class RunningStore:
 
 def read_running(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, RunningRow]:
     """The running rows of these jobs."""
-    return {row[0]: _running_row(row) for row in _RUNNING.rows(connection, jobs)}
+    return {row[0]: running_row(row) for row in _RUNNING.rows(connection, jobs)}
 
 
 def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, PlanRow]:
@@ -258,7 +252,8 @@ def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str
     """What these jobs still have to retire, oldest first."""
     found: dict[str, tuple[Retirement, ...]] = {}
     for values in _RETIREMENTS.rows(connection, jobs):
-        row = Retirement(**_named(RETIREMENTS, values))
+        named = _named(RETIREMENTS, values)
+        row = Retirement(**{**named, "config": JobConfig.from_stored(named["config"])})
         found[row.job] = (*found.get(row.job, ()), row)
     return found
 
@@ -267,18 +262,16 @@ def _named(table: sa.Table, values: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(table.columns.keys(), values, strict=True))
 
 
-def _running_row(row: sa.Row[Any]) -> RunningRow:
-    values: tuple[Any, ...] = tuple(row)
-    job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = (
-        values
-    )
+def running_row(row: Sequence[Any]) -> RunningRow:
+    """A row of `RUNNING_COLUMNS`."""
+    job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = row
     return RunningRow(
         job=job,
         birth=birth,
         version=version,
         restart_version=restart_version,
         expected_version=expected_version,
-        config=json_text.loads(config),
+        config_json=config,
         generation=generation,
         mapping=tuple(json_text.loads(mapping)),
         hold_generation=hold,
@@ -289,9 +282,11 @@ def _running_row(row: sa.Row[Any]) -> RunningRow:
 
 def _plan_row(values: Sequence[Any]) -> PlanRow:
     row = _named(PLANS, values)
+    target = row["target"]
     typed = {
+        "target": None if target is None else JobConfig.from_stored(target),
         "mapping": tuple(row["mapping"]),
-        "abandoned": tuple(row["abandoned"]),
+        "abandoned": tuple(map(JobConfig.from_stored, row["abandoned"])),
         "step": PlanStep(row["step"]),
     }
     return PlanRow(**{**row, **typed})

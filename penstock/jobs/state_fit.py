@@ -11,24 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.jobs.config import JobConfig
+
 STATEFUL = "stateful"
 KEPT_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})  # what is compared here
 # Of these functions a value's type does not show the type of what is kept for it.
 _UNTOLD = ("avg", "approx_count_distinct")
 
 
-def state_conflict(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def state_conflict(old: JobConfig, new: JobConfig) -> str:
     """Why the state of `old`, a running config, cannot be kept by `new`; "" if it can, or is given up."""
-    if old.get("kind") != STATEFUL or old.get("lineage", 0) != new.get("lineage", 0):
+    if old.kind != STATEFUL or old.lineage != new.lineage:
         return ""
-    if new.get("kind") != STATEFUL:
-        return f"it keeps state, and a job of kind {new.get('kind')} does not"
-    if old.get("partitions") != new.get("partitions"):
+    if new.kind != STATEFUL:
+        return f"it keeps state, and a job of kind {new.kind} does not"
+    if old.partitions != new.partitions:
         return (
-            f"its keys are spread over {old.get('partitions')} partitions, not {new.get('partitions')}: "
+            f"its keys are spread over {old.partitions} partitions, not {new.partitions}: "
             "the state of most of them would not be found"
         )
-    before, after = _computation(old), _computation(new)
+    before, after = old.computation, new.computation
     if "keys" in before and "keys" in after and before["keys"] != after["keys"]:
         return f"its state is kept by {_listed(before['keys'])}, not by {_listed(after['keys'])}"
     if _named(before) != _named(after):
@@ -39,9 +41,9 @@ def state_conflict(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return _ids_conflict(before, after) or kept(before.get("state"), after.get("state"))
 
 
-def _rows_conflict(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _rows_conflict(old: JobConfig, new: JobConfig) -> str:
     """Of an operator of our own: everything that its rows depend on must be as it was."""
-    before, after = _computation(old), _computation(new)
+    before, after = old.computation, new.computation
     told, wanted = _told(before), _told(after)
     for name in told:
         if name in wanted and told[name] != wanted[name]:
@@ -95,12 +97,6 @@ def _ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"it keeps the ids of records of column {old.get('column')!r}, not of {new.get('column')!r}"
 
 
-def _computation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    plan = config.get("plan")
-    found = plan.get("computation") if isinstance(plan, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
 def _told(computation: Mapping[str, Any]) -> Mapping[str, Any]:
     found = computation.get("state")
     return found if isinstance(found, Mapping) else {}
@@ -113,13 +109,9 @@ def _has_untold_types(computation: Mapping[str, Any]) -> bool:
     )
 
 
-def _way(config: Mapping[str, Any]) -> Any:
+def _way(config: JobConfig) -> Any:
     """What records are before an operator gets them."""
-    plan = config.get("plan")
-    return [
-        [item.get("category") for item in config.get("inputs", ())],
-        *((plan.get("reads"), plan.get("stages")) if isinstance(plan, Mapping) else ()),
-    ]
+    return [item.category for item in config.inputs], config.plan.reads, config.plan.stages
 
 
 def _listed(keys: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, Refused
-from penstock.core.token_store import ROLES, TokenRow, TokenStore, insert_token, revoke_token
+from penstock.db.tokens import ROLES, TokenRow, TokenStore, insert_token, revoke_token
 from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_writer import NAME_MAX, Asked, LayerWriter, WriteDesk

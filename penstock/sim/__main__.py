@@ -1,5 +1,5 @@
-"""`python -m penstock.sim --seeds N [--start S] [--profile tasks]`: run seeds, a line each, then what was
-injected and checked. `--mutants`: which planted bugs are found, after how many seeds, and by what.
+"""`python -m penstock.sim --seeds N [--start S] [--profile tasks]`: runs seeds and prints a line for each,
+then which faults were injected and which invariants were checked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 
 from penstock.core.system_clock import SystemClock
-from penstock.sim.mutants import MUTANTS, hunt_all
 from penstock.sim.options import DRAWS
 from penstock.sim.scenario import run_seed
 from penstock.sim.simulation import InvariantBroken
@@ -26,10 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         default="jobs",
         help="jobs: small worlds; tasks: 2 h of 30 containers",
     )
-    parser.add_argument("--mutants", action="store_true", help="hunt planted bugs instead, a line each")
     asked = parser.parse_args(arguments)
-    if asked.mutants:
-        return _hunt()
     draw = DRAWS[asked.profile]
     clock, broken = SystemClock(), list[int]()
     begun_ms = clock.boot_ms()
@@ -57,15 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{asked.seeds} seeds, {simulated_ms / 3_600_000:.1f} simulated hours in {wall_s:.0f} s")
     print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was broken")
     return 1 if broken else 0
-
-
-def _hunt() -> int:
-    finds = hunt_all(MUTANTS, lambda line: print(line, flush=True))
-    found = [find for find in finds if find.is_as_expected]
-    seeds = [find.seeds for find in found]
-    worst = f", the last of them after {max(seeds)} seeds" if seeds else ""
-    print(f"{len(found)} of {len(finds)} planted bugs found as expected{worst}")
-    return 0 if len(found) == len(finds) else 1
 
 
 def _summary(title: str, counts: Counter[str]) -> None:

@@ -12,17 +12,17 @@ from typing import TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
-from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import Database, take_term
+from penstock.db.database import Database, take_term
+from penstock.db.journal_store import JournalStore
+from penstock.fleet.messages import Heartbeat, Profile
+from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_store import ShardStore
+from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.ports import DataPlane
-from penstock.jobs.state_syncer import StateSyncer, SyncReport
+from penstock.jobs.syncer.plan_runner import DataPlane
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncReport
 from penstock.sim.simulation import Process, ProcessClock, ProcessCrashed, Simulation
-from penstock.tasks.messages import Heartbeat, Profile
-from penstock.tasks.shard_manager import Pace, ShardManager
-from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.task_service import TaskList, TaskService
 
 Answer = TypeVar("Answer")
 

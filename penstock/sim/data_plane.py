@@ -1,18 +1,22 @@
-"""Who may write an interval? A model of bus and row store: acquire, commit, fence, under tokens.
+"""Simulated tasks, and a model of the bus and row store that they write to.
 
-It keeps a ledger of every acquire and commit, which the invariants read: the checker never asks the checked.
+A task acquires its intervals at start and commits until it ends. Starts and stops take time, a stop may hang
+until the kill, and until the end of a run its commits go on. The model fences by tokens and keeps a ledger of
+every acquire and commit; the invariants read the ledger, never the state that they check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.core.clock import Millis
-from penstock.core.errors import Fenced, IntervalError, IntervalMissing
+from penstock.core.errors import Fenced, IntervalError, IntervalMissing, PenstockError
 from penstock.jobs.births import interval_birth
-from penstock.sim.simulation import Simulation
+from penstock.jobs.config import JobConfig
+from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec
+from penstock.sim.simulation import Action, Process, Simulation
 
 
 @dataclass(slots=True)
@@ -52,11 +56,11 @@ class ModelDataPlane:
     commits: int = 0
     refused: int = 0
 
-    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+    def prepare(self, job: str, birth: str, config: JobConfig) -> None:
         """Create the intervals of this config; repeated, it does nothing."""
         self.fault("prepare", job)
-        for partition in range(config["partitions"]):
-            born = interval_birth(birth, config["kind"], config.get("lineage", 0), partition)
+        for partition in range(config.partitions):
+            born = interval_birth(birth, config.kind, config.lineage, partition)
             row = self.rows.get((birth, partition))
             if row is None:
                 self.rows[birth, partition] = Interval(birth=born)
@@ -65,17 +69,15 @@ class ModelDataPlane:
                 row.birth, row.token = born, row.token + 1
         self.fault("prepared", job)
 
-    def unread(
-        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
-    ) -> str:
+    def unread(self, job: str, birth: str, config: JobConfig, category: str, *, is_stopped: bool) -> str:
         """Records are not modelled: whatever was written is read."""
         self.fault("unread", job)
         return ""
 
-    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+    def fence(self, job: str, birth: str, config: JobConfig, *, generation: int) -> None:
         """Raise every interval to (generation, 0) under a new token."""
         self.fault("fence", job)
-        for partition in range(config["partitions"]):
+        for partition in range(config.partitions):
             row = self.rows.get((birth, partition))
             if row is None:
                 raise IntervalMissing(f"{job}/{partition} has no rows")
@@ -85,7 +87,7 @@ class ModelDataPlane:
             self._write("fence", (birth, partition), row.token, "syncer", (generation, 0))
         self.fault("fenced", job)
 
-    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+    def retire(self, job: str, birth: str, old: JobConfig, new: JobConfig | None) -> None:
         """Producers are not modelled: there is nothing to unregister."""
         self.fault("retire", job)
 
@@ -122,3 +124,198 @@ class ModelDataPlane:
         self.unseen.append(
             Effect(kind=kind, interval=interval, token=token, run=run, at_ms=self.sim.now_ms, pair=pair)
         )
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one task in one engine."""
+
+    id: str
+    container: str
+    incarnation: str
+    spec: TaskSpec
+    shard_epoch: int
+    process: Process
+    started_ms: Millis
+    state: RunState = RunState.STARTING
+    error: str = ""
+    tokens: dict[int, int] = field(default_factory=dict)  # partition -> token, once acquired
+    is_ending: bool = False
+    crash: Action = lambda: None  # a fault: the run ends by itself
+
+    @property
+    def is_live(self) -> bool:
+        """Something of it is alive."""
+        return self.state not in FINAL
+
+    def intervals(self) -> tuple[tuple[str, int], ...]:
+        """What it has acquired."""
+        return tuple((self.spec.birth, partition) for partition in self.tokens)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long things take in a container, and how often they go wrong."""
+
+    start_ms: Millis = 1_500
+    stop_ms: Millis = 800
+    kill_ms: Millis = 200
+    commit_ms: Millis = 2_000
+    hang: float = 0.0  # the share of stops that hang until the kill
+    stubborn: set[str] = field(default_factory=set)  # task ids that end only with their engine
+
+
+@dataclass(slots=True)
+class Population:
+    """Every run alive anywhere, dead containers' runs excluded: what the invariants look at."""
+
+    runs: dict[str, Run] = field(default_factory=dict)
+    by_task: dict[str, dict[str, Run]] = field(default_factory=dict)
+    started: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    on_start: list[Callable[[Run], None]] = field(default_factory=list)
+    on_stop: list[Callable[[Run], None]] = field(default_factory=list)
+    on_end: list[Callable[[Run], None]] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        """A run begins."""
+        for observer in self.on_start:
+            observer(run)
+        self.started += 1
+        self.runs[run.id] = run
+        self.by_task.setdefault(run.spec.task_id, {})[run.id] = run
+
+    def remove(self, run: Run) -> None:
+        """Nothing of this run is alive any more."""
+        if self.runs.pop(run.id, None) is not None:
+            del self.by_task[run.spec.task_id][run.id]
+            self.ended[run.state.value] += 1
+            for observer in self.on_end:
+                observer(run)
+
+    def of(self, task_id: str) -> tuple[Run, ...]:
+        """The live runs of one task, in the order of their start."""
+        return tuple(self.by_task.get(task_id, {}).values())
+
+
+class SimRunner:
+    """The `Runner` of one engine process. Everything it runs ends with the process, at once."""
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        container: str,
+        incarnation: str,
+        data_plane: ModelDataPlane,
+        population: Population,
+        pace: Pace,
+    ) -> None:
+        self._process, self._data_plane = process, data_plane
+        self._container, self._incarnation = container, incarnation
+        self._population, self._pace = population, pace
+        self._runs: dict[str, Run] = {}
+        process.on_death.append(self._end_all)
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
+        """Begin a run."""
+        assert spec.task_id not in self._runs, f"{spec.task_id}: the last run is not forgotten"
+        assert self._process.is_alive, "a dead engine starts nothing"
+        sim = self._process.sim
+        run = Run(
+            id=f"{spec.task_id}#{self._population.started}",
+            container=self._container,
+            incarnation=self._incarnation,
+            spec=spec,
+            shard_epoch=shard_epoch,
+            process=self._process,
+            started_ms=sim.now_ms,
+        )
+        run.crash = lambda: self._end(run, RunState.FAILED, "crashed by the simulation")
+        self._runs[spec.task_id] = run
+        self._population.add(run)
+        what = f"g{spec.generation} v{spec.running_version} e{shard_epoch}"
+        sim.note(f"{self._process.name} starts {run.id} {what}")
+        self._later(self._pace.start_ms, run, "acquires", self._acquire)
+
+    def stop(self, task_id: str) -> None:
+        """Ask a run to end."""
+        run = self._runs.get(task_id)
+        if run is None or not run.is_live or run.is_ending:
+            return
+        for observer in self._population.on_stop:
+            observer(run)
+        run.state, run.is_ending = RunState.STOPPING, True
+        if task_id in self._pace.stubborn:
+            return
+        if self._process.sim.rng.random() >= self._pace.hang:
+            self._later(self._pace.stop_ms, run, "stops", lambda run: self._end(run, RunState.STOPPED))
+
+    def kill(self, task_id: str) -> None:
+        """End a run that hangs."""
+        run = self._runs.get(task_id)
+        if run is None or not run.is_live or task_id in self._pace.stubborn:
+            return
+        run.state, run.is_ending = RunState.STOPPING, True
+        self._later(self._pace.kill_ms, run, "is killed", lambda run: self._end(run, RunState.STOPPED))
+
+    def poll(self) -> tuple[RunStatus, ...]:
+        """Every run not yet forgotten."""
+        return tuple(
+            RunStatus(task_id=task_id, state=run.state, error=run.error)
+            for task_id, run in self._runs.items()
+        )
+
+    def forget(self, task_id: str) -> None:
+        """Drop a final run."""
+        run = self._runs.get(task_id)
+        if run is not None:
+            assert not run.is_live, f"{run.id} is forgotten while it is {run.state}"
+            del self._runs[task_id]
+
+    def _later(self, up_to_ms: Millis, run: Run, what: str, action: Callable[[Run], None]) -> None:
+        delay_ms = self._process.sim.rng.randrange(up_to_ms // 10, up_to_ms + 1)
+        self._process.after(delay_ms, f"{run.id} {what}", lambda: action(run) if run.is_live else None)
+
+    def _acquire(self, run: Run) -> None:
+        if run.is_ending:
+            return
+        spec = run.spec
+        config = JobConfig.from_stored(spec.config)
+        try:
+            for partition in spec.partitions:
+                run.tokens[partition] = self._data_plane.acquire(
+                    spec.birth,
+                    partition,
+                    born=interval_birth(spec.birth, config.kind, config.lineage, partition),
+                    generation=spec.generation,
+                    shard_epoch=run.shard_epoch,
+                    run=run.id,
+                )
+        except Fenced as error:
+            self._end(run, RunState.FENCED, error.what)
+            return
+        except PenstockError as error:
+            self._end(run, RunState.FAILED, error.what)
+            return
+        run.state = RunState.RUNNING
+        self._later(self._pace.commit_ms, run, "commits", self._commit)
+
+    def _commit(self, run: Run) -> None:
+        try:
+            for partition, token in run.tokens.items():
+                self._data_plane.commit(run.spec.birth, partition, token=token, run=run.id)
+        except Fenced as error:
+            self._end(run, RunState.FENCED, error.what)
+            return
+        self._later(self._pace.commit_ms, run, "commits", self._commit)
+
+    def _end(self, run: Run, state: RunState, error: str = "") -> None:
+        run.state, run.error = state, error
+        self._population.remove(run)
+        self._process.sim.note(f"{run.id} ends: {state} {error}")
+
+    def _end_all(self) -> None:
+        for run in self._runs.values():
+            if run.is_live:
+                self._end(run, RunState.FAILED, "the engine died")

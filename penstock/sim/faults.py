@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
-from penstock.sim.network import Weather
-from penstock.sim.simulation import Process, ProcessCrashed, Simulation
-from penstock.tasks.sharding import shard_of
+from penstock.fleet.sharding import shard_of
+from penstock.sim.simulation import Process, ProcessCrashed, Simulation, Weather
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World

@@ -1,6 +1,6 @@
 """Simulated containers: the real Task Manager in an engine, the real `Watchdog` and `Lease` in a warden.
 
-What `tasks/warden.py` does with threads and processes is done here with events; the decisions are the same.
+What the warden does with threads and processes is done here with events; the decisions are its own.
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.container.task_manager import TaskManager, TaskManagerSettings
+from penstock.container.watchdog import Contact, End, Lease, Renewal, Watchdog
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry
+from penstock.fleet.shard_load import LoadPace
+from penstock.fleet.shard_store import Assignment, ShardStore
+from penstock.fleet.task_service import TaskList
 from penstock.sim.control import ControlPlane, Services
-from penstock.sim.data_plane import ModelDataPlane
-from penstock.sim.network import Network
-from penstock.sim.runner import Pace, Population, SimRunner
-from penstock.sim.simulation import Process, ProcessClock, Simulation
-from penstock.tasks.lease import Lease
-from penstock.tasks.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry
-from penstock.tasks.shard_load import LoadPace
-from penstock.tasks.shard_rows_store import Assignment
-from penstock.tasks.shard_store import ShardStore
-from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
-from penstock.tasks.task_service import TaskList
-from penstock.tasks.watchdog import Contact, End, Renewal, Watchdog
+from penstock.sim.data_plane import ModelDataPlane, Pace, Population, SimRunner
+from penstock.sim.simulation import Network, Process, ProcessClock, Simulation
 
 ENGINE_START_MS: Millis = 3_000  # until its first sign of life
 SLOW_STARTS_MS: tuple[Millis, ...] = (4_000, 16_000, 90_000)  # from there until a slow one is ready, at most

@@ -1,6 +1,7 @@
-"""Is it still right? The safety invariants, checked after every event against the checkers' own memory.
+"""The invariants: safety, checked after every event against the checkers' own memory, and what must hold some
+time after the last fault (I4, I5, I11, I12).
 
-Each looks only when something it depends on was written, so that a check after every event stays cheap.
+Each checker looks only when something that it depends on was written: a check after every event stays cheap.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
-from penstock.jobs.config import SYNC_OF, Sync, validate_config
-from penstock.jobs.job_store import JobStore
+from penstock.fleet.container_store import ContainerRow, ContainerState
+from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION
+from penstock.fleet.messages import ShardEntry, ShardState
+from penstock.fleet.shard_store import BLAME_MAX, ShardRow
+from penstock.fleet.sharding import shard_of
+from penstock.jobs.config import SYNC_OF, JobConfig, Sync, validate_config
+from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
-from penstock.sim.runner import Run
-from penstock.tasks.container_store import ContainerRow, ContainerState
-from penstock.tasks.liveness import BRAKE_COUNT, BRAKE_FRACTION
-from penstock.tasks.messages import ShardEntry, ShardState
-from penstock.tasks.shard_rows_store import BLAME_MAX, ShardRow
-from penstock.tasks.sharding import shard_of
+from penstock.jobs.tasks import RunState
+from penstock.sim.data_plane import Run
 
 if TYPE_CHECKING:
     from penstock.sim.fleet import Container
@@ -288,7 +290,9 @@ class ConfigChecker:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
                 self.world.sim.demand("I3 a plan commits after the old tasks", self._left_over(row))
                 self.running[row.job] = row
-                self._served.setdefault((row.job, row.restart_version), set()).add(canonical(row.config))
+                self._served.setdefault((row.job, row.restart_version), set()).add(
+                    canonical(json.loads(row.config_json))
+                )
 
     def on_start(self, run: Run) -> None:
         """A task begins: it must have been given what was committed, entire."""
@@ -333,18 +337,19 @@ class ConfigChecker:
 
     def _row(self, row: RunningRow) -> str | None:
         old = self.running.get(row.job)
-        if row.state != "removed" and canonical(row.config) not in self._allowed.get(row.birth, ()):
+        allowed = self._allowed.get(row.birth, ())
+        if row.state != "removed" and canonical(json.loads(row.config_json)) not in allowed:
             return f"{row.job} runs a config that no version of its layers ever gave"
-        if row.state == "running" and len(row.mapping) != row.config["partitions"]:
-            return f"{row.job} maps {len(row.mapping)} of {row.config['partitions']} partitions"
-        if row.state == "running" and sorted(set(row.mapping)) != list(range(row.config["task_count"])):
+        if row.state == "running" and len(row.mapping) != row.config.partitions:
+            return f"{row.job} maps {len(row.mapping)} of {row.config.partitions} partitions"
+        if row.state == "running" and sorted(set(row.mapping)) != list(range(row.config.task_count)):
             return f"{row.job} maps partitions to {sorted(set(row.mapping))}, not to its tasks"
         if old is None:
             return None
         if row.generation < old.generation:
             return f"{row.job} went from generation {old.generation} to {row.generation}"
         same = row.birth == old.birth and row.mapping == old.mapping
-        same = same and all(row.config.get(name) == old.config.get(name) for name in COMPLEX)
+        same = same and all(getattr(row.config, name) == getattr(old.config, name) for name in COMPLEX)
         if not same and row.generation == old.generation:
             return f"{row.job} changed its mapping or a complex field inside generation {row.generation}"
         return None
@@ -369,3 +374,87 @@ def _lay(bottom: dict[str, Any], top: Mapping[str, Any]) -> None:
 def canonical(config: Mapping[str, Any]) -> str:
     """A config as text that is equal for equal configs."""
     return json.dumps(config, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What is not as it should be; empty when all is well."""
+
+    problems: tuple[str, ...]
+
+
+def look(world: World, *, may_balance: bool = False) -> Rest:
+    """Compare what people asked for with what lives.
+
+    `may_balance`: the tasks of a shard that is on its way, or has just arrived, may be down. Balancing goes
+    on for a while after the last fault; that it ends is another claim.
+    """
+    store = JobStore(world.database)
+    names = [job.name for job in store.overview()]
+    records = store.load(names)
+    problems: list[str] = []
+    wanted: set[str] = set()
+    for name in sorted(records):
+        record = records[name]
+        problems += _plans(record, is_poison=name in world.data_plane_faults.poison)
+        problems += _tasks(
+            world, record, wanted, world.shard_checker.moving() if may_balance else frozenset()
+        )
+    for run in world.population.runs.values():
+        if run.spec.task_id not in wanted:
+            problems.append(f"I5 {run.id} runs, but nobody wants it")
+    for shard in world.shard_store.shards():
+        is_moving = shard.state is ShardState.DROPPING and not may_balance
+        if shard.container is None or is_moving:
+            problems.append(f"I4 shard {shard.shard} is not settled")
+        elif all(host.is_lost for host in world.hosts() if host.name == shard.container):
+            problems.append(f"I4 shard {shard.shard} belongs to {shard.container}, which is lost")
+    return Rest(problems=tuple(problems))
+
+
+def _plans(record: JobRecord, *, is_poison: bool) -> list[str]:
+    name, problems = record.job.name, []
+    if record.plan is not None:
+        problems.append(f"I11 {name} has an open plan at {record.plan.step}: {record.plan.error}")
+    if record.old is not None and record.old.is_held:
+        problems.append(f"I11 {name} is held")
+    if record.quarantine is not None and not is_poison:
+        problems.append(f"I11 {name} is quarantined: {record.quarantine.reason}")
+    if record.quarantine is not None:
+        return problems
+    if record.job.deleted:
+        if record.old is not None:
+            problems.append(f"I12 {name} was removed and is not gone")
+        return problems
+    expected = validate_config(name, fold(record.layers))
+    if record.old is None:
+        if expected.state == "running":
+            problems.append(f"I12 {name} never started")
+    elif record.old.config != expected:
+        problems.append(f"I12 {name} does not run as expected")
+    return problems
+
+
+def _tasks(world: World, record: JobRecord, wanted: set[str], moving: frozenset[int]) -> list[str]:
+    row, problems = record.old, []
+    if row is None or row.state != "running" or record.plan is not None:
+        return []
+    for index in range(row.config.task_count):
+        task_id = f"{record.job.name}/{index}"
+        wanted.add(task_id)
+        if shard_of(task_id, world.options.shard_count) in moving:
+            continue
+        runs = world.population.of(task_id)
+        if len(runs) != 1:
+            problems.append(f"I4 {task_id} has {len(runs)} live instances")
+            continue
+        spec = runs[0].spec
+        if runs[0].state is not RunState.RUNNING:
+            problems.append(f"I4 {task_id} is {runs[0].state}")
+        elif spec.generation != row.generation or spec.birth != row.birth:
+            problems.append(f"I5 {task_id} runs generation {spec.generation}, not {row.generation}")
+        elif (
+            config := JobConfig.from_stored(spec.config)
+        ).package != row.config.package or config.arguments != row.config.arguments:
+            problems.append(f"I5 {task_id} runs an old config")
+    return problems

@@ -107,3 +107,17 @@ def category_from_json(data: Mapping[str, Any]) -> CategorySpec:
                 fix="correct the column",
             )
     return spec
+
+
+def has_no_times(spec: CategorySpec) -> bool:
+    """True if records from outside do not say when they happened."""
+    return spec.watermark in ("event_time", "injector") and spec.format != "typed" and not spec.ts_column
+
+
+def no_time_note(spec: CategorySpec) -> str:
+    """Which event times the records of such a category get."""
+    return (
+        f"{spec.name} has no time column: the event time of a record is the stamp that an Injector gives it; "
+        "what comes from files gets the moment at which it is published, in a backfill 0. If records carry "
+        "their time, name its column: `ts_column`, or --ts of `penstock category --create`."
+    )

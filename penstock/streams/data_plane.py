@@ -4,19 +4,27 @@ tasks. A plain process has none of these, so nothing is made for it and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
 from penstock.jobs.births import interval_birth, producer_of
-from penstock.jobs.config import JobConfig
+from penstock.jobs.config import Input, JobConfig, Output, StreamJob
+from penstock.jobs.guarantees import why_no_skip
+from penstock.jobs.tasks import TaskSpec
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
-from penstock.streams.leftovers import deliver, promised
 from penstock.streams.places import checkpoint_folder
-from penstock.streams.rows.row_store import IntervalRef, RowStore
-from penstock.streams.step import OutputSpec, is_dead
-from penstock.streams.task import outputs_of
+from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
+from penstock.streams.step.outbox import send_unsent, unsent_categories
+from penstock.streams.step.step import (
+    DEAD_COLUMNS,
+    OutputSpec,
+    dead_category,
+    dead_stream,
+    is_dead,
+    open_interval,
+)
+from penstock.streams.step.task import InputSpec, OwnedInterval, input_of
 
 
 class StreamDataPlane:
@@ -26,11 +34,11 @@ class StreamDataPlane:
         """`rows_place`: where the rows are; "": not told, and places of checkpoints are not looked at."""
         self._log, self._rows, self._rows_place = log, rows, rows_place
 
-    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+    def prepare(self, job: str, birth: str, config: JobConfig) -> None:
         """Create outputs, intervals with initial offsets (resolved once), and producer registrations."""
-        if _is_process(config):
+        if config.kind == "process":
             return
-        if config["kind"] == "spark":
+        if config.kind == "spark":
             if self._rows_place:
                 checkpoint_folder(self._rows_place, job, config)
             # Its place in its inputs is in its own checkpoint; the row says who may run it.
@@ -40,7 +48,7 @@ class StreamDataPlane:
         for output in outputs_of(job, config):
             self._log.create(_spec_of(output))
         sources = self._inputs(job, config)
-        starts = [self._starts(item, source) for item, source in zip(config["inputs"], sources, strict=True)]
+        starts = [self._starts(item, source) for item, source in zip(config.inputs, sources, strict=True)]
         for ref in intervals_of(job, birth, config):
             offsets = {
                 source.birth: first[ref.partition]
@@ -51,9 +59,7 @@ class StreamDataPlane:
         for category, producer in self._registrations(birth, config, sources):
             self._log.register_producer(category, producer)
 
-    def unread(
-        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
-    ) -> str:
+    def unread(self, job: str, birth: str, config: JobConfig, category: str, *, is_stopped: bool) -> str:
         """Why the tasks of this config are not at the end of an input that its writers leave; "" once they
         are.
         """
@@ -71,16 +77,16 @@ class StreamDataPlane:
                 left += done < ends[ref.partition]
         return f"{left} of its {len(ends)} partitions are not read to their end yet" if left else ""
 
-    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+    def fence(self, job: str, birth: str, config: JobConfig, *, generation: int) -> None:
         """Take every interval away from whoever still holds it, and refuse its publishes on all outputs."""
-        if _is_process(config):
+        if config.kind == "process":
             raise TaskActionFailed(
                 f"the tasks of {job} cannot be fenced",
                 why="it is a plain process: what it writes does not go through Penstock",
                 fix="wait until its containers confirm that it stopped or their leases are over; "
                 "`penstock task ls` shows where it runs",
             )
-        if config["kind"] == "spark":
+        if config.kind == "spark":
             for ref in intervals_of(job, birth, config):
                 self._rows.fence(ref, generation=generation)
             return
@@ -88,10 +94,10 @@ class StreamDataPlane:
         for ref in intervals_of(job, birth, config):
             token = self._rows.fence(ref, generation=generation)
             for producer in _producers(birth, config, sources, ref.partition):
-                for output in config["outputs"]:
-                    self._log.fence(output["category"], producer, token)
+                for output in config.outputs:
+                    self._log.fence(output.category, producer, token)
 
-    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+    def retire(self, job: str, birth: str, old: JobConfig, new: JobConfig | None) -> None:
         """Stop waiting for producers that are gone. A stopped job keeps its own: it holds the watermark."""
         before = self._left_by(job, birth, old)
         after = set() if new is None else self._registered(job, birth, new)
@@ -101,7 +107,7 @@ class StreamDataPlane:
             self._log.unregister_producer(category, producer)
 
     def _see_sent(
-        self, job: str, birth: str, old: Mapping[str, Any], categories: set[str], *, is_removed: bool
+        self, job: str, birth: str, old: JobConfig, categories: set[str], *, is_removed: bool
     ) -> None:
         """Everything that was promised to these categories is there; NotYet if the job's next tasks are to
         send it. Of a job that is removed no task runs any more: what its outbox holds is sent here.
@@ -112,19 +118,19 @@ class StreamDataPlane:
             if not self._rows.exists(ref):
                 continue
             if is_removed:
-                deliver(ref, rows=self._rows, log=self._log)
-            elif found := promised(ref, rows=self._rows) & categories:
+                send_unsent(ref, rows=self._rows, log=self._log)
+            elif found := unsent_categories(ref, rows=self._rows) & categories:
                 raise NotYet(
                     f"{job} has yet to send what it promised to {', '.join(map(repr, sorted(found)))}",
                     why="its tasks ended in between, and its next ones begin with it",
                     fix="nothing, if it runs; `penstock job get` shows its tasks",
                 )
 
-    def _left_by(self, job: str, birth: str, old: Mapping[str, Any]) -> set[tuple[str, str]]:
+    def _left_by(self, job: str, birth: str, old: JobConfig) -> set[tuple[str, str]]:
         """What it may have registered. Of a plan whose inputs never fitted or are gone nothing can be named,
         and a plan given up before it was prepared made no outputs: the removal must end all the same.
         """
-        inputs = {item["category"] for item in old.get("inputs", ())}
+        inputs = {item.category for item in old.inputs}
         if inputs - self._existing(inputs):
             return set()
         try:
@@ -142,18 +148,18 @@ class StreamDataPlane:
                 found.add(self._log.describe(name).spec.name)
         return found
 
-    def _registered(self, job: str, birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
-        if _is_process(config) or config["kind"] == "spark":
+    def _registered(self, job: str, birth: str, config: JobConfig) -> set[tuple[str, str]]:
+        if not isinstance(config, StreamJob):
             return set()
         return set(self._registrations(birth, config, self._inputs(job, config)))
 
-    def _inputs(self, job: str, config: Mapping[str, Any]) -> list[Category]:
-        found = [self._input(job, item["category"]) for item in config["inputs"]]
+    def _inputs(self, job: str, config: JobConfig) -> list[Category]:
+        found = [self._input(job, item.category) for item in config.inputs]
         most = max(category.spec.partitions for category in found)
-        if most != config["partitions"]:
+        if most != config.partitions:
             names = ", ".join(repr(category.spec.name) for category in found)
             raise ConfigError(
-                f"job {job} expects {config['partitions']} partitions of {names}",
+                f"job {job} expects {config.partitions} partitions of {names}",
                 why=f"the {'category has' if len(found) == 1 else 'largest of them has'} {most}",
                 fix="submit the pipeline again: the planner reads the number from the category",
             )
@@ -168,93 +174,138 @@ class StreamDataPlane:
                 f"job {job} waits for its input {name!r}", why=str(error), fix="submit the job that writes it"
             ) from error
 
-    def _starts(self, item: Mapping[str, Any], source: Category) -> tuple[int, ...]:
-        if item.get("start", "earliest") == "latest":
+    def _starts(self, item: Input, source: Category) -> tuple[int, ...]:
+        if item.start == "latest":
             return self._log.end_offsets(source.spec.name)
         return self._log.start_offsets(source.spec.name)  # the earliest that retention has left
 
     def _registrations(
-        self, birth: str, config: Mapping[str, Any], sources: Sequence[Category]
+        self, birth: str, config: JobConfig, sources: Sequence[Category]
     ) -> Iterator[tuple[str, str]]:
-        for output in config["outputs"]:
-            if is_dead(output["stream"]):
+        for output in config.outputs:
+            if is_dead(output.stream):
                 continue  # dead letters have no watermark
-            for partition in range(config["partitions"]):
+            for partition in range(config.partitions):
                 for producer in _producers(birth, config, sources, partition):
-                    yield output["category"], producer
+                    yield output.category, producer
 
 
-def find_outputs(log: Log, job: str, config: Mapping[str, Any]) -> tuple[OutputSpec, ...]:
+def own_interval(
+    spec: TaskSpec,
+    partition: int,
+    *,
+    shard_epoch: int,
+    rows: RowStore,
+    log: Log,
+    outputs: Sequence[OutputSpec],
+) -> tuple[OwnedInterval, IntervalRow]:
+    """Acquire one interval of a task, and fence its former owners on the bus."""
+    config = JobConfig.from_stored(spec.config, job=spec.job)
+    ref = interval_of(spec.job, spec.birth, config, partition)
+
+    def producer_for(input_birth: str) -> str:
+        return _producer(spec.birth, config, input_birth, partition)
+
+    row = open_interval(
+        ref=ref,
+        generation=spec.generation,
+        shard_epoch=shard_epoch,
+        producer_for=producer_for,
+        rows=rows,
+        log=log,
+        outputs=outputs,
+    )
+    producers = {birth: producer_for(birth) for birth in row.offsets}
+    return OwnedInterval(ref=ref, token=row.token, producers=producers), row
+
+
+def find_inputs(log: Log, config: JobConfig) -> tuple[InputSpec, ...]:
+    """A job's inputs as its tasks read them."""
+    sources = [log.describe(item.category) for item in config.inputs]
+    reads = config.plan.reads or [None] * len(sources)
+    return tuple(input_of(source, columns) for source, columns in zip(sources, reads, strict=True))
+
+
+def find_outputs(log: Log, job: str, config: JobConfig) -> tuple[OutputSpec, ...]:
     """A job's outputs as its tasks open them.
 
     The plan made their categories. Only the one for dead letters may be missing: an operator can ask for it
     without a plan, and then the first task makes it.
     """
-    planned = {item["category"] for item in config["outputs"]}
+    planned = {item.category for item in config.outputs}
     found = []
     for item in outputs_of(job, config):
-        if item["category"] not in planned:
+        if item.category not in planned:
             log.create(_spec_of(item))
         found.append(
             OutputSpec(
-                stream=item["stream"],
-                category=item["category"],
-                birth=log.describe(item["category"]).birth,
-                partitions=item["partitions"],
-                columns=_columns_of(item),
-                watermarked=not is_dead(item["stream"]),
+                stream=item.stream,
+                category=item.category,
+                birth=log.describe(item.category).birth,
+                partitions=item.partitions,
+                columns=item.columns,
+                watermarked=not is_dead(item.stream),
             )
         )
     return tuple(found)
 
 
-def _spec_of(output: Mapping[str, Any]) -> CategorySpec:
-    return CategorySpec(
-        name=output["category"],
-        partitions=output["partitions"],
-        columns=_columns_of(output),
-        format=output.get("format", "typed"),
+def outputs_of(job: str, config: JobConfig) -> list[Output]:
+    """The outputs of a job's tasks: those of its plan, and a place for dead letters if it needs one.
+
+    A plan has one only if the pipeline itself says `poison = "skip"`; an operator may say so later.
+    """
+    skips = config.kind == "stateful" and config.poison == "skip" and not why_no_skip(config)
+    if not skips or any(is_dead(item.stream) for item in config.outputs):
+        return [*config.outputs]
+    dead = Output(
+        stream=dead_stream(0),
+        category=dead_category(job),
+        partitions=config.partitions,
+        columns=DEAD_COLUMNS,
+        internal=False,
     )
+    return [*config.outputs, dead]
 
 
-def _columns_of(output: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, kind) for name, kind in output["columns"])
+def _spec_of(output: Output) -> CategorySpec:
+    return CategorySpec(
+        name=output.category, partitions=output.partitions, columns=output.columns, format=output.format
+    )
 
 
 def check_places(rows_place: str, config: JobConfig) -> None:
     """Refuse a job whose tasks would have no place here for what they keep."""
     if config.kind == "spark":
-        checkpoint_folder(rows_place, config.name, config.to_json())
+        checkpoint_folder(rows_place, config.name, config)
 
 
-def _is_process(config: Mapping[str, Any]) -> bool:
-    return bool(config["kind"] == "process")
+def interval_of(job: str, birth: str, config: JobConfig, partition: int) -> IntervalRef:
+    """The interval in which a job with this config keeps what it knows of a partition."""
+    interval = interval_birth(birth, config.kind, config.lineage, partition)
+    return IntervalRef(job=job, job_birth=birth, partition=partition, birth=interval)
 
 
-def intervals_of(job: str, birth: str, config: Mapping[str, Any]) -> Iterator[IntervalRef]:
+def intervals_of(job: str, birth: str, config: JobConfig) -> Iterator[IntervalRef]:
     """The intervals of a job's config, by partition."""
-    for partition in range(config["partitions"]):
-        yield IntervalRef(
-            job=job,
-            job_birth=birth,
-            partition=partition,
-            birth=interval_birth(birth, config["kind"], config["lineage"], partition),
-        )
+    return (interval_of(job, birth, config, partition) for partition in range(config.partitions))
 
 
-def _producers(
-    birth: str, config: Mapping[str, Any], sources: Sequence[Category], partition: int
-) -> tuple[str, ...]:
+def _producers(birth: str, config: JobConfig, sources: Sequence[Category], partition: int) -> tuple[str, ...]:
     """As whom an interval publishes: one for each input it has, or itself if it keeps state."""
     found = (
-        producer_of(
-            job_birth=birth,
-            kind=config["kind"],
-            lineage=config["lineage"],
-            input_birth=source.birth,
-            partition=partition,
-        )
+        _producer(birth, config, source.birth, partition)
         for source in sources
         if partition < source.spec.partitions
     )
     return tuple(dict.fromkeys(found))
+
+
+def _producer(birth: str, config: JobConfig, input_birth: str, partition: int) -> str:
+    return producer_of(
+        job_birth=birth,
+        kind=config.kind,
+        lineage=config.lineage,
+        input_birth=input_birth,
+        partition=partition,
+    )

@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
 from penstock.core.errors import ComputationFailed, ConfigError
-from penstock.jobs.config import validate_config
+from penstock.jobs.config import JobConfig, validate_config
+from penstock.jobs.tasks import FINAL, RunState, RunStatus, single_task
+from penstock.streams.bus.copy import close_input, content_hash, publish_lines
 from penstock.streams.bus.log import LOW_MAX, CategorySpec, Log
-from penstock.streams.bus_copy import close_input, content_hash, publish_lines
 from penstock.streams.catalogue import LogCatalogue
-from penstock.streams.compiled import CompiledPipeline
+from penstock.streams.compile.compiled import CompiledPipeline
+from penstock.streams.compile.packages import Package, build_package, load_pipeline
+from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.data_plane import StreamDataPlane, intervals_of
+from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
+from penstock.streams.inspect.state_decode import is_in_blocks
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.streams.packages import Package, build_package, load_pipeline
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.record_lines import LineRules, Lines, lines_of
+from penstock.streams.rows.codec import key_after
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.rows.scanning import key_after
-from penstock.streams.state_decode import is_in_blocks
 
 if TYPE_CHECKING:
-    from penstock.streams.engine.spark_tasks import RunView, SparkTasks
+    from penstock.streams.spark.tasks import SparkTasks
 
 TRIGGER_MS = 200
 SETTLED_ROUNDS = 4
@@ -127,7 +128,7 @@ class LocalRun:
         self._place, self._clock, self._is_kept = place, clock, is_kept
         self.log: Log = open_log(place.bus)
         self._rows = open_rows(place.rows)
-        self._configs: dict[str, dict[str, Any]] = {}
+        self._configs: dict[str, JobConfig] = {}
         self._tasks: SparkTasks | None = None
         self._package: Package | None = None
         self._closed: set[str] = set()
@@ -147,14 +148,14 @@ class LocalRun:
         compiled = compile_pipeline(found, LogCatalogue(self.log), self._package.ref())
         data = StreamDataPlane(self.log, self._rows)
         for body in compiled.to_json()["jobs"]:
-            config = validate_config(body["name"], {**body, "trigger_ms": TRIGGER_MS}).to_json()
-            self._configs[config["name"]] = config
-            data.prepare(config["name"], self._place.birth(config["name"]), config)
+            config = validate_config(body["name"], {**body, "trigger_ms": TRIGGER_MS})
+            self._configs[config.name] = config
+            data.prepare(config.name, self._place.birth(config.name), config)
         sinks = {
-            output["category"]
+            output.category
             for config in self._configs.values()
-            for output in config["outputs"]
-            if not output["internal"]
+            for output in config.outputs
+            if not output.internal
         }
         for sink in sorted(sinks):
             for partition, end in enumerate(self.log.end_offsets(sink)):
@@ -195,7 +196,7 @@ class LocalRun:
 
     def start(self, spark: Any) -> None:
         """One task per job."""
-        from penstock.streams.engine.spark_tasks import Assignment, SparkTasks
+        from penstock.streams.spark.tasks import SparkTasks
 
         package = self._package
         assert package is not None, "compile comes first"
@@ -209,40 +210,32 @@ class LocalRun:
             die=_give_up,
         )
         for name, config in self._configs.items():
-            self._tasks.start(
-                Assignment(
-                    task_id=f"{name}/0",
-                    job=name,
-                    job_birth=self._place.birth(name),
-                    generation=1,
-                    shard_epoch=1,
-                    partitions=range(config["partitions"]),
-                    config=config,
-                )
-            )
+            spec = single_task(name, self._place.birth(name), config.to_json())
+            self._tasks.start(spec, shard_epoch=1)
 
-    def look(self) -> tuple[RunView, ...]:
+    def look(self) -> tuple[RunStatus, ...]:
         """How the tasks are; ComputationFailed if one ended with an error."""
         assert self._tasks is not None, "start comes first"
         now_ms = self._clock.now_ms()
         for category in self.log.categories():
             self.log.advance(category.spec.name, now_ms=now_ms)
-        views = self._tasks.poll()
-        for view in views:
-            if view.state in ("failed", "fenced"):
+        statuses = self._tasks.poll()
+        for status in statuses:
+            if status.state in (RunState.FAILED, RunState.FENCED):
                 raise ComputationFailed(
-                    f"task {view.task_id} {view.state}",
-                    why=view.error,
+                    f"task {status.task_id} {status.state}",
+                    why=status.error,
                     fix="correct what is named and run it again: it goes on with the record that failed",
                 )
-        return views
+        return statuses
 
-    def is_done(self, views: Sequence[RunView]) -> bool:
+    def is_done(self, statuses: Sequence[RunStatus]) -> bool:
         """Whether all that was given is read, and what follows from it has settled."""
         ends = tuple(sum(self.log.end_offsets(name)) for name in sorted(self._categories()))
         is_idle = all(
-            view.state == "running" and _is_through(view.metrics, self._ends(view.task_id.rpartition("/")[0]))
-            for view in views
+            status.state is RunState.RUNNING
+            and _is_through(status.metrics, self._ends(status.task_id.rpartition("/")[0]))
+            for status in statuses
         )
         self._still = self._still + 1 if is_idle and ends == self._seen else 0
         self._seen = ends
@@ -254,7 +247,7 @@ class LocalRun:
 
     def open_inputs(self) -> tuple[str, ...]:
         """Inputs from outside that have not ended."""
-        outside = {item["category"] for config in self._configs.values() for item in config["inputs"]}
+        outside = {item.category for config in self._configs.values() for item in config.inputs}
         return tuple(sorted(outside - self._categories() - self._closed))
 
     def new_records(self) -> Iterator[tuple[str, bytes]]:
@@ -270,30 +263,30 @@ class LocalRun:
     def stop(self) -> bool:
         """Ask every task to end; True when all have."""
         assert self._tasks is not None, "start comes first"
-        for view in self._tasks.poll():
-            self._tasks.stop(view.task_id)
-        return all(view.state in ("stopped", "failed", "fenced") for view in self._tasks.poll())
+        for status in self._tasks.poll():
+            self._tasks.stop(status.task_id)
+        return all(status.state in FINAL for status in self._tasks.poll())
 
     def _categories(self) -> set[str]:
-        return {output["category"] for config in self._configs.values() for output in config["outputs"]}
+        return {output.category for config in self._configs.values() for output in config.outputs}
 
     def _ends(self, job: str) -> bool:
         """Whether every input of a job ends: closed here, or written by jobs whose inputs end."""
         writers: dict[str, list[str]] = {}
         for name, config in self._configs.items():
-            for output in config["outputs"]:
-                writers.setdefault(output["category"], []).append(name)
+            for output in config.outputs:
+                writers.setdefault(output.category, []).append(name)
         return all(
-            all(self._ends(writer) for writer in writers[item["category"]])
-            if item["category"] in writers
-            else item["category"] in self._closed
-            for item in self._configs[job]["inputs"]
+            all(self._ends(writer) for writer in writers[item.category])
+            if item.category in writers
+            else item.category in self._closed
+            for item in self._configs[job].inputs
         )
 
     def _summary_of(self, job: str) -> JobSummary:
         config, counts = self._configs[job], Counter[str]()
-        in_blocks = is_in_blocks(config["plan"].get("computation") or {})
-        births = {item["category"]: self.log.describe(item["category"]).birth for item in config["inputs"]}
+        in_blocks = is_in_blocks(config.computation)
+        births = {item.category: self.log.describe(item.category).birth for item in config.inputs}
         positions: dict[str, dict[int, int]] = {category: {} for category in births}
         for ref in intervals_of(job, self._place.birth(job), config):
             row = self._rows.peek(ref)

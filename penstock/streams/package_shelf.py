@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.core.disk import make_folder, sync_folder
 from penstock.core.errors import ConfigError, DiskFull, NotFound
-from penstock.streams.packages import unpack_package
+from penstock.streams.compile.packages import unpack_package
 
 PACKAGE_BYTES_MAX = 100 * 1024 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}")

@@ -6,22 +6,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem
-from penstock.streams.bus.embedded_log import EmbeddedLog
-from penstock.streams.bus.kafka_place import parse_place
+from penstock.streams.bus.embedded.log import EmbeddedLog
+from penstock.streams.bus.kafka.place import parse_place
 from penstock.streams.bus.log import Log
 from penstock.streams.rows.row_store import RowStore
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows.sqlite import SqliteRows
 
 if TYPE_CHECKING:
-    from penstock.streams.bus.kafka_log import KafkaLog
+    from penstock.jobs.config import JobConfig
+    from penstock.streams.bus.kafka.log import KafkaLog
 
 ROWS_FORMS = "sqlite:<folder> or postgresql://<user>@<host>:<port>/<database>"
 CHECKPOINT_EXAMPLE = "plan: {computation: {function: main, checkpoint: file:///mnt/shared/checkpoints}}"
@@ -47,7 +48,7 @@ def open_rows(place: str) -> RowStore:
         return SqliteRows(Path(rest))
     if kind in ("postgresql", "postgres"):
         # Imported here: workers of an installation on its own disk need no client of PostgreSQL.
-        from penstock.streams.rows.postgres_rows import PostgresRows
+        from penstock.streams.rows.postgres import PostgresRows
 
         return PostgresRows(place)
     raise _unknown("row store", hidden_password(place), ROWS_FORMS)
@@ -71,7 +72,7 @@ def identify_rows(place: str, *, make: bool = True) -> str:
     """What a row store is, whatever its address. `make`: a database that has no rows yet gets its tables."""
     kind, _, rest = place.partition(":")
     if kind in ("postgresql", "postgres"):
-        from penstock.streams.rows.postgres_links import identify_database
+        from penstock.streams.rows.postgres_server import identify_database
 
         return identify_database(place, make=make)
     if kind == "sqlite" and rest:
@@ -162,7 +163,7 @@ def _kept(folder: Path, what: str) -> dict[str, str] | None:
 def _open_kafka(place: str) -> KafkaLog:
     # Imported here: an installation on its own disk needs no Kafka client.
     try:
-        from penstock.streams.bus.kafka_log import KafkaLog
+        from penstock.streams.bus.kafka.log import KafkaLog
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
             "this Python cannot talk to Kafka",
@@ -172,13 +173,13 @@ def _open_kafka(place: str) -> KafkaLog:
     return KafkaLog(parse_place(place))
 
 
-def checkpoint_folder(rows: str, job: str, config: Mapping[str, Any]) -> Path:
+def checkpoint_folder(rows: str, job: str, config: JobConfig) -> Path:
     """Where a query brought as it is keeps its checkpoints; ConfigError if nobody said it. Pure.
 
     Rows in a folder are used by one machine: there the checkpoints lie beside them. Rows on a server are used
     from many, and only whoever runs it knows which folder all of them see.
     """
-    given = (config["plan"]["computation"] or {}).get("checkpoint")
+    given = config.computation.get("checkpoint")
     if given is None and rows.startswith("sqlite:"):
         return Path(rows.partition(":")[2]).parent / "query_checkpoints"
     if given is None:

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.runners import assignment_of
-from penstock.streams.engine.load import LoadMeter
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.streams.task import DONE, TaskDescriptor
+from penstock.streams.spark.load import LoadMeter
+from penstock.streams.step.task import DONE, TaskDescriptor
 from tests.cli.world import World
 
 
@@ -20,15 +19,15 @@ class Container:
     """Runs what the control plane says, one step of each task at a call. What a step raises comes out."""
 
     def __init__(self, world: World, folder: Path) -> None:
-        from penstock.streams.engine.spark_tasks import SparkTasks
+        from penstock.streams.spark.tasks import SparkTasks
 
         settings = world.plane.settings
         self._world, self._folder = world, folder
         shelf = UnpackedPackages(folder / "packages", world.plane.packages.get)
         self._tasks = SparkTasks(
             cast(Any, None),  # a session, which nothing here needs
-            bus=settings.bus,
-            rows=settings.rows,
+            bus=settings.bus_place,
+            rows=settings.rows_place,
             package_folder=shelf.folder_of,
             checkpoints=folder / "checkpoints",
             die=lambda reason: None,
@@ -37,12 +36,12 @@ class Container:
     def open(self, job: str) -> list[TaskDescriptor]:
         """The job's tasks as they are on the list now, each with its intervals."""
         specs = self._world.plane.task_service.snapshot().jobs[job]
-        return [self._tasks.open(assignment_of(spec, 1))[0] for spec in specs]
+        return [self._tasks.open(spec, 1)[0] for spec in specs]
 
     def step(self, job: str) -> dict[str, float]:
         """One batch of all that there is, of each of its tasks; what the last task then reports."""
-        from penstock.streams.bus.spark_source import IntervalStreamReader
-        from penstock.streams.engine.step_worker import step_function
+        from penstock.streams.spark.source import IntervalStreamReader
+        from penstock.streams.spark.worker import step_function
 
         found: dict[str, float] = {}
         for task in self.open(job):

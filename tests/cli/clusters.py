@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.lendable import LendableHost, keep_token
-from penstock.cli.lending import ClusterFile, Lender
 from penstock.client import Client
-from penstock.container import ContainerSettings, folder_id, join_settings, read_capacity
+from penstock.container.container import ContainerSettings, folder_id, join_settings, read_capacity
+from penstock.container.host import LendableHost, keep_token
 from penstock.core.system_clock import SystemClock
-from penstock.tasks.messages import Heartbeat, ShardEntry
+from penstock.fleet.messages import Heartbeat, ShardEntry
+from penstock.lender import ClusterFile, Lender
+from tests.server.served import Served, served
 from tests.waiting import until
-from tests.web.served import Served, served
 
 SIZE = "10,8192,0,0"
 
@@ -108,6 +108,7 @@ class Clusters:
             token_file=keep_token(folder, plane.token_of(name)),
             folder=folder,
             engine="process",
+            cores=2,
             capacity=size,
             region="",
         )
@@ -177,7 +178,7 @@ class Clusters:
         store = self.planes[cluster].plane.lending._store
         loan = store.loan(container)
         assert loan is not None
-        from penstock.tasks.lending import Change
+        from penstock.fleet.loans import Change
 
         older = replace(loan, at_ms=loan.at_ms - int(seconds * 1000))
         assert store.keep(loan, Change(loan=older), None)

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.cli.durations import seconds_of
+from penstock.alarms.checks import SOURCE
+from penstock.cli.alarms import seconds_of
 from penstock.core.errors import ConfigError
-from penstock.resources.alarms import FLEET
-from penstock.resources.levels import SOURCE
-from penstock.resources.policies.policy import RaiseAlert
+from penstock.scaling.policies.policy import FLEET, RaiseAlert
 from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World, a_world
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.connection import token_file
+from penstock.core.folder import token_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Run, World
 from tests.waiting import until
 
@@ -95,8 +95,8 @@ def test_a_bad_override_is_explained_and_not_made(
 
 @pytest.fixture(scope="module")
 def submitted(shared: World) -> World:
-    from penstock.cli.compiling import compile_file
     from penstock.cli.connection import connect
+    from penstock.cli.pipelines import compile_file
 
     with connect(shared.folder) as client:
         compiled, package = compile_file(ZEITGEIST, client)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
 from tests.cli.world import Run, Started
 
@@ -113,8 +113,8 @@ def test_a_value_of_ten_megabytes_goes_through_and_comes_back(folder: Path, bus:
 def test_a_line_without_end_is_refused_and_the_others_are_still_looked_at(
     folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.streams.bus_copy.LINE_BYTES_MAX", 1000)
-    monkeypatch.setattr("penstock.streams.record_lines.LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr("penstock.streams.bus.copy.LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr("penstock.streams.inspect.record_lines.LINE_BYTES_MAX", 1000)
     file = a_file(folder, sale("y" * 5000, 1, 1), "oops", sale("a", 1, 1))
     error = run("bus", "publish", "sales", file, "--folder", folder).is_refused()
     assert "line 1: it is longer than 1000 bytes" in error and "line 2:" in error and "line 3" not in error
@@ -253,7 +253,7 @@ def test_a_copy_has_every_record_once_also_when_it_is_repeated(folder: Path, bus
 def test_a_copy_that_was_cut_off_goes_on(
     folder: Path, bus: EmbeddedLog, run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.streams.bus_copy.BATCH_ROWS", 40)
+    monkeypatch.setattr("penstock.streams.bus.copy.BATCH_ROWS", 40)
     run("bus", "publish", "sales", a_file(folder, *records(500)), "--key", "shop", "--folder", folder)
     publish, calls = EmbeddedLog.publish, []
 
@@ -289,7 +289,7 @@ def test_a_category_goes_to_a_file_and_back_byte_by_byte(name: str, folder: Path
 
 
 def test_what_is_not_json_survives_a_file_too(folder: Path, bus: EmbeddedLog, run: Run):
-    from penstock.streams.injector import Injector
+    from penstock.streams.dsl.injector import Injector
 
     values = [b"\xff\x00", b"{broken", b" 1 ", b"two\nlines", b""]
     Injector(bus, "sales", "test", epoch=1).publish(["k"] * 5, range(5), values)

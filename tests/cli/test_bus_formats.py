@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.streams.bus.avro import decode_avro
-from penstock.streams.bus.embedded_log import EmbeddedLog
-from penstock.streams.injector import Injector
+from penstock.streams.bus.embedded.log import EmbeddedLog
+from penstock.streams.dsl.injector import Injector
 from tests.cli.test_bus import a_file, a_spec, everything
 from tests.cli.world import Run
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.connection import connect, token_file, tokens_folder
+from penstock.cli.connection import connect
 from penstock.client import Client
+from penstock.core.folder import token_file, tokens_folder
 from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World
 from tests.waiting import until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from penstock.cli.doctoring import doctor_text
-from penstock.streams.testing import wait_for
-from penstock.tasks.messages import Heartbeat, TaskReport
+from penstock.cli.policies import doctor_text
+from penstock.fleet.messages import Heartbeat, TaskReport
 from tests.cli.test_tables import shown
 from tests.cli.world import PARSE, Run, World
+from tests.support.stage import wait_for
 
 EVIL = "[bold]x[/]\x1b[2J\nnext"
 

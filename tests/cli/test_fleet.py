@@ -12,11 +12,11 @@ import pytest
 from penstock.cli.connection import connect
 from penstock.cli.fleet import follow_log, split_task
 from penstock.client import Client
+from penstock.container.process_runner import RotatedFile
+from penstock.container.task_logs import log_file
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.loop import Loop
-from penstock.tasks.messages import Heartbeat, TaskReport
-from penstock.tasks.process_logs import RotatedFile
-from penstock.tasks.task_logs import log_file
+from penstock.fleet.messages import Heartbeat, TaskReport
 from tests.builders import a_process
 from tests.cli.world import Run, Started, World, a_world
 from tests.streams.test_load import counted

@@ -31,8 +31,9 @@ def test_a_cap_that_cannot_be_is_refused(run: Run, tmp_path: Path, given: str):
 
 def test_settings_refuse_it_in_three_parts(tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
-        Settings(folder=tmp_path, rescales_max=-1)
-    assert "-1 rescales" in refused.value.what and "0 to 100000" in refused.value.why and refused.value.fix
+        Settings.of_up({"folder": tmp_path, "rescales_max": -1}, config=None)
+    assert refused.value.what == "--rescales-max cannot be used"
+    assert "-1: Input should be greater than or equal to 0" in refused.value.why and refused.value.fix
 
 
 @pytest.mark.e2e

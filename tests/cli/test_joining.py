@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.lendable import keep_token
-from penstock.cli.up import UpSettings, environment_of
-from penstock.container import (
+from penstock.container.container import (
     SECRET_VARIABLES,
     ContainerSettings,
     join_settings,
@@ -21,11 +19,12 @@ from penstock.container import (
     read_capacity,
     take_rows,
 )
+from penstock.container.host import keep_token
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
-from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE
-from penstock.web.server import Listening, Tls
+from penstock.installation import environment_of
+from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
 from tests.cli.world import Run
-from tests.web.served import Served, served
+from tests.server.served import Served, served
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,15 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def joined(plane: Served, folder: Path, **changes: str) -> ContainerSettings:
-    given = {"engine": "process", "capacity": "", "region": "", "url": plane.server.url, **changes}
+def joined(plane: Served, folder: Path, **changes: Any) -> ContainerSettings:
+    given = {
+        "engine": "process",
+        "cores": 2,
+        "capacity": "",
+        "region": "",
+        "url": plane.server.url,
+        **changes,
+    }
     role = given.pop("role", "")
     token = plane.tokens[role] if role else plane.token_of("far")
     return join_settings("far", token_file=keep_token(folder, token), folder=folder, **given)
@@ -50,7 +56,14 @@ def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
 
 def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_path: Path):
     token = keep_token(tmp_path, plane.token_of("near"))
-    given = {"url": plane.server.url, "folder": tmp_path, "engine": "process", "capacity": "", "region": ""}
+    given = {
+        "url": plane.server.url,
+        "folder": tmp_path,
+        "engine": "process",
+        "cores": 2,
+        "capacity": "",
+        "region": "",
+    }
     with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
         join_settings("far", token_file=token, **given)
     assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
@@ -124,27 +137,19 @@ def test_a_join_that_cannot_be_says_why(
 def test_wardens_know_the_database_and_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in SECRET_VARIABLES:
         monkeypatch.setenv(name, "from outside")
-    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast")
+    settings = Settings(folder=tmp_path)
     assert not SECRET_VARIABLES & set(environment_of(settings))
     assert environment_of(settings)["PATH"] == os.environ["PATH"]
-    settings = UpSettings(
+    settings = Settings(
         folder=tmp_path,
-        containers=1,
-        cores=1,
-        profile="fast",
         database="postgresql://here",
-        listening=Listening(tls=Tls(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")),
+        tls_cert=tmp_path / "cert.pem",
+        tls_key=tmp_path / "key.pem",
     )
     found = environment_of(settings)
     assert found[DATABASE_VARIABLE] == "postgresql://here"
     assert found["PENSTOCK_CA"] == str(tmp_path / "cert.pem")
     assert not {"PENSTOCK_TOKEN", "PENSTOCK_URL"} & set(found)
-
-
-def test_engines_are_checked_before_anything_starts(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no such engine"):
-        UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="flink").check()
-    UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", engine="process").check()
 
 
 @pytest.fixture
@@ -192,7 +197,15 @@ def test_spark_tasks_do_not_run_without_the_rows_of_the_control_plane(
 )
 def test_spark_tasks_need_whatever_is_a_folder_to_be_here(tmp_path: Path, bus: str, rows: str, missing: str):
     settings = ContainerSettings(
-        name="far", folder=tmp_path, url="", token_file=tmp_path / "token", bus=bus, rows=rows
+        name="far",
+        folder=tmp_path,
+        url="",
+        token_file=tmp_path / "token",
+        bus=bus,
+        rows=rows,
+        profile="fast",
+        engine="spark",
+        cores=2,
     )
     if not missing:
         settings.check()
@@ -204,7 +217,7 @@ def test_spark_tasks_need_whatever_is_a_folder_to_be_here(tmp_path: Path, bus: s
 
 def test_containers_are_told_of_rows_in_their_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv(ROWS_VARIABLE, "from outside")
-    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", rows="postgresql://here")
+    settings = Settings(folder=tmp_path, rows="postgresql://here")
     assert environment_of(settings)[ROWS_VARIABLE] == "postgresql://here"
-    settings = UpSettings(folder=tmp_path, containers=1, cores=1, profile="fast", rows="sqlite:/x")
+    settings = Settings(folder=tmp_path, rows="sqlite:/x")
     assert ROWS_VARIABLE not in environment_of(settings)

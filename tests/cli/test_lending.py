@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli import lendable
-from penstock.cli.lendable import HOME_AFTER_MS
 from penstock.client import Client
+from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
-from penstock.resources.lending_round import ARRIVE_S, STAYS_S, STEP_S, decide_round
-from penstock.tasks.lending import AGAIN_MS
+from penstock.fleet.loans import AGAIN_MS
+from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, decide_round
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
 from tests.waiting import until
@@ -275,10 +275,10 @@ def test_spark_tasks_whose_state_is_elsewhere_refuse_beforehand(
     short: Clusters, monkeypatch: pytest.MonkeyPatch
 ):
     """Plan: a container on Spark; b keeps its streams in a folder that this machine does not have."""
-    monkeypatch.setattr("penstock.container.require_spark", lambda master: None)
+    monkeypatch.setattr("penstock.container.container.require_spark", lambda master: None)
     for name in ("a1", "a2"):
         host = short.machines[name].host
-        host.home = lendable.replace(host.home, engine="spark")
+        host.home = replace(host.home, engine="spark")
     plane = short.planes["b"].plane
     told = {**plane.installation(), "bus": "embedded:/no/such/folder/bus"}
     monkeypatch.setattr(plane, "installation", lambda: told)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.lending import read_clusters
 from penstock.core.errors import ConfigError, EnvironmentProblem, UserError
+from penstock.lender import read_clusters
 
 GOOD = """
 [[cluster]]

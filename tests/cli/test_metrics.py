@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from penstock.cli.metrics import WIDTH, metrics_table, short, sparkline
-from penstock.resources.frames import METRICS
+from penstock.cli.jobs import WIDTH, metrics_table, short, sparkline
+from penstock.scaling.metrics.frames import METRICS
 
 
 def test_bars_grow_from_nothing_and_a_gap_is_a_dot():

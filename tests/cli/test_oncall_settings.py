@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ComputationFailed
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.cli.by_hand import Container
 from tests.cli.world import Run, World
 from tests.waiting import until
@@ -34,7 +34,7 @@ p.source("numbers").key_by("k").process(Halves).sink("quotients")
 BATCHES = """
 import pyarrow as pa
 from penstock import Pipeline
-from penstock.streams.vectorised import VectorComputation
+from penstock.streams.step.vectorised import VectorComputation
 
 
 class Whole(VectorComputation):

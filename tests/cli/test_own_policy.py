@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from penstock.cli.connection import token_file
-from penstock.resources.frames import METRICS
-from penstock.resources.policies.policy import ChangeLayer, Verdict, evaluate
-from penstock.streams.packages import build_package
-from penstock.streams.user_code import UserCode
+from penstock.core.folder import token_file
+from penstock.scaling.metrics.frames import METRICS
+from penstock.scaling.policies.policy import ChangeLayer, Verdict, evaluate
+from penstock.streams.compile.packages import build_package
+from penstock.streams.dsl.user_code import UserCode
 from tests.cli.test_policies import settle
 from tests.cli.world import PARSE, Run, World
-from tests.resources.policies.kit import a_frame, some_facts
+from tests.scaling.policies.kit import a_frame, some_facts
 from tests.tidy_rules import ROOT
 from tests.waiting import until
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: 
 
     package = compiled["package"]
     with connect(empty.folder, role="developer") as client:
-        from penstock.streams.packages import build_package
+        from penstock.streams.compile.packages import build_package
 
         client.put_package(package["hash"], build_package(path).data)
         try:
@@ -125,7 +125,7 @@ INSERT INTO langs SELECT lang FROM queries;
 
 
 def states(world: World) -> dict[str, str]:
-    return {view.name: view.config["state"] for view in world.plane.jobs.views()}
+    return {view.name: view.config.state for view in world.plane.jobs.views()}
 
 
 def test_a_second_file_with_the_name_of_a_running_pipeline_does_not_stop_it(

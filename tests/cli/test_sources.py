@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.sources import read_time
+from penstock.cli.runs import read_time
 from tests.cli.world import ZEITGEIST, Run
 
 QUERIES = ZEITGEIST.parent / "queries.json"

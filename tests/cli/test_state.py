@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from penstock.jobs.births import interval_birth
+from penstock.streams.dsl.state import StateCodec, Value
 from penstock.streams.keys import partition_of
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow
-from penstock.streams.state import StateCodec, Value
 from tests.cli.world import COUNT, PARSE, Run, World
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ def kept(world: World) -> World:
     """The Zeitgeist pipeline with the state of twenty queries, owned by a task."""
     until(lambda: all(view.is_in_sync for view in world.plane.jobs.every_view()))
     for partition in range(PARTITIONS):
-        rows, ref = open_rows(world.plane.settings.rows), interval(world, partition)
+        rows, ref = open_rows(world.plane.settings.rows_place), interval(world, partition)
         row = rows.acquire(ref, generation=1, shard_epoch=1)
         keys = [f"query {n}" for n in range(20) if partition_of(f"query {n}", PARTITIONS) == partition]
         states = {key: CODEC.encode(CODEC.live_type(counts={1: 4})) for key in keys}
@@ -38,13 +38,13 @@ def kept(world: World) -> World:
 
 def interval(world: World, partition: int) -> IntervalRef:
     running = world.plane.jobs.view(COUNT).running
-    assert running is not None and running.config["partitions"] == PARTITIONS
-    birth = interval_birth(running.birth, "stateful", running.config["lineage"], partition)
+    assert running is not None and running.config.partitions == PARTITIONS
+    birth = interval_birth(running.birth, "stateful", running.config.lineage, partition)
     return IntervalRef(job=COUNT, job_birth=running.birth, partition=partition, birth=birth)
 
 
 def test_state_is_shown_in_every_form_and_nobody_notices(kept: World, run: Run, tmp_path: Path):
-    rows = open_rows(kept.plane.settings.rows)
+    rows = open_rows(kept.plane.settings.rows_place)
     before = [rows.peek(interval(kept, partition)) for partition in range(PARTITIONS)]
     at = ("--folder", kept.folder)
     found = run("state", "get", COUNT, "query 7", *at, "-o", "json").json

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.connection import connect
-from penstock.cli.stopping import stop_on_signals, until_ctrl_c
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.cli.watching import stop_on_signals, until_ctrl_c
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
 from tests.cli.world import Outcome, Started, World
 from tests.kin import kin_of
 from tests.waiting import until
 
 both = pytest.mark.parametrize("in_background", [False, True])
+# Started in the background of a script, where SIGINT is ignored, once; other commands in `make test-all`.
+mostly = pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["usual", "ignored"])
@@ -58,7 +60,7 @@ def ended(command: Started) -> Outcome:
     return outcome
 
 
-@both
+@mostly
 @pytest.mark.parametrize("look", [("status", "--watch"), ("job", "ls", "--watch"), ("top",)])
 def test_a_watch_ends(shared: World, look: tuple[str, ...], in_background: bool):
     # As JSON: each look is a line at once, in a terminal or not.

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from penstock.cli import change_tables, tables
+from penstock.cli import tables
+from penstock.cli import tables as change_tables
 from tests.cli.world import plain
 
 LOAD = {"input_rate": 123456.7, "processed_rate": 99999.2, "lag_s": 12345.6, "busy": 0.93}

@@ -17,14 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cli.compiling import compile_file
-from penstock.cli.connection import connect, token_file, tokens_folder
-from penstock.cli.up import ContainerHost
+from penstock.cli.connection import connect
+from penstock.cli.pipelines import compile_file
 from penstock.client import Client
-from penstock.container import ContainerSettings, folder_lock
+from penstock.container.container import ContainerSettings, folder_lock
+from penstock.container.host import ContainerHost
+from penstock.container.sessions import write_pid_file
 from penstock.core.errors import EnvironmentProblem, NotFound, Refused, StoreUnavailable
+from penstock.core.folder import token_file, tokens_folder
 from penstock.core.system_clock import SystemClock
-from penstock.tasks.sessions import write_pid_file
 from tests.cli.world import COUNT, PARSE, ZEITGEIST, Outcome, Run, Up
 from tests.tidy_rules import ROOT
 from tests.waiting import until
@@ -384,7 +385,15 @@ def test_it_listens_on_loopback_alone(tmp_path: Path):
 def test_a_second_host_of_a_folder_is_refused_and_harms_nothing(tmp_path: Path):
     """Plan: one host has the folder and a container in it; another one starts there, and stops."""
     settings = ContainerSettings(
-        name="c1", folder=tmp_path / "c1", url="", token_file=tmp_path / "token", bus="", rows=""
+        name="c1",
+        folder=tmp_path / "c1",
+        url="",
+        token_file=tmp_path / "token",
+        bus="",
+        rows="",
+        profile="fast",
+        engine="spark",
+        cores=2,
     )
     host = ContainerHost((settings,), {}, SystemClock())
     with folder_lock(settings.folder / "host", "container c1"):

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.doctoring import doctor_text
-from penstock.cli.fleet_tables import tasks_table
+from penstock.cli.fleet import tasks_table
+from penstock.cli.policies import doctor_text
 from penstock.core.errors import ComputationFailed, PenstockError
-from penstock.resources.policies.doctor.examine import examine
-from penstock.streams.blame import Place, blaming
-from penstock.streams.engine.run_errors import readable
+from penstock.scaling.doctor.doctor import examine
+from penstock.streams.dsl.user_errors import Place, blaming
+from penstock.streams.spark.run_errors import readable
 from tests.cli.by_hand import Container
 from tests.cli.test_oncall_settings import HALVES, JOB, SHUFFLE, Records, inject, settle, shops
 from tests.cli.test_tables import shown
 from tests.cli.world import Run, World, plain
-from tests.resources.policies.test_doctor import failing
+from tests.scaling.policies.test_doctor import failing
 
 __all__ = ["inject", "shops"]
 LINE = next(n for n, line in enumerate(HALVES.splitlines(), 1) if "100 // n" in line)

@@ -6,7 +6,7 @@ import json
 
 import yaml
 
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.cli.world import COUNT, PARSE, Run, World
 from tests.waiting import until
 

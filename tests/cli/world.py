@@ -21,17 +21,18 @@ import structlog
 from penstock.app import ControlPlane
 from penstock.cli.main import main
 from penstock.cli.output import out
-from penstock.cli.up import write_endpoint, write_tokens
+from penstock.core.folder import write_endpoint
+from penstock.installation import write_tokens
+from penstock.server.api import build_api
+from penstock.server.security import RateLimit
+from penstock.server.serving import ApiServer, Listening, bind
 from penstock.settings import Settings
-from penstock.web.api import build_api
-from penstock.web.limits import RateLimit
-from penstock.web.server import ApiServer, Listening, bind
 from tests.builders import CODE, PACKAGE
 from tests.kin import kill_all, kin_of
 from tests.ready import ready_folder
+from tests.server.world import tables_of
 from tests.tidy_rules import ROOT
 from tests.waiting import until
-from tests.web.world import tables_of
 
 ZEITGEIST = ROOT / "examples" / "zeitgeist" / "pipeline.py"
 # What only callers change; the loops go on writing the others.

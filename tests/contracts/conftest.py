@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.system_clock import SystemClock
-from penstock.streams.bus.embedded_log import EmbeddedLog
-from penstock.streams.bus.kafka_log import KafkaLog
-from penstock.streams.bus.kafka_place import parse_place
+from penstock.streams.bus.embedded.log import EmbeddedLog
+from penstock.streams.bus.kafka.log import KafkaLog
+from penstock.streams.bus.kafka.place import parse_place
 from penstock.streams.bus.log import Log
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
 from tests.contracts.buses import SPEC, NewLog
 
 

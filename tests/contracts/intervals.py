@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.streams.record_names import is_of_ids
+from penstock.streams.rows.codec import key_after
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
@@ -13,8 +13,8 @@ from penstock.streams.rows.row_store import (
     OutboxRow,
     RowStore,
     TimerRow,
+    is_of_ids,
 )
-from penstock.streams.rows.scanning import key_after
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=3, birth="i1")
 

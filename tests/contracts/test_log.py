@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, CorruptData, EpochUsed, Fenced, NotFound, SequenceGap
-from penstock.streams.bus.kafka_log import KafkaLog
+from penstock.streams.bus.kafka.log import KafkaLog
 from penstock.streams.bus.log import ARROW_TYPES, CategorySpec, Log
 from tests.contracts.buses import (
     EXAMPLES,

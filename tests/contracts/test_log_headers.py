@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.streams.bus.log import CategorySpec, Log
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.contracts.buses import SPEC, NewLog, assert_three_parts, records
 
 HEADED = CategorySpec(name="raw", partitions=1, columns=(("n", "bigint"),), format="json", headers=True)

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import (
-    Fenced,
-    IntervalMissing,
-    VersionMoved,
-)
+from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.postgres_rows import PostgresRows
+from penstock.streams.rows.codec import key_after
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import (
     LIFE_SEQ,
     Changes,
@@ -25,8 +22,7 @@ from penstock.streams.rows.row_store import (
     RowStore,
     ScannedState,
 )
-from penstock.streams.rows.scanning import key_after
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows.sqlite import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 
 

@@ -13,20 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import (
-    CorruptData,
-    DiskFull,
-    IntervalError,
-    IntervalMissing,
-)
+from penstock.core.errors import CorruptData, DiskFull, IntervalError, IntervalMissing
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.row_store import (
-    Changes,
-    IntervalRow,
-)
-from penstock.streams.rows.scanning import key_after
-from penstock.streams.rows.sqlite_files import TABLES
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows.codec import key_after
+from penstock.streams.rows.row_store import Changes, IntervalRow
+from penstock.streams.rows.sqlite import TABLES, SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 from tests.waiting import LIMIT_S
 
@@ -60,7 +51,7 @@ def test_a_creation_that_was_cut_off_counts_as_absent_and_can_be_repeated(folder
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from penstock.streams.rows.row_store import IntervalRef\n"
-        "from penstock.streams.rows.sqlite_rows import SqliteRows\n"
+        "from penstock.streams.rows.sqlite import SqliteRows\n"
         "die = lambda at: os.kill(os.getpid(), signal.SIGKILL) if at == sys.argv[2] else None\n"
         "ref = IntervalRef(job='z.count', job_birth='j1', partition=3, birth='i1')\n"
         "SqliteRows(Path(sys.argv[1]), fault=die).create(ref, offsets={'in': 1}, low=0)\n"
@@ -220,13 +211,13 @@ def test_a_file_whose_new_format_was_cut_off_is_still_of_the_first(
     folder, row = first_format
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from penstock.streams.rows import sqlite_files\n"
-        "path, kill = Path(sys.argv[1]), f'PRAGMA user_version={sqlite_files.FORMAT}'\n"
-        "connection = sqlite_files._connect(path, 'rw')\n"
+        "from penstock.streams.rows import sqlite\n"
+        "path, kill = Path(sys.argv[1]), f'PRAGMA user_version={sqlite.FORMAT}'\n"
+        "connection = sqlite._connect(path, 'rw')\n"
         "die = lambda said: os.kill(os.getpid(), signal.SIGKILL) if said == kill else None\n"
         "connection.set_trace_callback(die)\n"
         "connection.execute('BEGIN IMMEDIATE')\n"
-        "sqlite_files.bring_up(connection)\n"
+        "sqlite.bring_up(connection)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(_file(folder))], check=False)
     assert done.returncode == -9

@@ -15,12 +15,14 @@ import pytest
 
 from penstock.core.errors import Fenced, VersionMoved
 from penstock.streams.bus.log import LOW_MIN
-from penstock.streams.record_names import PREFIX
-from penstock.streams.rows import postgres_bulk, postgres_tables, row_codec, sqlite_rows
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.postgres_rows import PostgresRows
-from penstock.streams.rows.row_store import Changes, IntervalRow, Kept, RowStore
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows import codec as row_codec
+from penstock.streams.rows import postgres as postgres_bulk
+from penstock.streams.rows import postgres_server as postgres_tables
+from penstock.streams.rows import sqlite as sqlite_rows
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.postgres import PostgresRows
+from penstock.streams.rows.row_store import PREFIX, Changes, IntervalRow, Kept, RowStore
+from penstock.streams.rows.sqlite import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit, full_count, said
 
 KEYS = ("", "a", "key 2", "ünïcode", "😀", "nul\x00inside", "k" * 300, f"{PREFIX}index", f"{PREFIX}i5:ff")

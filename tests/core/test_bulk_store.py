@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.bulk_store import ByName, insert_rows, is_one_of, update_rows, update_rows_if
 from penstock.core.errors import StoreUnavailable
-from penstock.core.sql_store import COUNTERS, Database
+from penstock.db.bulk import ByName, insert_rows, is_one_of, update_rows, update_rows_if
+from penstock.db.database import COUNTERS, Database
 from penstock.jobs.running_store import PLANS, RUNNING
 
 ODD = ["tab\tline\nback\\slash", "quote'\"", "\\N", "é\U0001f600", "%s $1 ?", "", "\x1f", "a\rb"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry, Journal
-from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import Database, current_value, next_value
+from penstock.db.database import Database, current_value, next_value
+from penstock.db.journal_store import JournalStore
 
 
 def an_entry(**changes: Any) -> Entry:

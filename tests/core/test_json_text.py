@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import json_text
-from penstock.core.sql_store import Database
+from penstock.core import text as json_text
+from penstock.db.database import Database
 from penstock.jobs.audit_store import AUDIT
 
 texts = st.text() | st.text(alphabet=st.characters(max_codepoint=0x2FF)) | st.just("\x00\u2028\U0001f600\x7f")

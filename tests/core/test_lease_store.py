@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from penstock.core.errors import Fenced
-from penstock.core.lease_store import RoleLease
-from penstock.core.sql_store import Database, check_term
+from penstock.db.database import Database, check_term
+from penstock.db.leases import RoleLease
 
 LEASE_MS = 6_000
 

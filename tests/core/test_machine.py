@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock.core.machine import Step
+from penstock.core.clock import Step
 
 
 def test_the_empty_step_does_nothing_and_asks_for_no_wake_up():

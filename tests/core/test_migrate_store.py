@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from penstock.core import migrate_store
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
-from penstock.core.migrate_store import FIRST, known_steps
-from penstock.core.sql_store import METADATA, Database, current_value, next_value
+from penstock.db import migrate as migrate_store
+from penstock.db.database import METADATA, Database, current_value, next_value
+from penstock.db.migrate import FIRST, known_steps
 from tests.tidy_rules import ROOT
 
 # A table is known once its store is imported.
@@ -24,7 +24,7 @@ for _store in sorted((ROOT / "penstock").glob("[jtcr]*/*_store.py")):
 
 def differences(database: Database) -> list[object]:
     with database.reading() as connection:
-        context = MigrationContext.configure(connection.whole, opts={"compare_type": True})
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
         return list(compare_metadata(context, METADATA))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.core.pace import SLICE, Pace, share_of
+from penstock.core.pace import SLICE, RoundPace, share_of
 
 
 def test_a_rest_comes_after_so_many_steps():
     rests: list[int] = []
-    pace, done = Pace(lambda: rests.append(len(done))), list[int]()
+    pace, done = RoundPace(lambda: rests.append(len(done))), list[int]()
     for item in pace.over(range(3 * SLICE - 1)):
         done.append(item)
     assert done == [*range(3 * SLICE - 1)] and rests == [SLICE, 2 * SLICE]
@@ -19,13 +19,13 @@ def test_a_rest_comes_after_so_many_steps():
 
 def test_slices_are_whole_and_in_order():
     rests: list[int] = []
-    pace = Pace(lambda: rests.append(1), size=4)
+    pace = RoundPace(lambda: rests.append(1), size=4)
     assert [*pace.slices([*range(10)])] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and len(rests) == 3
     assert [*pace.slices([])] == [] and len(rests) == 3
 
 
 def test_nobody_has_to_rest():
-    assert [*Pace().over("abc")] == ["a", "b", "c"]
+    assert [*RoundPace().over("abc")] == ["a", "b", "c"]
 
 
 def test_rounds_share_many_jobs():

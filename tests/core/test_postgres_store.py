@@ -13,9 +13,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.durable_store import MUST_BE_ON, translate_postgres
 from penstock.core.errors import DiskFull, EnvironmentProblem, OutcomeUnknown, StoreUnavailable
-from penstock.core.sql_store import Database, current_value, next_value
+from penstock.db.database import Database, current_value, next_value
+from penstock.db.server_checks import MUST_BE_ON, translate_postgres
 from tests.postgres import PostgresServer, postgres_server
 from tests.waiting import LIMIT_S, until
 
@@ -218,6 +218,33 @@ def test_a_killed_server_process_loses_nothing_acknowledged(own_server):
 
     until(is_back, "the server to come back")
     assert advance(database) == 2
+    database.close()
+
+
+def test_what_a_server_connection_forgets_between_transactions_is_not_missed(postgres):
+    """Plan: as behind a pooler, where the next transaction may have another server connection."""
+    database = Database(postgres.new_database())
+    for number in range(1, 12):
+        with database.transaction() as connection:
+            assert next_value(connection, "a") == number
+            connection.exec_driver_sql("DEALLOCATE ALL")
+    with database.reading() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
+    database.close()
+
+
+def test_threads_that_come_and_go_leave_no_connections(postgres):
+    database = Database(postgres.new_database())
+
+    def look() -> None:
+        with database.reading() as connection:
+            current_value(connection, "a")
+
+    for _ in range(150):  # more than a server lets in
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    look()
     database.close()
 
 

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.core.errors import Refused
-from penstock.core.sql_store import Database
-from penstock.core.token_store import ROLES, TOKENS, YEAR_MS, TokenStore
+from penstock.db.database import Database
+from penstock.db.tokens import ROLES, TOKENS, YEAR_MS, TokenStore
 
 
 @pytest.fixture

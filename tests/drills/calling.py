@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.compiling import compile_file
+from penstock.cli.pipelines import compile_file
 from penstock.client import new_key
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.e2e.platform import Platform
 
 PARTITIONS = 6

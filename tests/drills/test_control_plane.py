@@ -14,6 +14,7 @@ import pytest
 
 from tests.drills.conftest import Stopwatch
 from tests.drills.fleet import DrillFleet, kill_all, watch_for
+from tests.drills.marks import runs_of
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(150)]
 LINGER_S = 2.0  # tasks take so long to stop: a DROP has a beginning and an end
@@ -74,6 +75,7 @@ def test_kill_shard_manager_after_the_move_is_decided(joined: DrillFleet, stopwa
     finish(move, fault, stopwatch)
 
 
+@pytest.mark.slow
 def test_kill_shard_manager_while_tasks_stop(joined: DrillFleet, stopwatch: Stopwatch) -> None:
     """The source obeys the DROP, and nobody is there to be told when it is done."""
     joined.run_jobs(linger_s=LINGER_S)
@@ -111,7 +113,9 @@ def finish(move: Move, fault: float, stopwatch: Stopwatch, *, alone: bool = Fals
     fleet.launch()
     print("  the control plane is back", flush=True)
     took_s = fleet.await_recovery(move.moved, fault)
-    assert all(fleet.current()[task].place == move.target for task in move.moved)
+    # Balancing may bring it back later: the operator's move left the containers uneven.
+    runs_since = [run for run in fleet.runs() if run.last > fault]
+    assert all(move.target in {run.place for run in runs_of(runs_since, task)} for task in move.moved)
     fleet.assert_well()
     fleet.assert_undisturbed(move.bystanders, move.began)
     how = "the new owner read the store" if alone else "6 s without a control plane among them"

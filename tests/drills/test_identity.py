@@ -34,6 +34,7 @@ def test_twin_in_the_same_folder(fleet: DrillFleet, stopwatch: Stopwatch) -> Non
     stopwatch.took(took_s, limit_s=15, note="refused by the folder's lock")
 
 
+@pytest.mark.slow
 def test_twin_in_another_folder(fleet: DrillFleet, tmp_path: Path, stopwatch: Stopwatch) -> None:
     """The lease is held: it may wait for its end, but it gets nothing; and its leaving is not the first one's."""
     fleet.run_jobs()

@@ -39,7 +39,7 @@ def test_kill_container_and_host(joined: DrillFleet, stopwatch: Stopwatch) -> No
     stopwatch.took(took_s, limit_s=20, note="nobody saw it: 12 s of silence first")
 
 
-@pytest.mark.e2e  # the one drill that `make test` runs
+@pytest.mark.slow
 def test_kill_warden(fleet: DrillFleet, stopwatch: Stopwatch) -> None:
     """The engine and its tasks are orphans: they end before anything of them runs elsewhere."""
     fleet.run_jobs()

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cli.connection import token_file
 from penstock.client import new_key
+from penstock.core.folder import token_file
 from tests.builders import a_process
 from tests.e2e.platform import Platform
 from tests.e2e.test_fleet import WORKER, is_alive

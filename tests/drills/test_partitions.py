@@ -32,6 +32,7 @@ def start(fleet: DrillFleet, cable: Proxy, *, database: str = "") -> None:
     assert fleet.tasks_on(FAR)
 
 
+@pytest.mark.slow
 def test_cut_off_from_the_control_plane(tmp_path: Path, stopwatch: Stopwatch) -> None:
     """The store is in reach: the lease is renewed there, and nobody is failed over."""
     with DrillFleet(tmp_path, containers=2) as fleet, Proxy(fleet.port) as cable:

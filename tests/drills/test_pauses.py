@@ -38,7 +38,7 @@ def test_freeze_5_s(fleet: DrillFleet, stopwatch: Stopwatch) -> None:
     stopwatch.took(took_s, limit_s=10, note=f"it kept its shards; {restarted} of {len(mine)} tasks restarted")
 
 
-@pytest.mark.parametrize("seconds", [15, 40])
+@pytest.mark.parametrize("seconds", [pytest.param(15, marks=pytest.mark.slow), 40])
 def test_freeze_beyond_the_lease(fleet: DrillFleet, stopwatch: Stopwatch, seconds: int) -> None:
     """It is failed over while it sleeps, and wakes as a zombie: it must end at once, and come back as another."""
     fleet.run_jobs()

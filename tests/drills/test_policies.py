@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.streams.bus.log_index import INDEX
+from penstock.streams.bus.embedded.index import INDEX
 from tests.drills.calling import KEYS, Calling
 from tests.e2e.platform import Platform
 

@@ -19,12 +19,13 @@ from penstock.cli.connection import connect
 from penstock.client import Client
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX, Log
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log
 from tests.kin import kill_all, kin_of
+from tests.tidy_rules import ROOT
 from tests.waiting import LIMIT_S
 
-ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
+ZEITGEIST = ROOT / "examples" / "zeitgeist"
 PARSE, COUNT = "zeitgeist.by_query", "zeitgeist.count_per_second"
 
 
@@ -40,14 +41,20 @@ class Platform:
         port: int = 0,
         environment: Mapping[str, str] | None = None,
         bus: str = "",
+        code: Path = ROOT,
     ) -> None:
         self.folder, self._containers, self._engine = folder, containers, engine
         self._bus = bus
-        self._port, self._environment = port, {**os.environ, **(environment or {})}
+        self.code = code  # the tree whose `penstock` runs
+        self._port, self._given = port, environment or {}
         self.process: subprocess.Popen[bytes] | None = None
         self.injected: list[tuple[int, str]] = []  # (second, query)
         self.asked: list[tuple[int, str]] = []  # (ts, query) of the same
         self._client: Client | None = None
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self._given, "PYTHONPATH": str(self.code)}
 
     def start(self) -> None:
         """Run `penstock up` and wait until every container is ready."""
@@ -66,6 +73,7 @@ class Platform:
                 [sys.executable, "-m", "penstock.cli.main", *arguments],
                 stdout=output,
                 stderr=output,
+                cwd=self.code,
                 env=self._environment,
             )
         self.wait("the API", lambda: bool(self.client.status()))
@@ -76,6 +84,7 @@ class Platform:
         kin = kin_of(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(LIMIT_S) == 0
+        self._close()
         left: list[psutil.Process] = psutil.wait_procs(kin, timeout=LIMIT_S)[1]
         return left
 
@@ -86,8 +95,13 @@ class Platform:
             self.process.kill()
             self.process.wait()
             kill_all(kin)
+        self._close()
+
+    def _close(self) -> None:
+        """Of the client: the next `penstock up` may answer at another address."""
         if self._client is not None:
             self._client.close()
+            self._client = None
 
     @property
     def client(self) -> Client:
@@ -102,7 +116,15 @@ class Platform:
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A `penstock` command."""
         command = [sys.executable, "-m", "penstock.cli.main", *arguments, "--folder", str(self.folder)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            cwd=self.code,
+            env=self._environment,
+        )
 
     def ready(self) -> set[str]:
         rows = self.client.status()["containers"]
@@ -174,13 +196,22 @@ class Platform:
         raise AssertionError(f"gave up waiting for {what}\n{self.logs()}")
 
     def await_still(self) -> None:
-        """Wait until no shard is on its way, and the next look at placement would move none."""
+        """Wait until no shard is on its way, and no later look at placement would move one.
+
+        A shard that should move and must wait for the next round, since a round moves only so many, will move.
+        """
+        later = ("would go", "should move and cannot: nothing that has an owner may move now")
+
+        def will_move(outlook: str) -> bool:
+            return outlook.startswith(later) or "moves a round are enough" in outlook
 
         def is_still() -> bool:
             rows = self.client.shards()
-            return all(row["container"] and not row["target"] for row in rows) and not any(
-                self.client.shard(row["shard"])["outlook"].startswith("would go") for row in rows
+            rests = all(row["container"] and not row["target"] for row in rows) and not any(
+                will_move(self.client.shard(row["shard"])["outlook"]) for row in rows
             )
+            # Shards were asked one after another: what was heard counts if nothing began to move meanwhile.
+            return rests and _owners(rows) == _owners(self.client.shards())
 
         self.wait("shards to stay", is_still)
 
@@ -190,6 +221,10 @@ class Platform:
         for path in sorted(self.folder.rglob("*.log")):
             found += [f"== {path.name}", *path.read_text(errors="replace").splitlines()[-15:]]
         return "\n".join(found)
+
+
+def _owners(rows: list[dict[str, Any]]) -> list[tuple[int, str, int]]:
+    return [(row["shard"], row["container"], row["epoch"]) for row in rows]
 
 
 def pause(session_leader: int) -> Callable[[], None]:

@@ -36,7 +36,7 @@ from rich.table import Table
 from penstock.client import new_key
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.e2e.platform import ZEITGEIST, Platform, pause
 from tests.examples.test_anomalies import reference, rounded
 from tests.kin import kin_of

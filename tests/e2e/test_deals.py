@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from tests.builders import a_process
 from tests.e2e.platform import Platform
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 JOB = "demo.tick"
 # Locks each partition that it is given: two readers of one would clash. Then it writes down what it reads.
 READER = """

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.e2e.platform import COUNT, PARSE, ZEITGEIST, Platform
 from tests.kin import kin_of
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture

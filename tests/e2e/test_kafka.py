@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import StoreUnavailable
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.e2e.platform import Platform
 
 pytestmark = pytest.mark.timeout(900)
@@ -62,6 +62,7 @@ def expected(count: int) -> Counter[tuple[int, bool]]:
     return Counter((n, n % 100 >= 50) for n in range(count) if n % 100 > 0)
 
 
+@pytest.mark.slow
 def test_every_record_is_delivered_once_while_a_container_and_the_broker_die(
     platform: Platform, kafka: Any, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.e2e.platform import COUNT, PARSE, ZEITGEIST, Platform, pause
 
 pytestmark = pytest.mark.timeout(1500)

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from penstock.client import Client
-from tests.web.world import InProcess, a_client, a_world
+from tests.server.world import InProcess, a_client, a_world
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "zeitgeist" / "isolation.py"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
-from penstock.streams.packages import build_package, load_pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.packages import build_package, load_pipeline
+from penstock.streams.compile.plan import compile_pipeline
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders"
 

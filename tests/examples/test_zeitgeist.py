@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from penstock.streams.catalogue import category_from_json
-from penstock.streams.keyed_work import try_computation
-from penstock.streams.packages import build_package, load_entry, load_pipeline, unpack_package
+from penstock.streams.compile.packages import build_package, load_entry, load_pipeline, unpack_package
+from penstock.streams.step.keyed_work import try_computation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "zeitgeist"
 

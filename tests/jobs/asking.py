@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.sql_store import METADATA, Database
+from penstock.db.database import METADATA, Database
 from penstock.jobs.job_service import Actor
 from penstock.jobs.layer_writer import Asked
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.sql_store import METADATA, Database
+from penstock.db.database import METADATA, Database
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_store import LAYER_KINDS, insert_kind

@@ -21,11 +21,11 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.core.loop import WorkerThreads
-from penstock.core.sql_store import Database, take_term
 from penstock.core.system_clock import SystemClock
+from penstock.db.database import Database, take_term
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.plan_runner import Outcome
-from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
+from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 from tests.jobs.world import producers_of
 from tests.waiting import LIMIT_S
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import NotYet, StoreUnavailable
-from penstock.jobs.backlog import End, end_of, left_inputs
-from penstock.jobs.sync_plan import PlanStep
-from tests.builders import a_job, an_output
+from penstock.jobs.config import JobConfig
+from penstock.jobs.syncer.sync_plan import End, PlanStep, end_of, left_inputs
+from tests.builders import a_body, a_job, an_output
 from tests.jobs.world import Fail, World
 
 READER, WRITER = "demo.total", "demo.by_shop"
@@ -17,8 +17,8 @@ OLD = {"category": "demo.by_shop.1", "writer": WRITER}
 NEW = {"category": "demo.by_shop.2", "writer": WRITER}
 
 
-def a_config(*inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"kind": "stateful", "state": "running", "inputs": list(inputs), **changes}
+def a_config(*inputs: dict[str, Any], **changes: Any) -> JobConfig:
+    return JobConfig.from_stored(a_body(READER, **{"kind": "stateful", "inputs": list(inputs), **changes}))
 
 
 def test_only_inputs_that_another_job_made_and_that_are_gone_are_read_to_their_end():
@@ -39,15 +39,16 @@ def test_only_inputs_that_another_job_made_and_that_are_gone_are_read_to_their_e
     ],
     ids=["removed", "stopped", "paused", "given up", "reset", "another kind"],
 )
-def test_nothing_is_waited_for_where_the_backlog_is_given_up(target: dict[str, Any] | None):
+def test_nothing_is_waited_for_where_the_backlog_is_given_up(target: JobConfig | None):
     assert [*left_inputs(a_config(OLD), target)] == []
 
 
 def test_a_category_ends_with_those_who_write_it():
-    writes = {"state": "running", "outputs": [{"category": "demo.by_shop.1"}]}
+    outputs = [an_output(category="demo.by_shop.1")]
+    writes = a_config(outputs=outputs)
     assert end_of(writes, "demo.by_shop.1") is End.NEVER
-    assert end_of({**writes, "state": "paused"}, "demo.by_shop.1") is End.NEVER
-    assert end_of({**writes, "state": "stopped"}, "demo.by_shop.1") is End.STOPPED
+    assert end_of(a_config(outputs=outputs, state="paused"), "demo.by_shop.1") is End.NEVER
+    assert end_of(a_config(outputs=outputs, state="stopped"), "demo.by_shop.1") is End.STOPPED
     assert end_of(writes, "demo.by_shop.0") is End.RETIRED
     assert end_of(None, "demo.by_shop.1") is End.RETIRED
 
@@ -71,7 +72,7 @@ def release(world: World) -> None:
 def category_read(world: World) -> str:
     row = world.store.running.row(READER)
     assert row is not None and row.is_served, "its tasks run at all times"
-    return str(row.config["inputs"][0]["category"])
+    return str(row.config.inputs[0].category)
 
 
 def test_the_old_tasks_go_on_until_they_are_at_the_end(world: World):
@@ -83,7 +84,7 @@ def test_the_old_tasks_go_on_until_they_are_at_the_end(world: World):
     assert record.plan is not None and record.plan.step is PlanStep.PREPARE
     assert (record.plan.attempts, record.quarantine) == (0, None), "waiting is no failure"
     assert "waits until 'demo.by_shop.1' is read to its end" in record.plan.error
-    assert world.store.running.row(WRITER).config["outputs"][0]["category"] == "demo.by_shop.2"
+    assert world.store.running.row(WRITER).config.outputs[0].category == "demo.by_shop.2"
     world.data.unread_of.clear()
     world.settle()
     assert category_read(world) == "demo.by_shop.2"
@@ -150,7 +151,7 @@ def test_what_is_promised_and_not_sent_keeps_producers_and_no_later_plan(world: 
     world.write("provisioner", WRITER, outputs=[an_output(category="demo.by_shop.3", internal=True)])
     for _ in range(4):
         world.round()
-    assert world.store.running.row(WRITER).config["outputs"][0]["category"] == "demo.by_shop.3"
+    assert world.store.running.row(WRITER).config.outputs[0].category == "demo.by_shop.3"
     world.data.trouble.clear()
     world.settle()
     assert {category for category, _ in world.data.registered} == {"demo.by_shop.3", "counts"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, KeyReused, NotFound, Refused, UserError, VersionConflict
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job, a_pipeline, an_output
 from tests.jobs.asking import asked, everything
@@ -287,7 +287,7 @@ def test_text_that_looks_dangerous_is_kept_as_it_is(any_service: JobService) -> 
     job = a_job(service, labels={"team": odd}, owner=odd, arguments={odd: odd})
     service.patch_layer(job, "oncall", {"threads": 2}, **asked(Actor(name=odd, role="oncall"), odd, why=odd))
     view = service.view(job)
-    assert (view.config["owner"], view.config["arguments"], view.config["labels"]) == (
+    assert (view.config.owner, view.config.arguments, view.config.labels) == (
         odd,
         {odd: odd},
         {"team": odd},

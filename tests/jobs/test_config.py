@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, CorruptData
 from penstock.jobs.config import FIELD_WRITERS, SYNC_OF, JobConfig, Sync, validate_config, writers_of
-from tests.builders import a_body, a_config, an_output
+from tests.builders import a_body, a_config, a_process, an_output
 from tests.tidy_rules import ROOT
 
 
@@ -16,9 +17,45 @@ def test_defaults_fill_what_no_layer_says() -> None:
     assert (config.slo.lag_s, config.resources.memory_mb, config.trigger_ms) == (90, 512, 1000)
 
 
+def test_what_is_stored_reads_back_as_the_same_config() -> None:
+    """Whatever it says; and what it is stored as again is the same text."""
+    for config in (
+        a_config(),
+        a_config(scaler={"target": 0.6}, dedup="off", backlog="leave", policies={"a": {"on": 1.5, "n": 1}}),
+        a_config(
+            partitions=2, task_count=2, partition_tasks=[1, 0], inputs=[{"category": "a", "writer": "w"}]
+        ),
+        validate_config("demo.tick", a_process()),
+    ):
+        text = json.dumps(config.to_json())
+        assert JobConfig.from_stored(text) == config == JobConfig.from_stored(json.loads(text))
+        assert json.dumps(JobConfig.from_stored(text).to_json()) == text
+
+
+@pytest.mark.parametrize("missing", ["policies", "privileged", "slo", "threads"])
+def test_a_stored_config_of_an_older_version_has_the_defaults_of_what_it_does_not_say(missing: str) -> None:
+    stored = {name: value for name, value in a_config().to_json().items() if name != missing}
+    assert JobConfig.from_stored(json.dumps(stored)) == a_config()
+
+
+def test_a_stored_config_is_read_by_the_rules_it_was_written_by() -> None:
+    """Two outputs of one category are refused today; a field of a later version is not known."""
+    twice = [an_output(), an_output(stream="again")]
+    stored = {**a_config().to_json(), "outputs": twice, "invented_later": 1}
+    with pytest.raises(ConfigError):
+        validate_config("demo.count", stored)
+    assert len(JobConfig.from_stored(json.dumps(stored)).outputs) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"task_count": NaN}', '{"owner": "\\ud800"}'])
+def test_what_is_no_config_is_said_to_be_corrupt(text: str) -> None:
+    with pytest.raises(CorruptData, match="the stored config of job"):
+        JobConfig.from_stored(text, job="demo.a")
+
+
 def test_the_plain_form_reads_back_as_the_same_config() -> None:
     config = a_config(labels={"team": "search"}, arguments={"a": "b"})
-    assert JobConfig.model_validate(config.to_json()) == config
+    assert validate_config("demo.count", config.to_json()) == config
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,13 @@ def test_neither_oncall_nor_scaler_is_lost_and_only_one_oncall_wins(
     )
     assert {one, two} == {True, False} and isinstance(version, int)
     view = service.view(job)
-    assert view.config["task_count"] == (20 if one else 30)
+    assert view.config.task_count == (20 if one else 30)
     assert view.provenance["task_count"].actor == ("oncall1" if one else "oncall2")
     assert {row.layer: row.body.get("task_count") for row in view.layers}["scaler"] == 15
     # Created, then two writes: nothing else came through.
     assert view.expected_version == 3 and len(service.history(job)) == 4
     service.clear(job, "oncall", **asked(Actor(name="oncall1", role="oncall")))
-    assert service.view(job).config["task_count"] == 15
+    assert service.view(job).config.task_count == 15
 
 
 def test_of_two_oncalls_who_decided_on_one_version_one_is_refused_and_told_the_current_one(
@@ -97,4 +97,4 @@ def test_of_two_oncalls_who_decided_on_one_version_one_is_refused_and_told_the_c
     (won,) = [outcome for outcome in outcomes if isinstance(outcome, int)]
     (lost,) = [outcome for outcome in outcomes if isinstance(outcome, VersionConflict)]
     assert (lost.expected, lost.actual) == (seen, won)
-    assert service.view(job).config["task_count"] == (20 if outcomes[0] == won else 30)
+    assert service.view(job).config.task_count == (20 if outcomes[0] == won else 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.layers import Provenance
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job
@@ -100,7 +100,7 @@ def test_a_rollback_is_a_new_write_of_what_the_layer_was(any_service: JobService
     }
     # Before the layer said anything.
     service.rollback(job, "oncall", to_version=1, expected_version=None, **asked(ONCALL))
-    assert service.view(job).config["threads"] == 9
+    assert service.view(job).config.threads == 9
 
 
 @pytest.mark.parametrize("to_version", [-1, 99, 10**18])
@@ -201,7 +201,7 @@ def test_only_an_admin_changes_who_is_privileged(any_service: JobService, databa
     with pytest.raises(Refused, match="may not change `privileged`"):
         a_job(service, privileged=True)
     job = a_job(service, partitions=64, task_count=40, task_count_max=50)
-    assert service.view(job).config["task_count"] == 32
+    assert service.view(job).config.task_count == 32
     before = everything(database)
     for actor, layer in ((DEVELOPER, "provisioner"), (ONCALL, "oncall"), (SCALER, "scaler")):
         with pytest.raises(Refused) as caught:
@@ -209,13 +209,13 @@ def test_only_an_admin_changes_who_is_privileged(any_service: JobService, databa
         assert "`privileged`" in caught.value.what and "admin" in caught.value.why and caught.value.fix
     assert everything(database) == before
     service.patch_layer(job, "provisioner", {"privileged": True}, **asked(ADMIN))
-    assert service.view(job).config["task_count"] == 40
+    assert service.view(job).config.task_count == 40
     # What stays as it is, is nobody's change; taking it back is one.
     body = a_body(job, partitions=64, task_count=45, task_count_max=50)
     service.apply(
         job, {**body, "privileged": True}, expected_version=None, birth="unused", **asked(DEVELOPER)
     )
-    assert service.view(job).config["task_count"] == 45
+    assert service.view(job).config.task_count == 45
     with pytest.raises(Refused, match="may not change `privileged`"):
         service.apply(job, body, expected_version=None, birth="unused", **asked(DEVELOPER))
     # Nor by going back to when it was so.

@@ -8,10 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.core.errors import ConfigError
-from penstock.core.sql_store import Database
-from penstock.jobs.job_list_store import JOB_LABELS
+from penstock.db.database import Database
 from penstock.jobs.job_service import JobService
-from penstock.jobs.job_store import JOBS
+from penstock.jobs.job_store import JOB_LABELS, JOBS
 from penstock.jobs.job_view import STATES
 from penstock.jobs.layer_store import put_layer
 from penstock.jobs.layers import LayerRow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Applied, JobService, StateSet
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job
 from tests.jobs.asking import asked, everything
@@ -32,7 +32,7 @@ def test_apply_creates_what_is_not_there_and_replaces_what_is(any_service: JobSe
     assert apply(service, version=2, task_count=2) == Applied(version=3, created=False)
     view = service.view("demo.count")
     # Replaced, not merged into: the threads are gone with the layer that said so.
-    assert (view.config["threads"], view.config["task_count"]) == (1, 2)
+    assert (view.config.threads, view.config.task_count) == (1, 2)
 
 
 def test_apply_on_a_version_that_is_not_the_current_one_is_refused(
@@ -96,7 +96,7 @@ def test_a_state_is_set_in_the_layer_of_whoever_asks_and_taken_back(
 ) -> None:
     service, job = any_service, a_job(any_service)
     assert service.set_state(job, state, **asked(actor)) == StateSet(version=2, layer=layer, effective=state)
-    assert service.view(job).config["state"] == state
+    assert service.view(job).config.state == state
     done = service.set_state(job, "running", expected_version=2, **asked(actor))
     assert done == StateSet(version=3, layer=layer, effective="running")
     # Nothing is left behind that would have to be taken back later.
@@ -178,12 +178,12 @@ def test_a_removed_job_is_a_state_not_a_loss(any_service: JobService) -> None:
     assert (service.history(job), service.layers_at(job, 2)) == kept
     assert service.audit(subject=job)[0].reason == "not needed"
     view = service.view(job, removed=True)
-    assert (view.state, view.removed, view.config["threads"]) == ("removed", True, 3)
+    assert (view.state, view.removed, view.config.threads) == ("removed", True, 3)
     assert service.diff(job, old=1, new=2)[0].path == "threads"
     # And back, as it was, under its old birth.
     assert service.restore(job, expected_version=3, **asked(DEVELOPER)) == 4
     view = service.view(job)
-    assert (view.birth, view.config["threads"], view.state) == (f"birth-{job}", 3, "new")
+    assert (view.birth, view.config.threads, view.state) == (f"birth-{job}", 3, "new")
     assert [item.name for item in service.views(labels={"team": "search"})] == [job]
 
 

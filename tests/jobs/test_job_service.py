@@ -17,11 +17,10 @@ from penstock.core.errors import (
     Refused,
     VersionConflict,
 )
-from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
+from penstock.db.journal_store import JournalStore
 from penstock.jobs.job_service import Actor, JobService, Submitted
-from penstock.jobs.job_store import JobStore
-from penstock.jobs.key_store import keep_answer
+from penstock.jobs.job_store import JobStore, keep_answer
 from penstock.jobs.layer_store import put_layer
 from penstock.jobs.layers import LayerRow
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job, a_pipeline
@@ -60,12 +59,12 @@ def test_the_papers_example_scaler_and_two_oncalls(service: JobService) -> None:
     with pytest.raises(VersionConflict):
         service.write_layer(job, "oncall", {"task_count": 30}, expected_version=after_scaler, **call(ONCALL))
     view = service.view(job)
-    assert view.config["task_count"] == 20 and view.provenance["task_count"].layer == "oncall"
+    assert view.config.task_count == 20 and view.provenance["task_count"].layer == "oncall"
     # A broken scaler cannot undo what the oncall said, and its own wish is not lost.
     service.patch_layer(job, "scaler", {"task_count": 1}, **call(SCALER))
-    assert service.view(job).config["task_count"] == 20
+    assert service.view(job).config.task_count == 20
     service.clear(job, "oncall", **call(ONCALL))
-    assert service.view(job).config["task_count"] == 1
+    assert service.view(job).config.task_count == 1
 
 
 def test_a_compare_and_set_loser_changes_nothing(service: JobService) -> None:
@@ -113,7 +112,7 @@ def test_two_valid_writes_that_merge_to_an_invalid_config_are_not_both_taken(ser
     assert service.view(job).expected_version == version
     service.clear(job, "oncall", **call(ONCALL))
     service.write_layer(job, "provisioner", a_body(job), expected_version=version + 1, **call(DEVELOPER))
-    assert service.view(job).config["kind"] == "stateless"
+    assert service.view(job).config.kind == "stateless"
 
 
 def test_a_repeated_key_gets_the_first_answer_and_writes_once(service: JobService) -> None:
@@ -196,14 +195,14 @@ def test_a_submit_writes_all_jobs_and_stops_those_it_no_longer_has(service: JobS
     assert done == Submitted(
         jobs={"demo.b": 2, "demo.a": 2}, done={"demo.b": "unchanged", "demo.a": "stopped"}
     )
-    states = {view.name: view.config["state"] for view in service.views()}
+    states = {view.name: view.config.state for view in service.views()}
     assert states == {"demo.a": "stopped", "demo.b": "running"}
     # What is stopped already needs no consent.
     assert submit(service, a_body("demo.b", threads=2)).done == {"demo.b": "updated"}
     assert [(row.name, row.version) for row in service._store.pipelines()] == [("demo", 3)]
     done = submit(service, a_body("demo.a"), a_body("demo.b"), reset_state=["demo.b"])
     assert done.done == {"demo.a": "updated", "demo.b": "reset"}
-    assert service.view("demo.a").config["state"] == "running"
+    assert service.view("demo.a").config.state == "running"
 
 
 @pytest.mark.parametrize("stops", [[], ["demo.b"], ["demo.x"]])
@@ -228,7 +227,7 @@ def test_a_job_that_came_meanwhile_is_not_stopped_by_an_older_consent(service: J
     with pytest.raises(NeedsConsent) as caught:
         submit(service, a_body("demo.b"), stops=asked_for.value.stops)
     assert (asked_for.value.stops, caught.value.stops) == (["demo.a"], ["demo.a", "demo.c"])
-    assert {view.config["state"] for view in service.views()} == {"running"}
+    assert {view.config.state for view in service.views()} == {"running"}
 
 
 def test_a_file_of_another_origin_does_not_take_a_pipeline_over(service: JobService) -> None:

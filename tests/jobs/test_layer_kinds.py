@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import EXPECTED_COUNTER, JobStore
 from penstock.jobs.layers import DEFAULT_LAYERS
@@ -40,11 +40,11 @@ def test_a_layer_in_between_and_one_on_top_work_end_to_end(any_service: JobServi
         ("oncall", ONCALL, 5),
         ("freeze", ADMIN, 6),
     ):
-        assert service.view(job).config["task_count"] == expected
+        assert service.view(job).config.task_count == expected
         service.patch_layer(job, layer, {"task_count": task_count}, **asked(actor))
         expected = task_count
         view = service.view(job)
-        assert (view.config["task_count"], view.provenance["task_count"].layer) == (expected, layer)
+        assert (view.config.task_count, view.provenance["task_count"].layer) == (expected, layer)
     assert [row.layer for row in service.view(job).layers] == names
     # Taken back from the top, each lets the next one through; what is below does not reach over it.
     service.patch_layer(job, "doctor", {"task_count": 30}, **asked(SCALER))
@@ -55,7 +55,7 @@ def test_a_layer_in_between_and_one_on_top_work_end_to_end(any_service: JobServi
         ("doctor", SCALER, 2),
     ):
         service.clear(job, layer, **asked(actor))
-        assert service.view(job).config["task_count"] == left
+        assert service.view(job).config.task_count == left
 
 
 def test_only_the_roles_of_a_new_layer_may_write_it(any_service: JobService) -> None:
@@ -76,7 +76,7 @@ def test_a_second_process_knows_a_new_layer_at_once(tmp_path: Any) -> None:
         second.patch_layer(job, "doctor", {"threads": 2}, **asked(SCALER))
     first.add_layer_kind("doctor", 15, ["scaler"], **asked(ADMIN))
     second.patch_layer(job, "doctor", {"threads": 2}, **asked(SCALER))
-    assert first.view(job).config["threads"] == 3
+    assert first.view(job).config.threads == 3
     one.close()
     two.close()
 
@@ -144,7 +144,7 @@ def test_a_new_layer_that_replaces_plans_does_so() -> None:
     world.write("provisioner", task_count=3)
     world.round()
     plan = world.store.load([job])[job].plan
-    assert plan is not None and plan.target is not None and plan.target["task_count"] == 3
+    assert plan is not None and plan.target is not None and plan.target.task_count == 3
     world.service.patch_layer(job, "doctor", {"task_count": 4}, **asked(SCALER))
     world.round_ms = 0
     world.round()
@@ -154,7 +154,7 @@ def test_a_new_layer_that_replaces_plans_does_so() -> None:
     world.round()
     replaced = world.store.load([job])[job].plan
     assert replaced is not None and replaced.target is not None
-    assert replaced.id != plan.id and replaced.target["task_count"] == 5
+    assert replaced.id != plan.id and replaced.target.task_count == 5
 
 
 def test_a_layer_may_lie_below_all_others(any_service: JobService) -> None:
@@ -163,7 +163,7 @@ def test_a_layer_may_lie_below_all_others(any_service: JobService) -> None:
     service.patch_layer(job, "house", {"threads": 3, "priority": 5}, **asked(ADMIN))
     service.patch_layer(job, "base", {"threads": 2}, **asked(ADMIN))
     view = service.view(job)
-    assert (view.config["threads"], view.config["priority"]) == (2, 5)
+    assert (view.config.threads, view.config.priority) == (2, 5)
     assert view.provenance["priority"].layer == "house"
 
 
@@ -259,7 +259,7 @@ def test_what_an_oncall_wrote_before_there_were_lists_can_be_taken_back(service:
     service.patch_layer(job, "oncall", {"threads": 3}, **asked(ONCALL))  # what stays is not a change
     service.patch_layer(job, "oncall", {"arguments.x": None}, **asked(ONCALL))
     service.clear(job, "oncall", **asked(ONCALL))
-    assert service.view(job).config["package"]["entry"] == "demo"
+    assert service.view(job).config.package.entry == "demo"
     with pytest.raises(Refused, match="may not change `arguments`"):
         service.rollback(job, "oncall", to_version=at, expected_version=None, **asked(ONCALL))
     service.rollback(job, "oncall", to_version=at, expected_version=None, **asked(ADMIN))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import OutcomeUnknown, StoreUnavailable, VersionConflict
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from tests.builders import a_job

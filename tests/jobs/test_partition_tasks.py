@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError, Refused
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_service import Actor
-from penstock.jobs.partition_tasks import (
-    asked_mapping,
-    map_partitions,
-    tell_moves,
-    why_ignored,
-    why_unfit,
-)
+from penstock.jobs.partition_tasks import asked_mapping, map_partitions, tell_moves, why_ignored, why_unfit
 from penstock.jobs.provision import plan_change
 from penstock.jobs.running_store import RunningRow
-from penstock.jobs.sync_plan import ComplexSync, InSync, RunningView, SimpleSync, plan_mapping, plan_sync
-from penstock.tasks.specs import task_specs
+from penstock.jobs.syncer.sync_plan import (
+    ComplexSync,
+    InSync,
+    RunningView,
+    SimpleSync,
+    plan_mapping,
+    plan_sync,
+)
+from penstock.jobs.tasks import task_specs
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_config, a_job, a_process
 from tests.jobs.world import World
 
@@ -68,8 +69,8 @@ def test_it_is_left_out_of_the_stored_form_where_nobody_asks():
     assert "partition_tasks" not in a_config().to_json()
     config = a_config(task_count=2, partition_tasks=[*OTHER])
     assert config.to_json()["partition_tasks"] == [*OTHER]
-    assert JobConfig.model_validate(config.to_json()) == config
-    assert asked_mapping(config.to_json()) == OTHER and why_ignored(config.to_json()) == ""
+    assert JobConfig.from_stored(config.to_json()) == config
+    assert asked_mapping(config) == OTHER and why_ignored(config) == ""
 
 
 def test_moves_are_told_shortly():
@@ -88,8 +89,7 @@ def test_moves_are_told_shortly():
 
 
 def running(config: JobConfig, mapping: tuple[int, ...] | None = None) -> RunningView:
-    plain = config.to_json()
-    return RunningView(config=plain, generation=1, mapping=mapping or plan_mapping(plain, None))
+    return RunningView(config=config, generation=1, mapping=mapping or plan_mapping(config, None))
 
 
 def test_another_deal_is_a_plan_and_nothing_else_changes():

@@ -9,10 +9,10 @@ import pytest
 from penstock.core.errors import ConfigError, TaskActionFailed
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync, validate_config
 from penstock.jobs.provision import plan_change
-from penstock.jobs.sync_plan import ComplexSync, RunningView, SimpleSync, plan_sync
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.jobs.syncer.sync_plan import ComplexSync, RunningView, SimpleSync, plan_sync
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.memory import MemoryRows
 from tests.builders import DEVELOPER, a_body, a_config, a_process
 from tests.jobs.world import World
 
@@ -22,7 +22,7 @@ def a_process_config(**changes: Any) -> JobConfig:
 
 
 def running(config: JobConfig) -> RunningView:
-    return RunningView(config=config.to_json(), generation=1, mapping=tuple(range(config.task_count)))
+    return RunningView(config=config, generation=1, mapping=tuple(range(config.task_count)))
 
 
 def test_a_command_is_all_it_needs():
@@ -102,7 +102,7 @@ def test_a_new_command_is_a_simple_change_and_more_tasks_are_a_complex_one():
 
 def test_the_data_plane_makes_nothing_for_it_and_does_not_pretend_to_fence_it():
     log = MemoryLog()
-    plane, config = StreamDataPlane(log, MemoryRows()), a_process_config().to_json()
+    plane, config = StreamDataPlane(log, MemoryRows()), a_process_config()
     plane.prepare("demo.tick", "b", config)
     plane.retire("demo.tick", "b", config, None)
     plane.retire("demo.tick", "b", config, config)

@@ -13,9 +13,9 @@ from penstock.core.errors import PenstockError
 from penstock.jobs.config import SYNC_OF, Sync, validate_config
 from penstock.jobs.layers import LayerRow, merge_layers
 from penstock.jobs.partition_tasks import map_partitions
-from penstock.jobs.quick_look import RELEASE_FIELDS, QuickLook
-from penstock.jobs.sync_plan import InSync, RunningView, SimpleSync, plan_sync
-from tests.builders import PACKAGE, a_body, an_output
+from penstock.jobs.syncer.quick_look import RELEASE_FIELDS, QuickLook
+from penstock.jobs.syncer.sync_plan import InSync, RunningView, SimpleSync, plan_sync
+from tests.builders import PACKAGE, a_body, a_stored_config, an_output
 
 JOB = "demo.count"
 
@@ -69,13 +69,13 @@ def test_it_says_what_the_full_look_says_or_nothing(
     except PenstockError:
         target = None
     if taught and target is not None:
-        look.learn(layers, target.to_json())
+        look.learn(layers, target)
     quick = look.compare(JOB, texts(layers), json.dumps(old.to_json()))
     if quick is None:
         return
     assert target is not None, "an invalid config is left to the full look, which says why"
     mapping = map_partitions(old.partitions, old.task_count)
-    sync = plan_sync(target, RunningView(config=old.to_json(), generation=1, mapping=mapping))
+    sync = plan_sync(target, RunningView(config=old, generation=1, mapping=mapping))
     if quick.difference is None:
         assert isinstance(sync, InSync)
     else:
@@ -90,7 +90,7 @@ def test_a_release_is_seen_once_its_package_was_found_valid() -> None:
     layers = layers_of(a_body(JOB, package=package("2")), [])
     look = QuickLook()
     assert look.compare(JOB, texts(layers), json.dumps(old)) is None, "nobody has validated this package yet"
-    look.learn(layers, validate_config(JOB, merge_layers(layers)).to_json())
+    look.learn(layers, validate_config(JOB, merge_layers(layers)))
     quick = look.compare(JOB, texts(layers), json.dumps(old))
     assert quick is not None and quick.difference is not None
     assert (quick.difference.reason, quick.difference.restarts) == ("package.version changed", True)
@@ -129,7 +129,7 @@ def test_its_memory_is_bounded() -> None:
     look, old = QuickLook(), json.dumps(validate_config(JOB, a_body(JOB)).to_json())
     for number in range(10_050):
         layers = layers_of({"package": package(str(number))}, [])
-        look.learn(layers, {"package": package(str(number))})
+        look.learn(layers, a_stored_config(package=package(str(number))))
     layers = layers_of(a_body(JOB, package=package("10049")), [])
     assert look.compare(JOB, texts(layers), old) is not None
     assert len(look._valid) <= 10_000

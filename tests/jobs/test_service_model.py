@@ -25,10 +25,9 @@ from hypothesis.stateful import (
 )
 
 from penstock.core.errors import OutcomeUnknown, UserError
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
-from penstock.jobs.job_store import JobStore
-from penstock.jobs.key_store import KEYS
+from penstock.jobs.job_store import KEYS, JobStore
 from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import merge_layers
 from tests.jobs.asking import asked, everything
@@ -254,9 +253,9 @@ class ServiceMachine(RuleBasedStateMachine):
             ideal = {name: real_body(job, body) for name, body in life.layers.items()}
             assert {row.layer: row.body for row in view.layers} == ideal
             config = merged(life.layers)
-            assert view.config["threads"] == config.get("threads", 1)
-            assert view.config["state"] == config.get("state", "running")
-            assert view.config["labels"].get("team") == config.get("labels.team")
+            assert view.config.threads == config.get("threads", 1)
+            assert view.config.state == config.get("state", "running")
+            assert view.config.labels.get("team") == config.get("labels.team")
             # I9: the merge is the fold of the layers at this version, and of each version before.
             assert not view.problem and merge_layers(view.layers) == merge_layers(
                 self.service.layers_at(job, life.version)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, Refused
 from penstock.jobs.state_fit import state_conflict
-from tests.builders import a_body, a_pipeline
+from tests.builders import a_body, a_pipeline, config_of
 from tests.jobs.test_job_service import call, submit
 from tests.jobs.world import DEVELOPER, World
 
@@ -46,7 +46,7 @@ def a_total(*, computation: dict[str, Any] | None = None, **changes: Any) -> dic
     ],
 )
 def test_a_conflict_is_found_and_named(new: dict[str, Any], why: str) -> None:
-    found = state_conflict(a_total(), new)
+    found = state_conflict(config_of(a_total()), config_of(new))
     assert (why in found) if why else found == ""
 
 
@@ -109,16 +109,17 @@ FILTER = [{"op": "filter", "expr": "amount > 0"}]
 def test_rows_of_an_operator_are_kept_if_all_that_they_depend_on_stays(
     old: dict[str, Any], new: dict[str, Any], why: str
 ) -> None:
-    found = state_conflict(old, new)
+    found = state_conflict(config_of(old), config_of(new))
     assert (why in found) if why else found == ""
 
 
 def test_ids_of_records_are_of_one_column() -> None:
-    sale = a_total(computation=a_computation(ids={"column": "sale", "slack_ms": 1}))
-    slower = a_total(computation=a_computation(ids={"column": "sale", "slack_ms": 2}))
-    other = a_total(computation=a_computation(ids={"column": "order", "slack_ms": 1}))
-    assert state_conflict(sale, slower) == state_conflict(sale, a_total()) == ""
-    assert state_conflict(a_total(), sale) == ""
+    plain = config_of(a_total())
+    sale = config_of(a_total(computation=a_computation(ids={"column": "sale", "slack_ms": 1})))
+    slower = config_of(a_total(computation=a_computation(ids={"column": "sale", "slack_ms": 2})))
+    other = config_of(a_total(computation=a_computation(ids={"column": "order", "slack_ms": 1})))
+    assert state_conflict(sale, slower) == state_conflict(sale, plain) == ""
+    assert state_conflict(plain, sale) == ""
     assert "of column 'sale', not of 'order'" in state_conflict(sale, other)
 
 
@@ -133,9 +134,9 @@ def test_a_submit_that_gives_stored_windows_another_meaning_is_refused() -> None
 
 
 def test_a_job_without_state_has_none_to_lose() -> None:
-    assert (
-        state_conflict(a_body(JOB), a_total()) == state_conflict(a_body(JOB, partitions=4), a_body(JOB)) == ""
-    )
+    before = config_of(a_body(JOB))
+    assert state_conflict(before, config_of(a_total())) == ""
+    assert state_conflict(config_of(a_body(JOB, partitions=4)), before) == ""
 
 
 def resubmit(world: World, body: dict[str, Any], *reset: str) -> dict[str, int]:
@@ -160,7 +161,7 @@ def test_a_submit_that_would_lose_state_changes_nothing_until_somebody_insists()
     resubmit(world, other, JOB)
     world.settle()
     running = world.service.view(JOB).running
-    assert running is not None and running.config["lineage"] > 0
+    assert running is not None and running.config.lineage > 0
 
 
 def test_the_next_submit_goes_on_with_the_state_after_a_reset() -> None:
@@ -169,13 +170,13 @@ def test_the_next_submit_goes_on_with_the_state_after_a_reset() -> None:
     world.settle()
     resubmit(world, a_total(), JOB)
     world.settle()
-    lineage = world.service.view(JOB).running.config["lineage"]
+    lineage = world.service.view(JOB).running.config.lineage
     (change,) = world.service.plan_pipeline(a_pipeline(a_total(task_count=2)))
     assert change.state_kept and [item.path for item in change.changed] == ["task_count"]
     resubmit(world, a_total(task_count=2))
     world.settle()
     running = world.service.view(JOB).running
-    assert running is not None and (running.config["lineage"], running.config["task_count"]) == (
+    assert running is not None and (running.config.lineage, running.config.task_count) == (
         lineage,
         2,
     )
@@ -190,10 +191,10 @@ def test_a_state_that_was_given_up_never_comes_back() -> None:
     for _ in range(3):
         resubmit(world, a_total(), JOB)
         world.settle()
-        seen.append(world.service.view(JOB).running.config["lineage"])
+        seen.append(world.service.view(JOB).running.config.lineage)
         world.service.rollback(JOB, "provisioner", to_version=first, expected_version=None, **call(DEVELOPER))
         world.settle()
-        assert world.service.view(JOB).running.config["lineage"] == 0
+        assert world.service.view(JOB).running.config.lineage == 0
     assert len(set(seen)) == len(seen)
 
 

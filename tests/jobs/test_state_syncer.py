@@ -11,13 +11,13 @@ from penstock.core.errors import (
     StoreUnavailable,
     TaskActionFailed,
 )
-from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import take_term
+from penstock.db.database import take_term
+from penstock.db.journal_store import JournalStore
 from penstock.jobs import layer_store
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RUNNING, RunningRow
-from penstock.jobs.sync_plan import PlanStep
-from penstock.tasks.specs import has_tasks
+from penstock.jobs.syncer.sync_plan import PlanStep
+from penstock.jobs.tasks import has_tasks
 from tests.builders import DEVELOPER, a_job, an_output
 from tests.jobs.world import World, producers_of
 
@@ -68,7 +68,7 @@ def test_a_simple_change_keeps_generation_and_mapping_and_restarts_in_place(worl
     after = running(world)
     assert (after.generation, after.mapping, after.hold_generation) == (before.generation, before.mapping, 0)
     assert after.version == after.restart_version > before.version
-    assert after.config["package"]["version"] == "2"
+    assert after.config.package.version == "2"
 
 
 def test_a_live_change_moves_the_list_but_restarts_nothing(world: World) -> None:
@@ -98,7 +98,7 @@ def test_a_rescale_holds_confirms_and_commits_under_the_next_generation(world: W
     assert world.round().complex == ("demo.count",)
     after = running(world)
     assert (after.generation, after.hold_generation, after.is_served) == (before.generation + 1, 0, True)
-    assert after.mapping == (0, 0, 1, 1, 2, 2, 3, 3) and after.config["task_count"] == 4
+    assert after.mapping == (0, 0, 1, 1, 2, 2, 3, 3) and after.config.task_count == 4
     assert world.data.fenced == {}
 
 
@@ -108,14 +108,14 @@ def test_a_job_with_an_open_plan_gets_no_simple_sync_and_newer_versions_wait(wor
     world.round()
     world.write("provisioner", threads=3, task_count=2)
     world.round()
-    assert running(world).config["threads"] == 1
+    assert running(world).config.threads == 1
     world.tasks.stuck.clear()
     world.round()
     first = running(world)
-    assert (first.config["task_count"], first.config["threads"], first.generation) == (4, 1, 2)
+    assert (first.config.task_count, first.config.threads, first.generation) == (4, 1, 2)
     world.settle()
     last = running(world)
-    assert (last.config["task_count"], last.config["threads"], last.generation) == (2, 3, 3)
+    assert (last.config.task_count, last.config.threads, last.generation) == (2, 3, 3)
 
 
 def test_tasks_that_do_not_report_are_fenced_after_the_deadline_never_before(world: World) -> None:
@@ -209,10 +209,10 @@ def test_a_new_version_lifts_the_quarantine(world: World) -> None:
     world.write("provisioner", task_count=2)
     world.settle()
     world.data.refuse = lambda call, job, config: None
-    assert world.round().quarantined == ("demo.count",) and running(world).config["task_count"] == 1
+    assert world.round().quarantined == ("demo.count",) and running(world).config.task_count == 1
     world.write("oncall", task_count=3)
     world.settle()
-    assert running(world).config["task_count"] == 3
+    assert running(world).config.task_count == 3
     assert world.service.view("demo.count").quarantine is None
 
 
@@ -228,7 +228,7 @@ def test_trouble_of_the_environment_is_tried_again_for_as_long_as_it_takes(
     assert len(world.store.audit()) == audit + 2  # opened, and the trouble once
     world.data.refuse = lambda call, job, config: None
     world.settle()
-    assert running(world).config["task_count"] == 2
+    assert running(world).config.task_count == 2
 
 
 def test_a_stop_is_never_given_up(world: World) -> None:
@@ -267,12 +267,12 @@ def test_an_oncall_change_replaces_a_held_plan_and_the_hold_stays(world: World) 
     world.round()
     plan = world.service.view("demo.count").plan
     assert plan is not None and plan.target is not None
-    assert (plan.generation, plan.target["task_count"]) == (3, 5)
+    assert (plan.generation, plan.target.task_count) == (3, 5)
     # Time counts from the first hold: after its deadline the replaced plan fences under its own generation.
     assert running(world).hold_generation == hold.hold_generation and running(world).version == hold.version
     world.settle()
     row = running(world)
-    assert (row.generation, row.config["task_count"], world.data.fenced) == (3, 5, {"demo.count": 3})
+    assert (row.generation, row.config.task_count, world.data.fenced) == (3, 5, {"demo.count": 3})
     assert world.data.registered == producers_of(row.birth, row.config)
 
 
@@ -321,11 +321,11 @@ def test_nothing_is_prepared_while_something_is_still_to_be_retired(world: World
     world.round()
     world.write("provisioner", outputs=first)
     world.round()
-    assert world.data.calls[-1][0] == "retire" and running(world).config["outputs"][0]["category"] == "other"
+    assert world.data.calls[-1][0] == "retire" and running(world).config.outputs[0].category == "other"
     world.data.refuse = lambda call, job, config: None
     world.settle()
     row = running(world)
-    assert row.config["outputs"][0]["category"] == "counts"
+    assert row.config.outputs[0].category == "counts"
     assert world.data.registered == producers_of(row.birth, row.config)
 
 
@@ -366,7 +366,7 @@ def test_a_syncer_that_loses_its_term_in_the_middle_of_a_round_stops_there(world
     plan = world.service.view("demo.count").plan
     assert plan is not None and plan.step is PlanStep.PREPARE
     world.settle()
-    assert running(world).config["task_count"] == 2
+    assert running(world).config.task_count == 2
 
 
 def test_a_plan_is_not_committed_over_a_running_row_that_moved(world: World) -> None:

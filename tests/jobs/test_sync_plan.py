@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.partition_tasks import map_partitions
-from penstock.jobs.sync_plan import (
+from penstock.jobs.syncer.sync_plan import (
     ComplexSync,
     InSync,
     PlanStep,
     RunningView,
     SimpleSync,
-    diff_configs,
+    diff_json,
     plan_batch,
     plan_sync,
     steps_of,
@@ -43,7 +43,7 @@ configs = st.fixed_dictionaries({}, optional=CHANGES).map(lambda changes: a_conf
 
 def view(config: JobConfig) -> RunningView:
     mapping = map_partitions(config.partitions, config.task_count)
-    return RunningView(config=config.to_json(), generation=1, mapping=mapping)
+    return RunningView(config=config, generation=1, mapping=mapping)
 
 
 def running(**changes: Any) -> RunningView:
@@ -80,7 +80,7 @@ def test_a_simple_change_says_whether_tasks_restart(changes: dict, restarts: boo
 
 @pytest.mark.parametrize(("old", "new"), [(1, True), (0, False), (1, 1.0), ([1], [True])])
 def test_values_that_only_python_takes_for_the_same_differ(old: Any, new: Any) -> None:
-    changed = diff_configs({"policies": {"a": {"b": old}}}, {"policies": {"a": {"b": new}}})
+    changed = diff_json({"policies": {"a": {"b": old}}}, {"policies": {"a": {"b": new}}})
     assert [change.path for change in changed] == ["policies.a.b"]
 
 
@@ -99,7 +99,7 @@ def test_values_that_only_python_takes_for_the_same_differ(old: Any, new: Any) -
 def test_a_change_of_who_owns_what_needs_a_plan(changes: dict) -> None:
     sync = plan_sync(a_config(**changes, arguments={"also": "simple"}), running())
     assert isinstance(sync, ComplexSync)
-    assert sync.target == a_config(**changes, arguments={"also": "simple"}).to_json()
+    assert sync.target == a_config(**changes, arguments={"also": "simple"})
     assert {change.path for change in sync.changed} >= {next(iter(changes)), "arguments.also"}
 
 
@@ -118,14 +118,14 @@ def test_a_removed_job_is_planned_to_nothing() -> None:
 
 @pytest.mark.parametrize("state", ["stopped", "paused"])
 def test_a_stop_keeps_the_mapping(state: str) -> None:
-    odd = RunningView(config=a_config(task_count=2).to_json(), generation=1, mapping=(1, 0, 1, 0, 1, 0, 1, 0))
+    odd = RunningView(config=a_config(task_count=2), generation=1, mapping=(1, 0, 1, 0, 1, 0, 1, 0))
     sync = plan_sync(a_config(task_count=2, state=state), odd)
     assert isinstance(sync, ComplexSync) and sync.mapping == odd.mapping
 
 
 @pytest.mark.parametrize("state", ["stopped", "paused"])
 def test_the_steps_are_those_the_case_needs(state: str) -> None:
-    runs, stops = a_config().to_json(), a_config(state=state).to_json()
+    runs, stops = a_config(), a_config(state=state)
     prepare, hold, confirm, commit = PlanStep
     assert steps_of(runs, has_old=True) == (prepare, hold, confirm, commit)
     assert steps_of(runs, has_old=False) == (prepare, commit)
@@ -133,7 +133,7 @@ def test_the_steps_are_those_the_case_needs(state: str) -> None:
 
 
 def test_only_a_stop_a_removal_or_an_oncall_replaces_an_open_plan() -> None:
-    target = a_config(task_count=2).to_json()
+    target = a_config(task_count=2)
     old, new = (
         LayerRow(layer="oncall", precedence=30, body={}, version=version, actor="olga") for version in (4, 6)
     )
@@ -149,8 +149,8 @@ def test_only_a_stop_a_removal_or_an_oncall_replaces_an_open_plan() -> None:
 
 def test_a_stop_replaces_a_pause_but_a_pause_waits_for_a_stop() -> None:
     paused, stopped = a_config(state="paused"), a_config(state="stopped")
-    assert why_replace(paused.to_json(), 5, stopped, []) == "the job is to stop"
-    assert why_replace(stopped.to_json(), 5, paused, []) is None
+    assert why_replace(paused, 5, stopped, []) == "the job is to stop"
+    assert why_replace(stopped, 5, paused, []) is None
 
 
 @given(configs, configs)

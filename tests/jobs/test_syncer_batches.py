@@ -11,18 +11,17 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.core.errors import Fenced, StoreUnavailable
-from penstock.core.journal_store import JOURNAL
-from penstock.core.sql_store import COUNTERS, take_term
+from penstock.db.database import COUNTERS, take_term
+from penstock.db.journal_store import JOURNAL
 from penstock.jobs.audit_store import AUDIT
-from penstock.jobs.batch_store import commit_simple, open_plans, simple_commit
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS
 from penstock.jobs.layer_store import LAYERS
-from penstock.jobs.leader_store import LeaderStore
-from penstock.jobs.plan_runner import expected_of
 from penstock.jobs.running_store import PLANS, RUNNING
-from penstock.jobs.state_syncer import StateSyncer, SyncerSettings
-from penstock.jobs.sync_plan import plan_sync
-from penstock.jobs.sync_store import SyncStore
+from penstock.jobs.syncer.batches import commit_simple, open_plans, simple_commit
+from penstock.jobs.syncer.leader_store import LeaderStore
+from penstock.jobs.syncer.plan_runner import expected_of
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
+from penstock.jobs.syncer.sync_plan import plan_sync
 from tests.builders import DEVELOPER, a_body, a_pipeline
 from tests.jobs.world import World
 
@@ -107,7 +106,7 @@ def test_a_round_with_nothing_to_do_reads_twice_and_loads_nothing(world: World) 
 def test_a_job_that_moved_after_it_was_decided_on_is_left_out(world: World, moved: str) -> None:
     submit(world, "2")
     batch = []
-    for record in SyncStore(world.database).load(NAMES[:3]).values():
+    for record in world.store.load(NAMES[:3]).values():
         batch.append(simple_commit(record, plan_sync(expected_of(record), record.old.view())))
     target = NAMES[1]
     with world.store.transaction() as connection:
@@ -119,7 +118,7 @@ def test_a_job_that_moved_after_it_was_decided_on_is_left_out(world: World, move
         elif moved == "gone":
             connection.execute(sa.delete(RUNNING).where(RUNNING.c.job == target))
     if moved == "plan":
-        record = SyncStore(world.database).load([target])[target]
+        record = world.store.load([target])[target]
         open_plans(leader(world), [(record, plan_sync(None, record.old.view()))], 0)
     before = [row for row in rows(world, RUNNING) if row.job == target]
     result = commit_simple(leader(world), batch, 5)
@@ -133,13 +132,13 @@ def test_a_held_job_gets_no_simple_change(world: World) -> None:
     submit(world, "2")
     with world.store.transaction() as connection:
         connection.execute(sa.update(RUNNING).values(hold_generation=RUNNING.c.generation))
-    record = SyncStore(world.database).load(NAMES[:1])[NAMES[0]]
+    record = world.store.load(NAMES[:1])[NAMES[0]]
     with pytest.raises(AssertionError):
         simple_commit(record, plan_sync(expected_of(record), record.old.view()))
 
 
 def test_plans_are_opened_in_a_batch_each_with_a_number_and_a_generation_of_its_own(world: World) -> None:
-    records = SyncStore(world.database).load(NAMES[:5])
+    records = world.store.load(NAMES[:5])
     decided = [(record, plan_sync(None, record.old.view())) for record in records.values()]
     with world.store.transaction() as connection:
         connection.execute(sa.update(RUNNING).where(RUNNING.c.job == NAMES[0]).values(version=10**6))
@@ -156,7 +155,7 @@ def test_plans_are_opened_in_a_batch_each_with_a_number_and_a_generation_of_its_
 
 def test_a_syncer_of_an_older_term_writes_no_batch(world: World) -> None:
     submit(world, "2")
-    record = SyncStore(world.database).load(NAMES[:1])[NAMES[0]]
+    record = world.store.load(NAMES[:1])[NAMES[0]]
     old = leader(world)
     leader(world)
     before = world.outcome()

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.journal_store import JournalStore
-from penstock.core.sql_store import METADATA, Database
+from penstock.db.database import METADATA, Database
+from penstock.db.journal_store import JournalStore
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.leader_store import FAILPOINTS
+from penstock.jobs.syncer.leader_store import FAILPOINTS
 from tests.builders import DEVELOPER, ONCALL, a_job, an_output
 from tests.jobs.syncer_process import DurableTaskLayer
 from tests.jobs.world import timeless

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import CorruptData
 from penstock.jobs.running_store import RunningRow
-from penstock.tasks.specs import task_specs
+from penstock.jobs.tasks import task_specs
 from tests.builders import DEVELOPER, a_job, an_output
 from tests.jobs.world import World, producers_of
 
@@ -74,7 +74,7 @@ def test_a_paused_job_can_be_changed_and_comes_back_changed(world: World) -> Non
     world.write("provisioner", task_count=4, **{"package.version": "2"})
     world.settle()
     row = running(world)
-    assert (row.state, row.config["task_count"], row.config["package"]["version"]) == ("paused", 4, "2")
+    assert (row.state, row.config.task_count, row.config.package.version) == ("paused", 4, "2")
     world.write("oncall", state=None)
     world.settle()
     row = running(world)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import CorruptData, Fenced, StoreUnavailable
-from penstock.core.journal_store import JournalStore
 from penstock.core.loop import WorkerThreads
 from penstock.core.system_clock import SystemClock
-from penstock.jobs.plan_runner import Outcome
-from penstock.jobs.state_syncer import SyncerSettings
-from penstock.jobs.sync_plan import PlanStep
+from penstock.db.journal_store import JournalStore
+from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.state_syncer import SyncerSettings
+from penstock.jobs.syncer.sync_plan import PlanStep
 from tests.builders import a_job, an_output
 from tests.jobs.world import Fail, Hang, Lie, World, producers_of
 from tests.waiting import LIMIT_S, until
@@ -74,7 +74,7 @@ def rescale(world: World, *jobs: str) -> None:
 
 def is_rescaled(world: World, job: str) -> bool:
     row = world.store.running.row(job)
-    return row is not None and row.config["task_count"] == 3 and row.is_served
+    return row is not None and row.config.task_count == 3 and row.is_served
 
 
 def hang(world: World, call: str, job: str) -> Hang:
@@ -104,7 +104,7 @@ def test_a_job_that_hangs_anywhere_delays_no_other(world: World, call: str) -> N
     rounds(world, lambda report: all(is_rescaled(world, job) for job in JOBS[1:5]))
     rounds(world, lambda report: report.open == (JOBS[0],))
     row = world.store.running.row(JOBS[5])
-    assert row is not None and row.config["threads"] == 2
+    assert row is not None and row.config.threads == 2
     assert is_rescaled(world, JOBS[0]) is (call == "retire")
 
 

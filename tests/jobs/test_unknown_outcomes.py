@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, KeyReused, OutcomeUnknown, StoreUnavailable
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs.job_service import JobService
-from penstock.jobs.job_store import JobStore
-from penstock.jobs.key_store import KEYS_KEPT_MS
+from penstock.jobs.job_store import KEYS_KEPT_MS, JobStore
 from tests.builders import ADMIN, DEVELOPER, ONCALL, a_body, a_job, a_pipeline
 from tests.core.test_postgres_store import cutting_proxy
 from tests.jobs.asking import asked, everything
@@ -155,7 +154,7 @@ def test_a_key_that_stands_for_another_request_is_refused_and_nothing_changes(
     assert everything(database) == before
     # Somebody else's key of the same name is another key.
     service.patch_layer(JOB, "oncall", {"threads": 3}, **asked(ADMIN, "k"))
-    assert service.view(JOB).config["threads"] == 3
+    assert service.view(JOB).config.threads == 3
 
 
 def test_a_refused_write_leaves_its_key_free(any_service: JobService) -> None:

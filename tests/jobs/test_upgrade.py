@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.migrate_store import FIRST
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
+from penstock.db.migrate import FIRST
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layers import DEFAULT_LAYERS

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.sql_store import Database
+from penstock.db.database import Database
 from penstock.jobs import job_store
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.job_view import view_of
-from penstock.jobs.stamp_store import peek_stamps, read_stamps
 from tests.builders import ADMIN, a_body, a_job
 
 
@@ -44,7 +43,7 @@ def test_a_view_is_made_once_and_made_anew_after_each_write(database: Database):
     assert service.view(job) is first
     assert service.views().items[0] is first
     service.patch_layer(job, "oncall", {"priority": 3}, **asked())
-    assert service.view(job).config["priority"] == 3
+    assert service.view(job).config.priority == 3
     assert service.view(job).to_json() == fresh(database, job)
     service.remove(job, **asked())
     assert service.view(job, removed=True).removed
@@ -58,10 +57,10 @@ def test_what_another_instance_wrote_is_seen(place: Path | str | None):
     one, two = Database(place), Database(place)
     here, there = JobService(JobStore(one)), JobService(JobStore(two))
     job = a_job(here)
-    assert there.view(job).config["priority"] == 0
+    assert there.view(job).config.priority == 0
     here.patch_layer(job, "oncall", {"priority": 4}, **asked())
-    assert there.view(job).config["priority"] == 4
-    assert next(iter(there.views())).config["priority"] == 4
+    assert there.view(job).config.priority == 4
+    assert next(iter(there.views())).config.priority == 4
     one.close()
     two.close()
 
@@ -97,11 +96,12 @@ def test_whatever_was_done_a_kept_view_is_as_one_made_anew(steps: list[str]):
     database.close()
 
 
-def test_stamps_of_one_and_of_many_are_the_same(database: Database):
+def test_views_of_one_and_of_many_are_the_same(database: Database):
     service = JobService(JobStore(database))
     names = [a_job(service, f"demo.j{number}") for number in range(8)]
-    with database.reading() as connection:
-        many = read_stamps(connection, [*names, "demo.nobody"])
-    assert many == peek_stamps(database, names)
-    assert many == {name: peek_stamps(database, [name])[name] for name in names}
-    assert peek_stamps(database, ["demo.nobody"]) == {}
+    many = service.views_of([*names, "demo.nobody"])
+    assert list(many) == names and many == {name: service.view(name) for name in names}
+    assert service.views_of(["demo.nobody"]) == {}
+    for name in names:
+        service.patch_layer(name, "oncall", {"priority": 2}, **asked())
+    assert all(view.config["priority"] == 2 for view in service.views_of(names).values())

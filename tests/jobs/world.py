@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.core.sql_store import Database, take_term
 from penstock.core.workers import Workers
+from penstock.db.database import Database, take_term, values_of
+from penstock.jobs.config import JobConfig
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.plan_runner import Outcome
-from penstock.jobs.state_syncer import StateSyncer, SyncerSettings, SyncReport
+from penstock.jobs.running_store import RunningRow
+from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings, SyncReport
 from tests.builders import DEVELOPER, ONCALL
 from tests.waiting import LIMIT_S
 
@@ -28,12 +30,12 @@ class Crash(BaseException):
     """The process is gone. Nobody may catch it but the test."""
 
 
-def producers_of(birth: str, config: Mapping[str, Any]) -> set[tuple[str, str]]:
+def producers_of(birth: str, config: JobConfig) -> set[tuple[str, str]]:
     """(category, producer) for everything a config writes."""
     return {
-        (output["category"], f"{birth}:{config['kind']}:{config['lineage']}:{partition}")
-        for output in config["outputs"]
-        for partition in range(config["partitions"])
+        (output.category, f"{birth}:{config.kind}:{config.lineage}:{partition}")
+        for output in config.outputs
+        for partition in range(config.partitions)
     }
 
 
@@ -74,15 +76,15 @@ class FakeTaskLayer:
     looks: dict[tuple[str, int, int], int] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Fail | Lie | Hang] = field(default_factory=dict)
-    refuse: Callable[[str, str, Mapping[str, Any]], PenstockError | None] = lambda call, job, config: None
+    refuse: Callable[[str, str, JobConfig | None], PenstockError | None] = lambda call, job, config: None
 
     def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
-        with self._call("is_stopped", job, {}):
+        with self._call("is_stopped", job, None):
             key = (job, generation, list_version)
             self.looks[key] = self.looks.get(key, 0) + 1
             return job not in self.stuck and self.looks[key] > 1
 
-    def prepare(self, job: str, birth: str, config: Mapping[str, Any]) -> None:
+    def prepare(self, job: str, birth: str, config: JobConfig) -> None:
         with self._call("prepare", job, config):
             # Cut off half-way, some are registered and some are not.
             producers = sorted(producers_of(birth, config))
@@ -90,23 +92,21 @@ class FakeTaskLayer:
             self.point("prepare half-way")
             self.registered |= set(producers)
 
-    def unread(
-        self, job: str, birth: str, config: Mapping[str, Any], category: str, *, is_stopped: bool
-    ) -> str:
+    def unread(self, job: str, birth: str, config: JobConfig, category: str, *, is_stopped: bool) -> str:
         with self._call("unread", job, config):
             return self.unread_of.get((job, category), "")
 
-    def fence(self, job: str, birth: str, config: Mapping[str, Any], *, generation: int) -> None:
+    def fence(self, job: str, birth: str, config: JobConfig, *, generation: int) -> None:
         with self._call("fence", job, config):
             self.fenced[job] = max(generation, self.fenced.get(job, 0))
 
-    def retire(self, job: str, birth: str, old: Mapping[str, Any], new: Mapping[str, Any] | None) -> None:
+    def retire(self, job: str, birth: str, old: JobConfig, new: JobConfig | None) -> None:
         with self._call("retire", job, old):
             kept = set() if new is None else producers_of(birth, new)
             self.registered -= producers_of(birth, old) - kept
 
     @contextmanager
-    def _call(self, call: str, job: str, config: Mapping[str, Any]) -> Iterator[None]:
+    def _call(self, call: str, job: str, config: JobConfig | None) -> Iterator[None]:
         self.calls.append((call, job))
         self.point(call)
         if (error := self.refuse(call, job, config)) is not None:
@@ -225,4 +225,5 @@ def timeless(row: Any) -> dict[str, Any] | None:
     """A row without the columns that tell when."""
     if row is None:
         return None
-    return {name: getattr(row, name) for name in row.__slots__ if name not in ("updated_ms", "since_ms")}
+    values = row.to_json() if isinstance(row, RunningRow) else values_of(row)
+    return {name: value for name, value in values.items() if name not in ("updated_ms", "since_ms")}

@@ -10,8 +10,7 @@ from penstock.jobs.partition_tasks import asked_mapping
 from penstock.jobs.running_store import RunningStore
 from penstock.sim import scenario
 from penstock.sim.options import draw_options
-from penstock.sim.scenario import World
-from penstock.sim.workload import SCALER, Workload
+from penstock.sim.scenario import SCALER, Workload, World
 
 EVERY_MS = 3_000
 

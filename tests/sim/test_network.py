@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.sim.network import Network, Weather
-from penstock.sim.simulation import Simulation
+from penstock.sim.simulation import Network, Simulation, Weather
 
 
 def deliveries(weather: Weather, seed: int = 5, count: int = 1_000) -> list[int]:

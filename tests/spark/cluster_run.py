@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.engine.session import build_session, end_session
-from penstock.streams.testing import Stage, wait_for
+from penstock.streams.spark.session import build_session, end_session
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
+from tests.support.stage import Stage, wait_for
 
 
 def run(folder: Path, master: str, count: int, bus: str) -> dict[str, Any]:

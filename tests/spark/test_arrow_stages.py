@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 
 from bench.stateless import CATEGORY
-from penstock.streams.arrow_expressions import in_arrow
-from penstock.streams.arrow_stages import plan_in_arrow
 from penstock.streams.bus.log import ARROW_TYPES
-from penstock.streams.engine.query import apply_stages
-from penstock.streams.reading import schema_of
-from penstock.streams.task import BAD, BEGIN, DATA, END
-from penstock.streams.testing import Stage, wait_for
+from penstock.streams.spark.query import apply_stages
+from penstock.streams.step.arrow_stages import in_arrow, plan_in_arrow
+from penstock.streams.step.reading import schema_of
+from penstock.streams.step.task import BAD, BEGIN, DATA, END
 from tests.streams.arrow_cases import COLUMNS, EXPRESSIONS, ROWS, batch
+from tests.support.stage import Stage, wait_for
 
 PLAN = {
     "stages": [
@@ -118,6 +117,7 @@ def stage(spark: Any, tmp_path: Path) -> Stage:
     return Stage(spark, tmp_path, path, CATEGORY)
 
 
+@pytest.mark.smoke
 def test_a_stream_takes_either_way_and_each_record_once(stage: Stage):
     """Batches that Arrow works on, one with a letter that only Spark can capitalise, and records that do not
     parse, over two lives of the task.

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from penstock.streams.bus.copy import export_lines, export_parquet
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.bus_copy import export_lines, export_parquet
-from penstock.streams.record_lines import Lines
-from penstock.streams.testing import Stage, wait_for
+from penstock.streams.inspect.record_lines import Lines
+from tests.support.stage import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
 SHOPS = """
@@ -84,7 +84,7 @@ def streamed(stage: Stage, job: str, category: str, count: int) -> Counter[tuple
 
 
 def frames(stage: Stage, inputs: Any, **options: Any) -> dict[str, Any]:
-    from penstock.streams.engine.backfill import Code, Span, run_jobs
+    from penstock.streams.spark.backfill import Code, Span, run_jobs
 
     config = next(iter(stage.configs.values()))
     package = config["package"]
@@ -99,8 +99,9 @@ def batched(stage: Stage, category: str, inputs: Any, **options: Any) -> Counter
     )
 
 
+@pytest.mark.smoke
 def test_stream_and_batch_make_the_same_rows(spark: Any, shops: Stage, tmp_path: Path):
-    from penstock.streams.engine.backfill import Span, read_category, read_files
+    from penstock.streams.spark.backfill import Span, read_category, read_files
 
     published(shops, sales(2000))
     stream = streamed(shops, next(iter(shops.configs)), "twice_sales", 1992)
@@ -130,7 +131,7 @@ def test_stream_and_batch_make_the_same_rows(spark: Any, shops: Stage, tmp_path:
 
 
 def test_stream_and_batch_put_the_same_records_from_the_future_aside(spark: Any, tmp_path: Path):
-    from penstock.streams.engine.backfill import read_category
+    from penstock.streams.spark.backfill import read_category
 
     pipeline = tmp_path / "shops.py"
     pipeline.write_text(SHOPS)
@@ -150,7 +151,7 @@ def test_a_table_of_spark_is_an_input_as_files_are(spark: Any, tmp_path: Path, f
     from penstock.core.errors import ConfigError
     from penstock.streams.bus.log import Category
     from penstock.streams.catalogue import category_from_json
-    from penstock.streams.engine.backfill import read_files
+    from penstock.streams.spark.backfill import read_files
 
     category = Category(spec=category_from_json({**SALES, "format": format_}), birth="b1")
     rows = [(f"shop {n % 3}", n / 2, n * 10) for n in range(200)]
@@ -177,7 +178,7 @@ def test_a_table_of_spark_is_an_input_as_files_are(spark: Any, tmp_path: Path, f
 
 
 def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
-    from penstock.streams.engine.backfill import read_category
+    from penstock.streams.spark.backfill import read_category
     from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, publish, queries
 
     stage = Stage(spark, tmp_path, ZEITGEIST / "pipeline.py", CATEGORY)
@@ -196,7 +197,7 @@ def test_a_computation_gives_the_same_in_a_batch(spark: Any, tmp_path: Path):
 
 def test_zeitgeist_finds_the_same_in_a_stream_and_in_a_batch(spark: Any, tmp_path: Path):
     """Counter, model calculator and detector on Spark, records out of order: both are what the reference finds."""
-    from penstock.streams.engine.backfill import read_category
+    from penstock.streams.spark.backfill import read_category
     from tests.examples.test_anomalies import reference, rounded, searches
     from tests.spark.test_tasks import CATEGORY, publish
 
@@ -252,7 +253,7 @@ def test_many_records_give_identical_tables(
     request: pytest.FixtureRequest, spark: Any, tmp_path: Path, bus: str
 ):
     """Python and SQL, stream and batch, on this bus: the same table. `make same` runs it with a million."""
-    from penstock.streams.engine.backfill import read_category
+    from penstock.streams.spark.backfill import read_category
 
     count = int(os.environ.get("SAME_RECORDS", "5000"))
     pipelines = {"twice_sales": tmp_path / "shops.py", "sql_twice_sales": tmp_path / "shops_sql.sql"}

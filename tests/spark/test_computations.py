@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.streams.catalogue import category_from_json
 from penstock.streams.places import open_log
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 ALARMS = '''
 from penstock import Computation, Pipeline
@@ -123,7 +123,7 @@ def test_two_inputs_with_keys_and_columns_of_their_own_meet_in_one_task(spark: A
     assert found == expected
     assert len(stage.records("per_user")) == len(expected)
 
-    from penstock.streams.engine.backfill import read_category
+    from penstock.streams.spark.backfill import read_category
     from tests.spark.test_backfill import frames
 
     inputs = {name: read_category(spark, bus, stage.log.describe(name)) for name in made}

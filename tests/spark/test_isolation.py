@@ -8,30 +8,22 @@ from typing import Any
 
 import pytest
 
+from penstock.container.process_runner import ProcessRunner, find_groups
 from penstock.core.system_clock import SystemClock
-from penstock.runners import isolated_runner
+from penstock.jobs.tasks import RunState, RunStatus, TaskSpec
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.streams.testing import Stage, wait_for
-from penstock.tasks.runner import RunState, RunStatus
-from penstock.tasks.specs import TaskSpec
+from penstock.streams.spark.own_process import OwnProcessRunner, prepare_with
 from tests.kin import kin_of
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
+from tests.support.stage import Stage, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def a_spec(stage: Stage, job: str, **changes: Any) -> TaskSpec:
-    config = {**stage.configs[job], "isolation": "process", "resources": {"memory_mb": 2048}, **changes}
-    return TaskSpec(
-        task_id=f"{job}/0",
-        job=job,
-        birth=stage.birth(job),
-        index=0,
-        generation=1,
-        partitions=tuple(range(config["partitions"])),
-        config=config,
-        running_version=1,
-    )
+    settings = {"isolation": "process", "resources": {"memory_mb": 2048}, **changes}
+    (spec,) = stage.specs(job, **settings)
+    return spec
 
 
 def spark_jvms() -> int:
@@ -44,8 +36,10 @@ class Isolated:
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         shelf = UnpackedPackages(folder / "unpacked", stage.package)
-        self.runner = isolated_runner(
-            folder / "own", clock=SystemClock(), bus=stage.bus, rows=stage.rows_place, packages=shelf
+        self.runner = OwnProcessRunner(
+            ProcessRunner(folder / "own" / "processes", SystemClock(), find_groups()),
+            folder / "own" / "tasks",
+            prepare_with(bus=stage.bus, rows=stage.rows_place, packages=shelf),
         )
 
     def status(self) -> RunStatus:

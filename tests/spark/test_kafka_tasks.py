@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.streams.testing import Stage, wait_for
 from tests.spark.test_tasks import (
     CATEGORY,
     COUNT,
@@ -19,6 +18,7 @@ from tests.spark.test_tasks import (
     reference,
     settle,
 )
+from tests.support.stage import Stage, wait_for
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.catalogue import category_from_json
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 WINDOWS = """
 from penstock import Pipeline, tumbling
@@ -95,7 +95,7 @@ def run_all(stage: Stage, sink: str, *others: str) -> list[dict[str, Any]]:
 
 
 def batched(spark: Any, stage: Stage, sink: str, categories: list[str]) -> Counter[tuple[Any, ...]]:
-    from penstock.streams.engine.backfill import Code, Span, read_category, run_jobs
+    from penstock.streams.spark.backfill import Code, Span, read_category, run_jobs
 
     package = next(iter(stage.configs.values()))["package"]
     code = Code(folder=stage.folder_of(package["hash"]), entry=package["entry"], hash=package["hash"])
@@ -118,6 +118,7 @@ def a_stage(spark: Any, folder: Path, name: str, text: str, bus: str = "") -> St
     return Stage(spark, folder, path, SALES, bus=bus)
 
 
+@pytest.mark.smoke
 def test_windows_run_on_spark_and_a_batch_makes_the_same_rows(spark: Any, tmp_path: Path):
     stage = a_stage(spark, tmp_path, "shops.py", WINDOWS)
     inject(stage, "sales", sales(3000))
@@ -157,6 +158,7 @@ def pairs_of(count: int) -> Counter[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.smoke
 def test_a_join_runs_on_spark_and_a_batch_makes_the_same_rows(spark: Any, tmp_path: Path):
     stage = a_stage(spark, tmp_path, "orders.py", JOIN)
     inject(stage, "sales", sales(1500))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.jobs.config import validate_config
+from penstock.jobs.tasks import single_task
+from penstock.streams.compile.packages import build_package
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import UnpackedPackages
-from penstock.streams.packages import build_package
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.testing import wait_for
+from tests.support.stage import wait_for
 
 CODE = """
 import pathlib
@@ -64,7 +65,7 @@ class OwnQueries:
         body = {
             "pipeline": "own",
             "kind": "spark",
-            "package": self.package.ref().to_json(),
+            "package": self.package.ref().model_dump(),
             "plan": {"computation": {"function": function}},
             "arguments": {
                 "source": str(self.folder / "source"),
@@ -72,12 +73,12 @@ class OwnQueries:
                 **arguments,
             },
         }
-        config = validate_config(JOB, body).to_json()
+        config = validate_config(JOB, body)
         StreamDataPlane(open_log(self.bus), open_rows(self.rows)).prepare(JOB, "b1", config)
-        return config
+        return config.to_json()
 
     def engine(self) -> Any:
-        from penstock.streams.engine.spark_tasks import SparkTasks
+        from penstock.streams.spark.tasks import SparkTasks
 
         shelf = UnpackedPackages(self.folder / "packages", lambda hash_: self.package.data)
         return SparkTasks(
@@ -90,19 +91,7 @@ class OwnQueries:
         )
 
     def start(self, engine: Any, config: dict[str, Any], *, epoch: int = 1) -> None:
-        from penstock.streams.engine.spark_tasks import Assignment
-
-        engine.start(
-            Assignment(
-                task_id=f"{JOB}/0",
-                job=JOB,
-                job_birth="b1",
-                generation=1,
-                shard_epoch=epoch,
-                partitions=(0,),
-                config=config,
-            )
-        )
+        engine.start(single_task(JOB, "b1", config), shard_epoch=epoch)
 
     def add(self, name: str, *numbers: int) -> None:
         new = self.folder / f".{name}"
@@ -130,6 +119,7 @@ def stop(engine: Any) -> None:
     wait_for(lambda: state(engine) in ("stopped", "failed", "fenced"), "the end")
 
 
+@pytest.mark.smoke
 def test_it_goes_on_from_its_checkpoint_and_never_runs_twice(queries: OwnQueries):
     """Run, a second start is refused, stop; a successor goes on from a copy; a newer owner ends it as fenced."""
     config = queries.config("copied")

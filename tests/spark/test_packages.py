@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 EVENTS = {
     "name": "events",

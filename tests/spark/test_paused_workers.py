@@ -10,16 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.container.task_manager import TaskManager, TaskManagerSettings
 from penstock.core.system_clock import SystemClock
-from penstock.runners import SparkRunner
+from penstock.fleet.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
+from penstock.fleet.sharding import shard_of
+from penstock.fleet.task_service import TaskList
+from penstock.jobs.config import JobConfig
 from penstock.streams.data_plane import intervals_of
-from penstock.streams.testing import Stage, wait_for
-from penstock.tasks.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
-from penstock.tasks.sharding import shard_of
-from penstock.tasks.specs import TaskSpec
-from penstock.tasks.task_manager import TaskManager, TaskManagerSettings
-from penstock.tasks.task_service import TaskList
 from tests.spark.test_tasks import CATEGORY, publish
+from tests.support.stage import Stage, wait_for
 
 PIPELINE = """
 import os
@@ -94,18 +93,9 @@ class Container:
         self._clock, self._task = SystemClock(), f"{job}/0"
         self.engine = stage.new_engine()
         self._manager = TaskManager(
-            SparkRunner(self.engine), settings=TaskManagerSettings(backoff_ms=100, backoff_max_ms=100)
+            self.engine, settings=TaskManagerSettings(backoff_ms=100, backoff_max_ms=100)
         )
-        spec = TaskSpec(
-            task_id=self._task,
-            job=job,
-            birth=stage.birth(job),
-            index=0,
-            generation=1,
-            partitions=(0,),
-            config=stage.configs[job],
-            running_version=1,
-        )
+        (spec,) = stage.specs(job)
         self._manager.on_task_list(TaskList(version=1, full=True, jobs={job: (spec,)}), self._clock.boot_ms())
         entry = ShardEntry(shard=shard_of(self._task, SHARDS), epoch=1)
         reply = HeartbeatReply(
@@ -128,7 +118,7 @@ class Container:
 
 def stored(stage: Stage) -> tuple[Any, ...]:
     """All that a worker could have changed: the interval's row, its states and timers, the bus."""
-    (ref,) = intervals_of(RUNNING, stage.birth(RUNNING), stage.configs[RUNNING])
+    (ref,) = intervals_of(RUNNING, stage.birth(RUNNING), JobConfig.from_stored(stage.configs[RUNNING]))
     row = stage.rows.peek(ref)
     states = stage.rows.scan(ref, start="", limit=1000)
     timers = stage.rows.scan_timers(ref, start=("", ""), limit=1000)

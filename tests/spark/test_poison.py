@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 SALES = {
     "name": "sales",

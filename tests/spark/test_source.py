@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 
 from penstock.streams.bus.log import CategorySpec, Log
 from penstock.streams.places import open_log
-from penstock.streams.task import TaskDescriptor
-from penstock.streams.testing import reading_task, wait_for
+from penstock.streams.step.task import TaskDescriptor
 from tests.contracts.buses import records
+from tests.support.stage import reading_task, wait_for
 
 SPEC = CategorySpec(name="clicks", partitions=2, columns=(("query", "string"), ("n", "bigint")))
 
@@ -63,7 +62,7 @@ def test_available_now_reads_what_is_there_in_batches_that_fit(spark: Any, bus: 
     log.create(SPEC)
     publish(log, *range(1, 201))
     whole = log.lag(SPEC.name, {0: 0, 1: 0}, now_ms=0).bytes
-    task = replace(reading_task(tmp_path, bus, SPEC.name), batch_bytes_max=whole // 4)
+    task = reading_task(tmp_path, bus, SPEC.name).with_config(batch_bytes_max=whole // 4)
     batches, progress = run(spark, task, tmp_path)
     assert sorted(n for batch in batches for n in batch) == sorted([*range(1, 201)] * 2)
     assert 4 <= len(batches) <= 7 and max(map(len, batches)) <= 120

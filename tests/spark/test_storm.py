@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.storm import storm
 
-pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def test_every_count_and_pair_is_there_once_whatever_dies(tmp_path: Path):

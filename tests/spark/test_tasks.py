@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 ZEITGEIST = Path(__file__).parents[2] / "examples" / "zeitgeist"
 CATEGORY = json.loads((ZEITGEIST / "queries.json").read_text())
@@ -79,6 +79,7 @@ def test_a_session_is_ready_for_queries_that_start_together(spark: Any, stage: S
     assert set(shared.keySet()) == before
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rows", ["sqlite", "postgres"])
 def test_counts_are_exact_across_rescale_and_restart(
     request: pytest.FixtureRequest, spark: Any, tmp_path: Path, rows: str
@@ -101,6 +102,7 @@ def test_counts_are_exact_across_rescale_and_restart(
     assert not stage.deaths
 
 
+@pytest.mark.smoke
 def test_a_zombie_changes_nothing(stage: Stage) -> None:
     """Two engines run the same tasks; the older owner is fenced, told apart from a crash, and nothing is doubled."""
     injector = stage.injector("queries")
@@ -120,27 +122,17 @@ def test_a_zombie_changes_nothing(stage: Stage) -> None:
 
 def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) -> None:
     """An intent left by a dead worker is replayed with the old plan, then the new plan goes on."""
-    from penstock.streams.engine import step_worker
-    from penstock.streams.engine.spark_tasks import Assignment
-    from penstock.streams.reading import read_ranges
-    from penstock.streams.stateless import StatelessStep
-    from penstock.streams.step import InputRange
+    from penstock.streams.spark import worker as step_worker
+    from penstock.streams.step.reading import read_ranges
+    from penstock.streams.step.stateless import StatelessStep
+    from penstock.streams.step.step import InputRange
 
     injector = stage.injector("queries")
     everything = queries(0, 400)
     publish(stage, everything[:200], injector, now_ms=1000)
     # A worker that promised its range and published nothing, then died.
-    config = stage.configs[PARSE]
-    assignment = Assignment(
-        task_id=f"{PARSE}/0",
-        job=PARSE,
-        job_birth=stage.birth(PARSE),
-        generation=1,
-        shard_epoch=1,
-        partitions=range(6),
-        config=config,
-    )
-    task, _ = stage.tasks.open(assignment)
+    (spec,) = stage.specs(PARSE)
+    task, _ = stage.tasks.open(spec, 1)
     for interval in task.intervals:
         end = stage.log.end_offsets("queries")[interval.ref.partition]
         batches = read_ranges(

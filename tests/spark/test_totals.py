@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.testing import Stage, wait_for
 from tests.spark.test_tasks import CATEGORY, COUNT, PARSE, ZEITGEIST, publish, queries, reference
+from tests.support.stage import Stage, wait_for
 
 
 def totals_when(stage: Stage, is_so: Callable[[dict[str, float]], bool], what: str) -> dict[str, float]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.streams.catalogue import category_from_json
-from penstock.streams.injector import Injector
-from penstock.streams.testing import Stage, wait_for
+from penstock.streams.dsl.injector import Injector
+from tests.support.stage import Stage, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ORDERS = {

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from penstock.streams.expression_types import Typer
-from penstock.streams.expressions import parse_text
-from penstock.streams.functions import FUNCTIONS, Function
+from penstock.streams.compile.expression_types import Typer
+from penstock.streams.compile.expressions import parse_text
+from penstock.streams.compile.functions import FUNCTIONS, Function
 from tests.streams import test_expressions as expressions
 
 SAMPLES = {

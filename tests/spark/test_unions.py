@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import NotYet
+from penstock.jobs.config import JobConfig
 from penstock.streams.catalogue import category_from_json
 from penstock.streams.places import open_log
-from penstock.streams.testing import Stage, wait_for
+from tests.support.stage import Stage, wait_for
 
 PIPELINE = Path(__file__).parent / "unions.py"
 BEFORE, AFTER = 1, 4_102_444_800_000  # the first millisecond of 1970 but one; the first of 2100
@@ -114,20 +115,16 @@ def test_two_sources_become_one_stream_exactly_once_across_restarts_and_rescale(
 
 def test_what_was_promised_is_finished_also_by_a_plan_with_other_inputs(stage: Stage, tmp_path: Path) -> None:
     """A worker promises ranges of both inputs and dies; the next plan has them in another order, and then only one."""
-    from penstock.streams.engine.spark_tasks import Assignment
-    from penstock.streams.stateless import StatelessStep
-    from penstock.streams.step import InputRange
+    from penstock.streams.step.stateless import StatelessStep
+    from penstock.streams.step.step import InputRange
 
     queries, notes = [a_query(number) for number in range(60)], [a_note(number) for number in range(40)]
     publish(stage, "queries", queries, stage.injector("queries"))
     publish(stage, "notes", notes, stage.injector("notes"))
     job = "unions.words"
     for generation, text in enumerate(("notes.union(queries)", "queries\nnotes.sink('elsewhere')"), 1):
-        assignment = Assignment(
-            task_id=f"{job}/0", job=job, job_birth=stage.birth(job), generation=generation, shard_epoch=1,
-            partitions=range(stage.configs[job]["partitions"]), config=stage.configs[job],
-        )  # fmt: skip
-        task, rows = stage.tasks.open(assignment)
+        (spec,) = stage.specs(job, generation=generation)
+        task, rows = stage.tasks.open(spec, 1)
         for interval, row in zip(task.intervals, rows, strict=True):
             step = StatelessStep(
                 ref=interval.ref, token=interval.token, producers=interval.producers, rows=stage.rows, log=stage.log,
@@ -146,7 +143,8 @@ def test_what_was_promised_is_finished_also_by_a_plan_with_other_inputs(stage: S
         before = stage.configs[job]
         stage.compile(changed)
         registered = set(stage.log.producers("words"))
-        change = job, stage.birth(job), before, stage.configs[job]
+        configs = map(JobConfig.from_stored, (before, stage.configs[job]))
+        change = job, stage.birth(job), *configs
         if generation == 2:  # what is promised was read of an input whose producers go
             with pytest.raises(NotYet, match="has yet to send what it promised to 'words'"):
                 stage.data.retire(*change)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
+from penstock.streams.rows.memory import MemoryRows
 from tests.streams.step_world import SMALL_LOG, Event, World, published
 
 SEEN = {"out": (("at", "bigint"),)}

@@ -13,7 +13,7 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from penstock.streams.graph import Filter, FlatMap, Graph, KeyBy, Process, Select, Sink, Source, Union
+from penstock.streams.compile.graph import Filter, FlatMap, Graph, KeyBy, Process, Select, Sink, Source, Union
 
 Record = tuple[str | None, dict[str, Any]]
 
@@ -75,9 +75,9 @@ def evaluated(text: str, row: Mapping[str, Any]) -> Any:
 
 
 def _plain_functions() -> Any:
-    from penstock.streams.expressions import _SparkExpressions
+    from penstock.streams.compile.expressions import SparkExpressions
 
-    return _SparkExpressions
+    return SparkExpressions
 
 
 def name_of(text: str) -> str:

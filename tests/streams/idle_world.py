@@ -10,14 +10,15 @@ import pyarrow as pa
 
 from penstock.jobs.births import stateless_producer
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
-from penstock.streams.engine.step_worker import run_interval
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from penstock.streams.keys import partitions_of
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.reading import read_ranges
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.step import OutputSpec
-from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.spark.worker import run_interval
+from penstock.streams.step.reading import read_ranges
+from penstock.streams.step.step import OutputSpec
+from penstock.streams.step.task import OwnedInterval, input_of
+from tests.streams.descriptors import a_descriptor
 
 COLUMNS = (("q", "string"), ("ts", "bigint"))
 DEAD_COLUMNS = (
@@ -109,19 +110,12 @@ class Copier:
         log, ref = self.source.log, self.ref(partition)
         row = self.rows.acquire(ref, generation=1, shard_epoch=1)
         interval = OwnedInterval(ref=ref, token=row.token, producers={self.birth: self.producer(partition)})
-        task = TaskDescriptor(
-            task_id=self.name,
-            job=self.name,
-            kind="stateless",
+        task = a_descriptor(
             bus=f"embedded:{self.source.folder / 'bus'}",
             rows=self.rows_place,
             intervals=(interval,),
             inputs=(input_of(log.describe("in")),),
             outputs=self.outputs,
-            plan={},
-            package_hash="",
-            package_folder="",
-            package_entry="",
         )
         start = row.offsets[self.birth]
         end = min(log.end_offsets("in")[partition], start + most)

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, CategorySpec, Log
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
-from penstock.streams.state_cache import StateCache
-from penstock.streams.step_logic import StepLogic
+from penstock.streams.step.logic import StepLogic
+from penstock.streams.step.state_cache import StateCache
+from penstock.streams.step.stateful import InputRange, OutputSpec, StatefulStep, open_interval
 from tests.contracts.intervals import full_count, said
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Crash, Faulty, Points, crash, published
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 PIPELINE = """
-from penstock.streams.pipeline import Pipeline
+from penstock.streams.dsl.pipeline import Pipeline
 
 p = Pipeline("demo")
 p.source("queries").sink("out")

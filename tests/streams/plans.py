@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.jobs.config import PackageRef
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.compiled import PackageRef
-from penstock.streams.computation import Computation
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation
+from penstock.streams.dsl.pipeline import Pipeline
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "zeitgeist"
 PACKAGE = PackageRef(name="zeitgeist", version="1", hash="ab" * 32, entry="pipeline.py")

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from penstock.jobs.births import stateless_producer
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.interval import InputRange, OutputSpec, open_interval
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
-from penstock.streams.stateless import StatelessStep, pending_intent
-from penstock.streams.watermark import event_time_lows
+from penstock.streams.step.stateful import InputRange, OutputSpec, open_interval
+from penstock.streams.step.stateless import StatelessStep, pending_intent
+from penstock.streams.step.watermark import event_time_lows
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Faulty, Points, published
 
 REF = IntervalRef(job="z.by_query", job_birth="j1", partition=0, birth="i1")

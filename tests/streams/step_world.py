@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.interval import InputRange, OutputSpec, StatefulStep, open_interval
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
-from penstock.streams.state_cache import KnownStates, StateCache
-from penstock.streams.state_news import StateNews
+from penstock.streams.step.state_cache import KnownStates, SharedChanges, StateCache
+from penstock.streams.step.stateful import InputRange, OutputSpec, StatefulStep, open_interval
 from tests.contracts.intervals import full_count, said
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=0, birth="i1")
@@ -54,7 +53,7 @@ class WorkersInTurn:
     """Workers of one machine, each with a cache of its own: steps go to one after another, as with Spark."""
 
     def __init__(self, bytes_max: int, *, count: int = 3) -> None:
-        news = StateNews(news_folder(), bytes_max)
+        news = SharedChanges(news_folder(), bytes_max)
         self._caches, self._turn = [StateCache(bytes_max, news) for _ in range(count)], 0
 
     def take(self, ref: IntervalRef) -> KnownStates:

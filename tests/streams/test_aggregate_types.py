@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX
-from penstock.streams.functions import AGGREGATE_NAMES, AGGREGATES, accepts
+from penstock.streams.compile.functions import AGGREGATE_NAMES, AGGREGATES, accepts
+from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.aggregates import Aggregates, Value
 from penstock.streams.operators.build import operator_of
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
+from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 from tests.streams.window_reference import results_with_firing, sessions_with_firing
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.streams.arrow_expressions import Unsure, in_arrow
-from penstock.streams.expressions import check_value
+from penstock.streams.compile.expressions import check_value
+from penstock.streams.step.arrow_stages import Unsure, in_arrow
 from tests.streams.arrow_cases import COLUMNS, EXPRESSIONS, ROWS, SPARKS_OWN, batch
 
 

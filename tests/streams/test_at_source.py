@@ -8,15 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.streams.at_source import shortcut, step_at_source
-from penstock.streams.reading import row_schema
-from penstock.streams.task import BAD, BEGIN, DATA, DONE, END, Input, TaskDescriptor
+from penstock.streams.step.arrow_stages import shortcut, step_at_source
+from penstock.streams.step.reading import row_schema
+from penstock.streams.step.task import BAD, BEGIN, DATA, DONE, END, InputSpec, TaskDescriptor
+from tests.streams.descriptors import a_descriptor
 
 SHOUT = {"op": "select", "columns": [["word", "upper(word)", "string"]]}
 
 
 def a_task(plan: dict[str, Any], kind: str = "stateless", inputs: int = 1) -> TaskDescriptor:
-    source = Input(
+    source = InputSpec(
         category="in",
         birth="b",
         columns=(("word", "string"),),
@@ -26,20 +27,7 @@ def a_task(plan: dict[str, Any], kind: str = "stateless", inputs: int = 1) -> Ta
         ts_column="",
         partitions=1,
     )
-    return TaskDescriptor(
-        task_id="j/0",
-        job="j",
-        kind=kind,
-        bus="",
-        rows="",
-        intervals=(),
-        inputs=(source,) * inputs,
-        outputs=(),
-        plan=plan,
-        package_hash="",
-        package_folder="",
-        package_entry="",
-    )
+    return a_descriptor(kind, plan, inputs=(source,) * inputs)
 
 
 TASK = a_task({"stages": [SHOUT]})

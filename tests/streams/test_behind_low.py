@@ -11,15 +11,16 @@ import pytest
 
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
-from penstock.streams.engine.step_worker import REPORT_DDL, run_interval
+from penstock.streams.dsl.windows import PARTIAL, Firing, Spans, session, sliding, tumbling
 from penstock.streams.operators.build import operator_of
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.reading import read_ranges
 from penstock.streams.rows.row_store import Changes
-from penstock.streams.step import OutputSpec
-from penstock.streams.task import OwnedInterval, TaskDescriptor, input_of
-from penstock.streams.vectorised import VectorComputation, VectorLogic
-from penstock.streams.windows import PARTIAL, Firing, Spans, session, sliding, tumbling
+from penstock.streams.spark.worker import REPORT_DDL, run_interval
+from penstock.streams.step.reading import read_ranges
+from penstock.streams.step.step import OutputSpec
+from penstock.streams.step.task import OwnedInterval, input_of
+from penstock.streams.step.vectorised import VectorComputation, VectorLogic
+from tests.streams.descriptors import a_descriptor
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec
 from tests.streams.test_joins import a_world as join_world
 from tests.streams.test_top import top_world
@@ -191,7 +192,7 @@ def test_a_computation_over_tables_gets_it_and_what_it_makes_of_it_is_flagged():
 
 
 def test_a_task_reports_how_many_there_were_since_its_intervals_began(tmp_path: Path):
-    from penstock.streams.engine.load import LoadMeter
+    from penstock.streams.spark.load import LoadMeter
     from tests.streams.test_load import a_task
 
     task = a_task(tmp_path, offsets=(0, 0))
@@ -226,21 +227,15 @@ def test_a_worker_says_so_in_the_report_of_its_step(tmp_path: Path):
     rows.create(REF, offsets={source.birth: 0}, low=LOW_MIN)
     token = rows.acquire(REF, generation=1, shard_epoch=1).token
     interval = OwnedInterval(ref=REF, token=token, producers={source.birth: REF.birth})
-    task = TaskDescriptor(
-        task_id="w/0",
-        job=REF.job,
-        kind="stateful",
+    task = a_descriptor(
+        "stateful",
+        {"computation": {"operator": "dedup", "keys": ["k"], "within": {"within_ms": 5}}},
         bus=bus,
         rows=rows_place,
         intervals=(interval,),
         inputs=(input_of(source),),
         outputs=(OutputSpec(stream="out", category="out", birth=out.birth, partitions=1, columns=X),),
-        plan={"computation": {"operator": "dedup", "keys": ["k"], "within": {"within_ms": 5}}},
-        package_hash="",
-        package_folder="",
-        package_entry="",
-        state_cache_bytes=0,  # workers tell each other of theirs through Spark
-    )
+    ).with_config(state_cache_bytes=0)  # workers tell each other of theirs through Spark
     batches = read_ranges(task=task, interval=interval, spans={source.birth: (0, 2)}, log=log, rows=rows)
     (report,) = run_interval(task, batches, now_ms=2000).to_pylist()
     assert (report["records"], report["late"], report["behind_low"]) == (2, 0, 1)

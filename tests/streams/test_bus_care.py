@@ -12,10 +12,10 @@ import pytest
 import structlog
 
 from penstock.streams.bus.admission import NotAllCleaned
-from penstock.streams.bus.embedded_compact import COMPACT_FROM
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.care import BusCare
+from penstock.streams.bus.embedded.clean import COMPACT_FROM
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
-from penstock.streams.bus_care import BusCare
 from tests.contracts.buses import SPEC, records
 
 HOUR_MS = 3_600_000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.core.errors import PipelineError
-from penstock.streams import computation
-from penstock.streams.computation import Computation, Context, Record, Timer, Value, record_type
-from penstock.streams.keyed_work import KeyedWork, try_computation
-from penstock.streams.watermark import Cut
+from penstock.streams.dsl import computation
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value, record_type
+from penstock.streams.step.keyed_work import KeyedWork, try_computation
+from penstock.streams.step.watermark import Cut
 
 
 def test_the_example_in_the_docstring_runs() -> None:

@@ -9,19 +9,21 @@ import pytest
 
 from penstock.core.errors import ConfigError, Fenced, NotYet, StoreUnavailable
 from penstock.jobs.births import interval_birth, producer_of
+from penstock.jobs.config import JobConfig
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, OutboxRow
+from tests.builders import a_stored_config
 
-OUT = {"stream": "out", "category": "out", "partitions": 3, "columns": [["q", "string"]]}
-DEAD = {"stream": "dead", "category": "in.dead", "partitions": 2, "columns": [["reason", "string"]]}
+OUT = {"stream": "out", "category": "out", "partitions": 3, "columns": [["q", "string"]], "internal": False}
+DEAD = {**OUT, "stream": "dead", "category": "in.dead", "partitions": 2, "columns": [["reason", "string"]]}
 
 
-def a_config(**changes: Any) -> dict[str, Any]:
+def a_config(**changes: Any) -> JobConfig:
     base = {"kind": "stateful", "lineage": 0, "partitions": 2, "outputs": [OUT, DEAD]}
-    return {**base, "inputs": [{"category": "in", "start": "earliest"}], **changes}
+    return a_stored_config(**{**base, "inputs": [{"category": "in", "start": "earliest"}], **changes})
 
 
 def a_ref(partition: int, lineage: int = 0) -> IntervalRef:
@@ -71,7 +73,7 @@ def test_a_job_removed_before_its_plan_was_prepared_has_no_outputs_to_leave():
     world = World().with_input()
     world.log.create(CategorySpec(name="out", partitions=3, columns=(("q", "string"),)))
     world.log.register_producer("out", "another")
-    world.plane.retire("j", "b", a_config(outputs=[OUT, OUT | {"category": "never made"}]), None)
+    world.plane.retire("j", "b", a_config(outputs=[OUT, OUT | {"category": "never_made"}]), None)
     assert set(world.log.producers("out")) == {"another"}
 
 
@@ -120,7 +122,7 @@ def test_a_reset_starts_with_empty_rows_and_as_a_new_producer():
 TWO = [{"category": "in", "start": "earliest"}, {"category": "more", "start": "latest"}]
 
 
-def two_inputs() -> tuple[World, dict[str, Any]]:
+def two_inputs() -> tuple[World, JobConfig]:
     """`in` has two partitions, `more` three, and already a record in its last one."""
     world = World().with_input()
     spec = CategorySpec(name="more", partitions=3, columns=(("q", "string"),), watermark="injector")
@@ -158,15 +160,15 @@ def test_a_stateless_job_is_a_producer_for_each_input_and_all_are_fenced_and_ret
     for producer in producers:
         with pytest.raises(Fenced):
             world.log.publish("out", producer=producer, epoch=0, batches={0: batch}, gapless=False)
-    fewer = {**config, "inputs": TWO[1:]}
+    fewer = a_config(kind="stateless", partitions=3, inputs=TWO[1:])
     world.plane.retire("j", "b", config, fewer)
     assert len(world.log.producers("out")) == 3
 
 
 def test_the_largest_input_decides_how_many_intervals_there_are():
-    world, config = two_inputs()
+    world, _ = two_inputs()
     with pytest.raises(ConfigError, match="expects 2 partitions of 'in', 'more'"):
-        world.plane.prepare("j", "b", {**config, "partitions": 2})
+        world.plane.prepare("j", "b", a_config(kind="stateless", partitions=2, inputs=TWO))
 
 
 def a_batch(*sequences: int) -> pa.RecordBatch:

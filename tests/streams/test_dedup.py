@@ -13,7 +13,7 @@ from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 
 OUT = (("x", "bigint"), ("words", "array<string>"))

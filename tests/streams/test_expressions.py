@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import ARROW_TYPES
-from penstock.streams.expressions import check_filter, check_key, check_select
-from penstock.streams.functions import DENIED, FUNCTIONS
+from penstock.streams.compile.expressions import check_filter, check_key, check_select
+from penstock.streams.compile.functions import DENIED, FUNCTIONS
 
 COLUMNS = (
     ("query", "string"),
@@ -88,6 +88,7 @@ def test_the_type_is_the_one_spark_gives(text, type_):
         ("n + = 1 AS x", ["does not parse", "column 5", "    n + = 1 AS x\n        ^"]),
         ("query AS a, lang AS b", ["does not parse", "','", "column 11"]),
         ("'open AS x", ["does not parse", "never closed"]),
+        ("cast(ts AS int AS x", ["does not parse", "never closed"]),
         ("query; DROP TABLE x", ["not one expression", "';'"]),
         ("   ", ["empty"]),
         ("x" * 10_001, ["10001 characters"]),

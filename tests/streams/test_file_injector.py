@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, Fenced
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.file_injector import FileInjector, FilePlace, find_files, low_of_files
-from penstock.streams.record_lines import LineRules
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.file_injector import FileInjector, FilePlace, find_files, low_of_files
+from penstock.streams.inspect.record_lines import LineRules
 from tests.tidy_rules import ROOT
 from tests.waiting import LIMIT_S, until
 
@@ -169,7 +169,7 @@ def test_killed_at_every_effect_it_goes_on_without_a_gap_or_a_repeat(
 ):
     """Crash at the n-th effect of the bus, before or after it; the next life finishes; and the same with two
     crashes. Whatever died, each line is there once, and nothing that came later than a mark is behind it."""
-    monkeypatch.setattr("penstock.streams.file_injector.BATCH_BYTES", 60)
+    monkeypatch.setattr("penstock.streams.dsl.file_injector.BATCH_BYTES", 60)
     crashes = 0
     for first in range(1, 200):
         for second in (None, 3, 10):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
 from penstock.streams.operators.build import operator_of
-from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
 from tests.streams.operator_world import Columns, Event, Low, OperatorWorld, Rec
 
 WAYS = 100

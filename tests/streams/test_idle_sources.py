@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.system_clock import SystemClock
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from tests.streams.idle_world import Copier, Source
 
 T = 1_000_000  # some moment, in milliseconds

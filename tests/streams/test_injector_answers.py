@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, EpochUsed, Fenced, StoreUnavailable
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec, Log, Published
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.injector import Injector, PublishUnheard, SequencesTaken, dismiss_injector
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.injector import Injector, PublishUnheard, SequencesTaken, dismiss_injector
 from tests.contracts.buses import assert_three_parts
 from tests.waiting import LIMIT_S
 
@@ -176,7 +176,7 @@ def test_two_processes_with_one_epoch_do_not_both_write(tmp_path: Path):
     script = """
 import sys
 from penstock.core.errors import EpochUsed
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log
 try:
     till = Injector(open_log(sys.argv[1]), "in", "till-1", epoch=1)

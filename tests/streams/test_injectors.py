@@ -8,10 +8,15 @@ import pytest
 
 from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.injector import Injector, dismiss_injector, expect_injectors
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.injector import (
+    Injector,
+    SkewLimit,
+    dismiss_injector,
+    expect_injectors,
+    measure_skew,
+)
 from penstock.streams.keys import partition_of
-from penstock.streams.skew import SkewLimit, measure_skew
 
 
 def a_log(watermark: str = "injector") -> MemoryLog:

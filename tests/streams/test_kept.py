@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
+from penstock.streams.inspect.state_decode import decode_block
 from penstock.streams.operators.blocks import INDEX
 from penstock.streams.places import open_rows
-from penstock.streams.rows import row_changes
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows import changes as row_changes
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
-from penstock.streams.state_cache import StateCache
-from penstock.streams.state_decode import decode_block
-from penstock.streams.task import TaskDescriptor
-from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
+from penstock.streams.step.state_cache import StateCache
+from penstock.streams.step.task import TaskDescriptor
 from tests.contracts.intervals import full_count, said
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec
 from tests.streams.step_world import REF as STEP_REF
@@ -145,7 +145,7 @@ def test_no_step_of_a_computation_makes_the_store_look(cache: int | None):
 
 
 def seen(task: TaskDescriptor) -> dict[str, float]:
-    from penstock.streams.engine.load import LoadMeter
+    from penstock.streams.spark.load import LoadMeter
 
     found = LoadMeter(task, trigger_ms=1000).look(None, at_s=1.0, now_ms=SystemClock().now_ms())
     return {name: value for name, value in found.items() if name in ("key_count", "state_bytes")}
@@ -159,19 +159,19 @@ def keep(task: TaskDescriptor, number: int, **changes: Any) -> None:
 
 
 def test_a_task_tells_what_its_intervals_keep_together(tmp_path: Path):
-    task = replace(a_task(tmp_path, offsets=(0, 0)), kind="stateful")
+    task = a_task(tmp_path, offsets=(0, 0)).with_config(kind="stateful")
     assert seen(task) == {"key_count": 0, "state_bytes": 0}
     keep(task, 0, states={"a": b"12", "b": b"3"})
     keep(task, 1, states={"c": b"4567"})
     assert seen(task) == {"key_count": 3, "state_bytes": 10}
     keep(task, 0, states={"a": None})
     assert seen(task) == {"key_count": 2, "state_bytes": 7}
-    assert seen(replace(task, kind="stateless")) == {}
+    assert seen(task.with_config(kind="stateless")) == {}
 
 
 def test_a_task_with_windows_tells_of_keys_not_of_blocks(tmp_path: Path):
     plan = {"computation": window_plan(tumbling(20))}
-    task = replace(a_task(tmp_path, offsets=(0, 0)), kind="stateful", plan=plan)
+    task = a_task(tmp_path, offsets=(0, 0)).with_config(kind="stateful", plan=plan)
     keep(task, 0, states={"0:0:0:1": b"block", INDEX: b"i"}, keys=40)
     assert seen(task) == {"key_count": 40, "state_bytes": 19}, "the other interval has none"
     keep(task, 1, states={"0:0:0:1": b"block"})
@@ -179,9 +179,9 @@ def test_a_task_with_windows_tells_of_keys_not_of_blocks(tmp_path: Path):
 
 
 def test_what_nobody_has_counted_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    task = replace(a_task(tmp_path, offsets=(0, 0)), kind="stateful")
+    task = a_task(tmp_path, offsets=(0, 0)).with_config(kind="stateful")
     with monkeypatch.context() as older:
-        older.setattr("penstock.streams.rows.row_codec._kept_json", lambda row: {})
+        older.setattr("penstock.streams.rows.codec._kept_json", lambda row: {})
         keep(task, 1, states={"a": b"1"})
     assert seen(task) == {}
     open_rows(task.rows).acquire(task.intervals[1].ref, generation=1, shard_epoch=1)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from penstock import session, sliding, testing, tumbling
 from penstock.streams.bus.log import LOW_MIN
+from penstock.streams.dsl.pipeline import Pipeline
+from penstock.streams.dsl.windows import Spans
 from penstock.streams.keys import partition_of
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.trial import Faults
-from penstock.streams.trial_run import Schedule
-from penstock.streams.windows import Spans
+from penstock.streams.trial.jobs import Faults
+from penstock.streams.trial.run import Schedule
 
 PARTITIONS, LATENESS_MS = 2, 3
 CLICKS = {

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import CategorySpec
-from penstock.streams.injector import Injector
+from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Changes
-from penstock.streams.task import TaskDescriptor
-from penstock.streams.testing import reading_task, wait_for
+from penstock.streams.spark.load import BusyTime, PartitionRates
+from penstock.streams.step.task import TaskDescriptor
+from tests.support.stage import reading_task, wait_for
 
 SPEC = CategorySpec(name="in", partitions=2, columns=(("n", "bigint"),), format="json", watermark="injector")
 
@@ -32,7 +35,7 @@ def a_task(folder: Path, *, offsets: tuple[int, int]) -> TaskDescriptor:
 def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
     tmp_path: Path, offsets: tuple[int, int], waiting: int
 ):
-    from penstock.streams.engine.load import LoadMeter
+    from penstock.streams.spark.load import LoadMeter
 
     meter = LoadMeter(a_task(tmp_path, offsets=offsets), trigger_ms=1000)
     found = meter.look(None, at_s=1.0, now_ms=SystemClock().now_ms() + 5000)
@@ -49,7 +52,7 @@ def test_lag_is_what_the_bus_has_beyond_the_committed_offsets(
 
 def test_what_arrives_is_known_by_partition(tmp_path: Path):
     """Plan: ten looks of a second; meanwhile one partition gets ten more, and nothing is read."""
-    from penstock.streams.engine.load import LoadMeter
+    from penstock.streams.spark.load import LoadMeter
 
     task = a_task(tmp_path, offsets=(10, 4))
     meter, now_ms = LoadMeter(task, trigger_ms=1000), SystemClock().now_ms()
@@ -64,7 +67,7 @@ def test_what_arrives_is_known_by_partition(tmp_path: Path):
 
 def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):
     """Not what was seen before: the scaler would take it for news."""
-    from penstock.streams.engine.load import LoadMeter, LoadWatch
+    from penstock.streams.spark.load import LoadMeter, LoadWatch
 
     task = a_task(tmp_path, offsets=(0, 0))
     watch = LoadWatch(LoadMeter(task, trigger_ms=1000), lambda: None).start()
@@ -80,7 +83,7 @@ def test_while_the_bus_is_away_nothing_is_known(tmp_path: Path):
 
 def counted(folder: Path) -> dict[str, float]:
     """What a task tells that has read 14 of 20 records, of which some were late or dead letters."""
-    from penstock.streams.engine.load import LoadMeter
+    from penstock.streams.spark.load import LoadMeter
 
     task = a_task(folder, offsets=(10, 4))
     rows, interval = open_rows(task.rows), task.intervals[0]
@@ -95,3 +98,68 @@ def test_what_was_late_dropped_or_put_aside_is_told_by_name(tmp_path: Path):
     """Records at which user code raised are dead letters as those are that could not be read."""
     found = counted(tmp_path)
     assert [found[name] for name in ("records", "late", "dropped", "bad", "lag_records")] == [14, 5, 3, 3, 6]
+
+
+def test_each_batch_counts_once():
+    busy = BusyTime()
+    assert busy.look([(0, 100.0)], is_running=False, at_ms=0) == 100
+    assert busy.look([(0, 100.0)], is_running=False, at_ms=1000) == 100
+    assert busy.look([(2, 30.0), (1, 20.0), (2, 30.0)], is_running=False, at_ms=2000) == 150
+    assert busy.last_seen == 2
+
+
+def test_a_long_batch_counts_while_it_runs():
+    busy = BusyTime()
+    busy.look([(0, 100.0)], is_running=True, at_ms=1_000)
+    assert busy.look([], is_running=True, at_ms=31_000) == 30_100
+    assert busy.look([], is_running=True, at_ms=61_000) == 60_100
+    assert busy.look([(1, 60_500.0)], is_running=False, at_ms=62_000) == 60_600
+
+
+def test_a_new_query_numbers_its_batches_anew():
+    busy = BusyTime()
+    busy.look([(7, 100.0)], is_running=False, at_ms=0)
+    busy.new_query()
+    assert busy.look([(0, 50.0)], is_running=False, at_ms=10) == 150
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(-1, 9), st.floats(-1, 1e5))), st.booleans(), st.floats(0, 1e6)
+        )
+    )
+)
+def test_it_never_goes_back(looks):
+    busy, last = BusyTime(), 0.0
+    for ended, is_running, at_ms in looks:
+        total = busy.look(ended, is_running=is_running, at_ms=at_ms)
+        assert total >= last
+        last = total
+
+
+def test_rates_stand_on_two_looks_with_some_time_between():
+    rates = PartitionRates()
+    assert rates.metrics() == {}
+    rates.look(0.0, {3: 100, 4: 0})
+    assert rates.metrics() == {}
+    rates.look(2.0, {3: 200, 4: 0})
+    assert rates.metrics() == {}
+    rates.look(10.0, {3: 600, 4: 1})
+    assert rates.metrics() == {"input_rate.3": 50.0, "input_rate.4": 0.1}
+
+
+def test_they_are_of_the_last_minute():
+    rates = PartitionRates()
+    for second in range(0, 200, 10):
+        rates.look(float(second), {0: 10 * min(second, 100)})
+    assert rates.metrics() == {"input_rate.0": 0.0}
+
+
+def test_other_partitions_are_another_life_and_nothing_arrives_backwards():
+    rates = PartitionRates()
+    rates.look(0.0, {0: 100})
+    rates.look(10.0, {1: 900})
+    assert rates.metrics() == {}
+    rates.look(20.0, {1: 800})
+    assert rates.metrics() == {"input_rate.1": 0.0}

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.sources import read_specs
+from penstock.cli.runs import read_specs
 from penstock.core.errors import ConfigError
 from penstock.core.system_clock import SystemClock
+from penstock.server.bodies import NewCategory
 from penstock.streams.bus.log import LATENESS_MS, LOW_MAX, CategorySpec
+from penstock.streams.inspect.record_lines import Lines
 from penstock.streams.local_run import JobSummary, LocalPlace, LocalRun, remarks_on
-from penstock.streams.record_lines import Lines
 from penstock.testing import PipelineRun
-from penstock.web.bodies import NewCategory
 from tests.contracts.buses import assert_three_parts
 
 JOIN = """

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.core.errors import CorruptData, PipelineError
-from penstock.streams import package_entries
-from penstock.streams.packages import build_package, unpack_package
+from penstock.streams.compile import packages
+from penstock.streams.compile.packages import build_package, unpack_package
 from tests.streams.package_files import PIPELINE, a_zip, hash_of, write
 
 # --- building ------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_a_changed_byte_gives_another_hash(tmp_path):
 
 def test_a_package_names_itself_for_jobs(tmp_path):
     package = build_package(write(tmp_path, pipeline=PIPELINE) / "pipeline.py", name="demo")
-    assert package.ref("7").to_json() == {
+    assert package.ref("7").model_dump() == {
         "name": "demo",
         "version": "7",
         "hash": package.hash,
@@ -209,11 +209,11 @@ def test_an_entry_that_comes_twice_is_refused(tmp_path):
 
 def test_the_limits_hold_for_builders_too():
     with pytest.raises(PipelineError, match="entries"):
-        package_entries.pack_entries({f"f{n}": b"" for n in range(10_001)})
+        packages.pack_entries({f"f{n}": b"" for n in range(10_001)})
     with pytest.raises(PipelineError, match="the same file"):
-        package_entries.pack_entries({"a.py": b"", "A.py": b""})
+        packages.pack_entries({"a.py": b"", "A.py": b""})
 
 
 def test_an_ordinary_deflated_zip_with_folders_is_read():
     data = a_zip(("lib/", b""), ("lib/a.py", b"x = 1\n" * 1000), ("pipeline.py", b""), deflate=True)
-    assert package_entries.read_entries(data) == {"lib/a.py": b"x = 1\n" * 1000, "pipeline.py": b""}
+    assert packages.read_entries(data) == {"lib/a.py": b"x = 1\n" * 1000, "pipeline.py": b""}

@@ -6,9 +6,9 @@ import pytest
 
 from penstock import sliding, tumbling
 from penstock.core.errors import PipelineError
-from penstock.streams.computation import Computation
-from penstock.streams.graph import Edge, KeyBy, Process, Select, Sink, Source
-from penstock.streams.pipeline import Pipeline
+from penstock.streams.compile.graph import Edge, KeyBy, Process, Select, Sink, Source
+from penstock.streams.dsl.computation import Computation
+from penstock.streams.dsl.pipeline import Pipeline
 
 
 class Count(Computation):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, CorruptData, PenstockError, StoreUnavailable
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.places import (
     hidden_password,
     identify,

@@ -10,9 +10,9 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.jobs.config import validate_config
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
-from penstock.streams.packages import load_pipeline
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.packages import load_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.pipeline import Pipeline
 from tests.streams.plans import (
     EXAMPLE,
     PACKAGE,

@@ -11,9 +11,9 @@ from penstock import session, tumbling
 from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
-from penstock.streams.drawing import WIDTH, draw_plan
-from penstock.streams.graph import Edge, Filter, Graph, Place, Sink, Source
-from penstock.streams.plan import compile_graph
+from penstock.streams.compile.drawing import WIDTH, draw_plan
+from penstock.streams.compile.graph import Edge, Filter, Graph, Place, Sink, Source
+from penstock.streams.compile.plan import compile_graph
 from tests.streams.plans import (
     CATALOGUE,
     EVENTS,
@@ -294,6 +294,14 @@ def test_a_sink_that_exists_must_fit(there, said):
         compiled(p, catalogue)
     for words in said:
         assert words in str(caught.value)
+
+
+def test_what_no_job_may_have_is_refused_when_the_pipeline_is_compiled():
+    p = a_pipeline()
+    p.source("queries").select(*(f"ts + {n} AS n{n}" for n in range(1001))).sink("wide")
+    with pytest.raises(PipelineError, match="does not fit into jobs") as caught:
+        compiled(p)
+    assert "at most 1000 items" in caught.value.why and len(caught.value.why) < 1000
 
 
 def test_a_graph_from_elsewhere_may_not_run_in_a_circle():

@@ -9,11 +9,11 @@ import pytest
 from penstock import VectorComputation, tumbling
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.compiled import CompiledPipeline
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.drawing import draw_plan
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.compiled import CompiledPipeline
+from penstock.streams.compile.drawing import draw_plan
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
+from penstock.streams.dsl.pipeline import Pipeline
 from tests.streams.plans import PACKAGE
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.graph import Graph
-from penstock.streams.optimize import optimize
-from penstock.streams.pipeline import Pipeline, Stream
-from penstock.streams.plan import compile_graph
+from penstock.streams.compile.graph import Graph
+from penstock.streams.compile.optimize import optimize
+from penstock.streams.compile.plan import compile_graph
+from penstock.streams.dsl.pipeline import Pipeline, Stream
 from tests.streams.evaluator import Record, run_graph, run_jobs
 from tests.streams.plans import CATALOGUE, PACKAGE, Count, a_pipeline
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock import sliding, tumbling
 from penstock.core.errors import PipelineError
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.pipeline import Pipeline
 from tests.streams.plans import CATALOGUE, PACKAGE
 from tests.streams.test_plan_sql import INSERT, of_sql
 

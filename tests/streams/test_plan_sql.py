@@ -13,9 +13,9 @@ from penstock import session, sliding, tumbling
 from penstock.core.errors import PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.sql import pipeline_from_sql
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.pipeline import Pipeline
+from penstock.streams.dsl.sql import pipeline_from_sql
 from tests.streams.plans import EVENTS, PACKAGE, QUERIES
 
 NOTES = CategorySpec(
@@ -307,6 +307,54 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "no FROM": ("INSERT INTO out SELECT 1 AS x", ["FROM is expected at the end"]),
     "a word as a column": ("INSERT INTO out SELECT offset FROM queries", ["backticks"]),
     "nothing selected": ("INSERT INTO out SELECT FROM queries", ["an expression is expected"]),
+    "a comma with nothing behind it": (
+        "INSERT INTO out SELECT query, FROM queries",
+        ["an expression is missing"],
+    ),
+    "a comma with nothing before it": (
+        "INSERT INTO out SELECT query, count(*) AS n FROM queries GROUP BY , query, window(event_time, '1s')",
+        ["an expression is missing"],
+    ),
+    "AS with nothing behind it": ("INSERT INTO out SELECT query AS, ts FROM queries", ["a name is missing"]),
+    "FROM before SELECT": ("INSERT INTO out FROM queries SELECT query", ["'FROM' cannot be used here"]),
+    "several INSERTs of one FROM": (
+        "INSERT INTO out FROM queries INSERT INTO x SELECT 1 AS x",
+        ["'FROM' cannot be used here"],
+    ),
+    "SELECT ALL": ("INSERT INTO out SELECT ALL query FROM queries", ["ALL cannot be used here"]),
+    "a text as a category": ("INSERT INTO out SELECT query FROM '/etc/passwd'", ["a table name is expected"]),
+    "an empty part of a name": (
+        "INSERT INTO out SELECT query FROM raw..notes",
+        ["raw..notes cannot be read"],
+    ),
+    "a star behind a category": ("INSERT INTO out SELECT query FROM queries *", ["queries * cannot be read"]),
+    "pipes": (f"{INSERT} |> WHERE ts > 1", ["'|>' cannot be used here"]),
+    "clauses in another order": (f"{INSERT} DISTRIBUTE BY query WHERE ts > 1", ["in this order"]),
+    "DISTRIBUTE BY before UNION ALL": (
+        f"{INSERT} DISTRIBUTE BY query UNION ALL SELECT body AS query FROM notes",
+        ["DISTRIBUTE BY cannot be used here", "behind the last"],
+    ),
+    "ROLLUP": (
+        "INSERT INTO out SELECT query, count(*) AS n FROM queries GROUP BY query, window(event_time, '1s') WITH ROLLUP",
+        ["ROLLUP cannot be used"],
+    ),
+    "SEMI JOIN": (
+        "INSERT INTO out SELECT query FROM queries q LEFT SEMI JOIN notes n ON q.lang = n.tongue",
+        ["LEFT SEMI JOIN cannot be used"],
+    ),
+    "JOIN without ON": (
+        "INSERT INTO out SELECT query FROM queries JOIN notes",
+        ["ON is expected at the end"],
+    ),
+    "TABLESAMPLE": (f"{INSERT} TABLESAMPLE (5 PERCENT)", ["cannot be"]),
+    "a bracket that stays open": (
+        "INSERT INTO out SELECT cast(ts AS int AS x FROM queries",
+        ["never closed"],
+    ),
+    "nested without end": (
+        "INSERT INTO out SELECT " + "(" * 3000 + "ts" + ")" * 3000 + " AS x FROM queries",
+        ["nested too deeply"],
+    ),
     "open quote": ("INSERT INTO out SELECT 'x FROM queries", ["never closed"]),
     "too long": ("-" * 1_000_001, ["1000001 characters"]),
     "written twice": (f"{INSERT}; {INSERT}", ["written twice"]),
@@ -323,6 +371,29 @@ def test_what_is_no_pipeline_is_told_in_three_parts(case: str):
     assert error.what and error.why and error.fix
     for words in said:
         assert words in str(error)
+
+
+def test_what_is_refused_is_shown_at_its_line_and_column():
+    text = "INSERT INTO out\nSELECT query\nFROM queries -- all\n  LIMIT 5"
+    with pytest.raises(PipelineError) as caught:
+        of_sql(text)
+    assert caught.value.what == "p.sql:4: LIMIT cannot be used in a stream"
+    assert caught.value.why.endswith("(line 4, column 3)\n      LIMIT 5\n      ^")
+    with pytest.raises(PipelineError) as caught:
+        Pipeline("p").sql(text.replace("  LIMIT 5", "WHERE"), file="more.sql")
+    assert caught.value.what == "more.sql:4: the SQL does not parse"
+    assert "(line 4, column 1)\n    WHERE\n    ^" in caught.value.why
+
+
+def test_joins_and_lateral_views_come_in_any_order():
+    """sqlglot by itself reads all joins first, then all lateral views."""
+    near = "n.event_time BETWEEN q.event_time AND q.event_time + INTERVAL 1 SECOND"
+    join = f"JOIN notes n ON q.lang = n.tongue AND {near}"
+    view = "LATERAL VIEW explode(split(query, ' ')) t AS word"
+    for parts, kinds in ((f"{join} {view}", ["join", "flat_map"]), (f"{view} {join}", ["flat_map", "join"])):
+        graph = of_sql(f"INSERT INTO out SELECT word, body FROM queries q {parts}").graph()
+        found = [node["op"] for node in graph.to_json()["nodes"]]
+        assert [op for op in found if op in kinds] == kinds
 
 
 PIECES = st.sampled_from(

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.streams.engine import planner_client
-from penstock.streams.engine.planners import RUNNER, Planners
+from penstock.streams.spark import planner_client
+from penstock.streams.spark.session import RUNNER, Planners
 from tests.waiting import LIMIT_S, until
 
 
@@ -88,7 +88,7 @@ def test_who_asks_nonsense_is_left_alone_and_the_next_one_is_served(planners: Pl
 
 def test_it_ends_with_who_started_it(folder: Path):
     program = (
-        "from pathlib import Path; from penstock.streams.engine.planners import Planners; import os, signal\n"
+        "from pathlib import Path; from penstock.streams.spark.session import Planners; import os, signal\n"
     )
     program += f"print(Planners(Path({str(folder)!r})).pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("pyspark")
-from penstock.streams.engine.poison import error_class, is_of_values
-from penstock.streams.engine.run_errors import readable
+from penstock.streams.spark.run_errors import error_class, is_of_values, readable
 
 DIVIDED = """[STREAM_FAILED] Query [id = 1] terminated with exception: [DIVIDE_BY_ZERO] Division by zero. Use
 `try_divide` to tolerate divisor being 0 and return NULL instead. SQLSTATE: 22012

@@ -10,12 +10,11 @@ import pytest
 
 from penstock import testing
 from penstock.core.errors import ComputationFailed
-from penstock.jobs.config import validate_config
+from penstock.jobs.config import PackageRef, validate_config
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
-from penstock.streams.compiled import PackageRef
-from penstock.streams.computation import Computation, Context, ListState, Record, Timer, Value
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation, Context, ListState, Record, Timer, Value
+from penstock.streams.dsl.pipeline import Pipeline
 
 
 class Careless(Computation):

@@ -9,20 +9,19 @@ import pytest
 
 from penstock import testing
 from penstock.core.errors import PipelineError, StoreUnavailable
-from penstock.jobs.config import validate_config
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.jobs.config import PackageRef, validate_config
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
-from penstock.streams.compiled import PackageRef
-from penstock.streams.computation import Computation
-from penstock.streams.drawing import draw_plan
-from penstock.streams.interval import StatefulStep
-from penstock.streams.outbox import Sending
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.trial import Faults
-from penstock.streams.trial_run import Schedule
-from penstock.streams.windows import tumbling
+from penstock.streams.compile.drawing import draw_plan
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation
+from penstock.streams.dsl.pipeline import Pipeline
+from penstock.streams.dsl.windows import tumbling
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.step.outbox import Sending
+from penstock.streams.step.stateful import StatefulStep
+from penstock.streams.trial.jobs import Faults
+from penstock.streams.trial.run import Schedule
 from tests.streams.step_world import REF, SMALL_LOG, CountPerSecond, Points, World, faulty, published
 
 

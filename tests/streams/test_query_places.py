@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem, PenstockError
 from penstock.jobs.config import validate_config
+from penstock.jobs.tasks import single_task
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.places import (
     checkpoint_folder,
@@ -27,7 +28,7 @@ from penstock.streams.places import (
 )
 from penstock.streams.rows.row_store import IntervalRef
 from tests.builders import PACKAGE
-from tests.web.served import Served, served
+from tests.server.served import Served, served
 
 PASSWORD = "s3cret-of-rows"
 
@@ -92,7 +93,7 @@ def test_what_runs_already_without_a_place_can_still_be_stopped(tmp_path: Path, 
 
 
 def test_its_plan_is_refused_where_a_former_version_let_it_in(tmp_path: Path, rows: str) -> None:
-    config = validate_config("own.counts", a_query()).to_json()
+    config = validate_config("own.counts", a_query())
     data = StreamDataPlane(open_log(f"embedded:{tmp_path / 'bus'}"), open_rows(rows), rows_place=rows)
     with pytest.raises(ConfigError, match="no place for its checkpoint") as caught:
         data.prepare("own.counts", "b1", config)
@@ -104,7 +105,7 @@ def test_its_plan_is_refused_where_a_former_version_let_it_in(tmp_path: Path, ro
     ["s3a://key:topsecret@bucket/x", "/no/scheme", "file:relative", "file://host/x", "file:///a/../b", "x"],
 )
 def test_only_the_uri_of_a_folder_is_a_place(given: str) -> None:
-    config = validate_config("own.counts", a_query(checkpoint=given)).to_json()
+    config = validate_config("own.counts", a_query(checkpoint=given))
     for rows in ("sqlite:/a/rows", f"postgresql://u:{PASSWORD}@h/d"):
         with pytest.raises(ConfigError, match="cannot keep its checkpoint") as caught:
             checkpoint_folder(rows, "own.counts", config)
@@ -112,9 +113,9 @@ def test_only_the_uri_of_a_folder_is_a_place(given: str) -> None:
 
 
 def test_rows_in_a_folder_have_the_checkpoints_beside_them() -> None:
-    config = validate_config("own.counts", a_query()).to_json()
+    config = validate_config("own.counts", a_query())
     assert checkpoint_folder("sqlite:/a/rows", "own.counts", config) == Path("/a/query_checkpoints")
-    named = validate_config("own.counts", a_query(checkpoint="file:///mnt/my%20disk")).to_json()
+    named = validate_config("own.counts", a_query(checkpoint="file:///mnt/my%20disk"))
     for rows in ("sqlite:/a/rows", "postgresql://u:p@h/d"):
         assert checkpoint_folder(rows, "own.counts", named) == Path("/mnt/my disk")
 
@@ -123,26 +124,17 @@ def test_a_successor_on_another_machine_finds_the_checkpoint_or_says_that_it_is_
     tmp_path: Path, rows: str
 ) -> None:
     """Rows on PostgreSQL, two engines: the second goes on from a copy of what the first left."""
-    from penstock.streams.engine.own_query import OwnQuery, QueryLease
+    from penstock.streams.spark.tasks import OwnQuery, QueryLease
 
     shared, birth = tmp_path / "shared", "birth"
-    config = validate_config("own.counts", a_query(checkpoint=shared.as_uri())).to_json()
+    config = validate_config("own.counts", a_query(checkpoint=shared.as_uri()))
     ref = IntervalRef(job="own.counts", job_birth="b1", partition=0, birth=birth)
     store = open_rows(rows)
     store.create(ref, offsets={}, low=0)
 
     def lease(epoch: int) -> QueryLease:
-        query = OwnQuery(
-            task_id="own.counts/0",
-            ref=ref,
-            generation=1,
-            shard_epoch=epoch,
-            package_folder=tmp_path,
-            package_entry="queries.py",
-            package_hash=PACKAGE,
-            function="main",
-            arguments={},
-        )
+        spec = single_task("own.counts", "b1", config)
+        query = OwnQuery(spec=spec, shard_epoch=epoch, ref=ref, package_folder=tmp_path)
         folder = checkpoint_folder(rows, "own.counts", config)
         return QueryLease(query, store, folder / birth, mounted=folder)
 
@@ -188,7 +180,7 @@ def test_a_password_is_in_no_text_for_people(text: str) -> None:
 
 def test_what_spark_says_of_a_task_has_no_password() -> None:
     pytest.importorskip("pyspark")
-    from penstock.streams.engine.run_errors import readable
+    from penstock.streams.spark.run_errors import readable
 
     said = readable(RuntimeError(f'[X] {{"rows": "postgresql://u:{PASSWORD}@h/d"}} failed'))
     assert PASSWORD not in said and "postgresql://u:***@h/d" in said
@@ -223,7 +215,7 @@ def test_a_password_in_the_address_is_in_no_answer_no_file_name_and_no_process_l
 def test_an_engine_takes_the_address_out_of_the_environment_of_what_it_starts(rows: str) -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from penstock.container import take_rows\n"
+        "from penstock.container.container import take_rows\n"
         "assert take_rows('env:PENSTOCK_ROWS')\n"
         "print(subprocess.run(['env'], capture_output=True, text=True).stdout)\n"
     )

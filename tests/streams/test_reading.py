@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Mark
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.injector import Injector
-from penstock.streams.reading import read_ranges, row_schema
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.injector import Injector
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef
-from penstock.streams.task import BAD, BEGIN, DATA, END, Input, OwnedInterval, TaskDescriptor
+from penstock.streams.step.reading import read_ranges, row_schema
+from penstock.streams.step.task import BAD, BEGIN, DATA, END, InputSpec, OwnedInterval
+from tests.streams.descriptors import a_descriptor
 
 REF = IntervalRef(job="j", job_birth="b", partition=0, birth="i")
 
@@ -37,7 +38,7 @@ class World:
             idle_after_ms=1000 if watermark == "event_time" else 0,
         )
         birth = self.log.create(spec).birth
-        self.source = Input(
+        self.source = InputSpec(
             category="in",
             birth=birth,
             columns=spec.columns,
@@ -58,20 +59,7 @@ class World:
 
     def read(self, start: int, end: int) -> list[dict[str, object]]:
         interval = OwnedInterval(ref=REF, token=1, producers={})
-        task = TaskDescriptor(
-            task_id="j/0",
-            job="j",
-            kind="stateless",
-            bus="",
-            rows="",
-            intervals=(interval,),
-            inputs=(self.source,),
-            outputs=(),
-            plan={},
-            package_hash="",
-            package_folder="",
-            package_entry="",
-        )
+        task = a_descriptor(intervals=(interval,), inputs=(self.source,))
         spans = {self.source.birth: (start, end)}
         batches = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
         assert all(batch.schema == row_schema(task) for batch in batches)

@@ -16,15 +16,20 @@ from hypothesis import strategies as st
 from penstock import testing
 from penstock.core.errors import ComputationFailed, PipelineError, StateMismatch
 from penstock.streams.bus.log import LOW_MAX, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.catalogue import StaticCatalogue
-from penstock.streams.computation import Computation, Context, Record, Value
-from penstock.streams.drawing import draw_plan
-from penstock.streams.injector import Injector
+from penstock.streams.compile.drawing import draw_plan
+from penstock.streams.compile.packages import build_package, load_pipeline
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation, Context, Record, Value
+from penstock.streams.dsl.injector import Injector
+from penstock.streams.dsl.windows import tumbling
 from penstock.streams.operators.build import operator_of
-from penstock.streams.packages import build_package, load_pipeline
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.record_ids import (
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.row_store import PREFIX, Changes, RowStore, Snapshot
+from penstock.streams.rows.sqlite import SqliteRows
+from penstock.streams.step.logic import KeyedLogic, StepLogic
+from penstock.streams.step.record_ids import (
     CHUNK_IDS_MAX,
     DIGEST_BYTES,
     FAN,
@@ -37,13 +42,7 @@ from penstock.streams.record_ids import (
     _digests,
     _first_ids,
 )
-from penstock.streams.record_names import PREFIX
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.row_store import Changes, RowStore, Snapshot
-from penstock.streams.rows.sqlite_rows import SqliteRows
-from penstock.streams.state_cache import StateCache
-from penstock.streams.step_logic import KeyedLogic, StepLogic
-from penstock.streams.windows import tumbling
+from penstock.streams.step.state_cache import StateCache
 from tests.streams import test_windows
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec
 
@@ -386,7 +385,7 @@ def test_an_id_that_no_record_has_is_refused_before_anything_runs(
 
 
 def test_a_batch_says_that_it_cannot_drop_them(tmp_path: Path):
-    from penstock.streams.engine.backfill import Code, Span, run_jobs
+    from penstock.streams.spark.backfill import Code, Span, run_jobs
 
     jobs = compiled(tmp_path, "sale").to_json()["jobs"]
     with pytest.raises(PipelineError, match="cannot be run as a batch") as refused:

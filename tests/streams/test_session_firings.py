@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.dsl.windows import Firing, session
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.windows import Firing, session
+from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 from tests.streams.test_windows import FUNCTIONS, a_world, logs, window_columns, window_plan
 from tests.streams.window_reference import sessions_with_firing

@@ -10,13 +10,13 @@ import pytest
 
 from penstock import testing
 from penstock.core.errors import PipelineError
+from penstock.jobs.config import PackageRef
 from penstock.streams.bus.log import Mark
 from penstock.streams.catalogue import StaticCatalogue, category_from_json
-from penstock.streams.compiled import PackageRef
-from penstock.streams.computation import Computation, Context, ListState, Record, Timer, Value
-from penstock.streams.pipeline import Pipeline
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.watermark import cut_at_marks, order_at_marks
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Computation, Context, ListState, Record, Timer, Value
+from penstock.streams.dsl.pipeline import Pipeline
+from penstock.streams.step.watermark import cut_at_marks, order_at_marks
 
 CLICKS = {"name": "clicks", "partitions": 2, "columns": [["user", "string"], ["page", "string"]]}
 ORDERS = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock import testing
 from penstock.core.errors import PipelineError
-from penstock.streams.sql import pipeline_from_sql
+from penstock.streams.dsl.sql import pipeline_from_sql
 
 CATEGORIES = [
     {"name": name, "partitions": 2, "columns": [["k", "string"], ["n", "bigint"]], "watermark": "injector"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.stage_checks import check_plan
+from penstock.streams.compile.expressions import check_plan
+from penstock.streams.compile.plan import compile_pipeline
 from tests.streams.plans import PACKAGE, a_pipeline
 from tests.streams.test_plan_sql import CATALOGUE, FORMS
 

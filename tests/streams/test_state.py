@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import PipelineError, StateMismatch, StateRefused
-from penstock.streams.computation import Computation, Context, Record, record_type
-from penstock.streams.keyed_work import KeyedWork
-from penstock.streams.state import ListState, MapState, Opaque, Value
+from penstock.streams.dsl.computation import Computation, Context, Record, record_type
+from penstock.streams.dsl.state import ListState, MapState, Opaque, Value
+from penstock.streams.step.keyed_work import KeyedWork
 
 
 @dataclass

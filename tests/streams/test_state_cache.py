@@ -17,17 +17,26 @@ from hypothesis import strategies as st
 from penstock.core.errors import ComputationFailed, Fenced
 from penstock.jobs.config import JobConfig
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Context, Record
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.row_changes import new_row
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.computation import Context, Record
+from penstock.streams.dsl.windows import tumbling
+from penstock.streams.rows.changes import new_row
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Snapshot
-from penstock.streams.state_cache import ENTRY_BYTES, JOBS_MAX, KnownStates, StateCache, StateCaches
-from penstock.streams.state_news import FILE_BYTES_MIN, Change, Place, StateNews
-from penstock.streams.task import STATE_CACHE_BYTES, settings_of
-from penstock.streams.windows import tumbling
+from penstock.streams.step.state_cache import (
+    ENTRY_BYTES,
+    FILE_BYTES_MIN,
+    JOBS_MAX,
+    Change,
+    KnownStates,
+    Place,
+    SharedChanges,
+    StateCache,
+    StateCaches,
+)
 from tests.builders import a_config
 from tests.streams import test_windows
+from tests.streams.descriptors import a_descriptor
 from tests.streams.operator_world import Low, Rec
 from tests.streams.step_world import (
     REF,
@@ -95,7 +104,7 @@ def test_what_another_worker_wrote_is_read_again():
     assert CountPerSecond.state_codec.decode(rows.scan(REF, start="a", limit=1)[0].value or b"").total == 8
 
 
-def test_what_another_worker_of_the_machine_wrote_is_heard():
+def test_what_another_worker_of_the_machine_wrote_is_applied():
     """As before, but the workers tell each other: each reads a key once, and then never again."""
     world, rows = a_world(WorkersInTurn(10**6))
     step = world.open()
@@ -108,7 +117,7 @@ def test_what_another_worker_of_the_machine_wrote_is_heard():
 
 @pytest.mark.parametrize("harm", ["lost", "cut", "damaged", "no folder"])
 def test_news_that_are_lost_or_damaged_cost_a_look_at_the_rows_and_nothing_else(tmp_path: Path, harm: str):
-    news = [StateNews(tmp_path / "news", 10**6) for _ in range(2)]
+    news = [SharedChanges(tmp_path / "news", 10**6) for _ in range(2)]
     world, rows = a_world()
     token = world.rows.peek(REF).token if world.open() else 0
     workers = [replace(world, cache=StateCache(10**6, each)) for each in news]
@@ -137,17 +146,17 @@ def _harm(path: Path, harm: str) -> None:
 
 
 def test_a_file_of_news_is_begun_anew_before_it_is_large(tmp_path: Path):
-    news = StateNews(tmp_path, 1000)
+    news = SharedChanges(tmp_path, 1000)
     for version in range(3000):
-        news.tell(REF, Change(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
+        news.append(REF, Change(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size <= FILE_BYTES_MIN
     changes, place = news.since(REF, Place())
     assert changes[-1].new == 3000 and [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
     assert news.since(REF, place) == ([], place)
     assert news.end(REF) == place, "who knows nothing yet reads none of it"
-    news.tell(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
-    assert news.since(REF, place) == ([], place), "more than anybody keeps is not told"
+    news.append(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
+    assert news.since(REF, place) == ([], place), "more than anybody keeps is left out"
 
 
 def test_a_zombie_with_a_warm_cache_is_refused_and_its_cache_is_gone():
@@ -226,7 +235,7 @@ def test_any_mix_of_workers_lives_and_sizes_gives_what_no_cache_gives(
     plain = World(rows=MemoryRows(), log=MemoryLog()).build([*events, 1000, LOW_MAX])
     plain.live([100])
     world = World(rows=MemoryRows(), log=MemoryLog()).build([*events, 1000, LOW_MAX])
-    news = StateNews(news_folder(), size) if tells else None
+    news = SharedChanges(news_folder(), size) if tells else None
     caches = [StateCache(size, news) for _ in range(3)]
     token, end = 0, len(events)
     for number in range(200):
@@ -320,9 +329,10 @@ def test_a_process_keeps_caches_of_few_jobs():
 
 def test_a_job_says_how_much_and_jobs_from_before_are_as_they_were():
     plain, sized = a_config().to_json(), a_config(state_cache_bytes=0).to_json()
-    assert "state_cache_bytes" not in plain and settings_of(plain)["state_cache_bytes"] == STATE_CACHE_BYTES
-    assert settings_of(sized)["state_cache_bytes"] == 0
-    assert JobConfig.model_fields["state_cache_bytes"].default == STATE_CACHE_BYTES
+    default = JobConfig.model_fields["state_cache_bytes"].default
+    assert "state_cache_bytes" not in plain
+    assert a_descriptor().with_config(**plain).state_cache_bytes == default
+    assert a_descriptor().with_config(**sized).state_cache_bytes == 0
 
 
 def test_a_twin_that_writes_between_two_looks_of_a_worker_never_leaves_it_a_stale_state():

@@ -13,10 +13,11 @@ from penstock import Computation, Pipeline, Value, VectorComputation, session, s
 from penstock.jobs.config import validate_config
 from penstock.jobs.state_fit import state_conflict
 from penstock.streams.catalogue import LogCatalogue
-from penstock.streams.computation import Context, Record
-from penstock.streams.plan import compile_pipeline
-from penstock.streams.trial_pipeline import _PACKAGE, PipelineRun
-from penstock.streams.windows import Spans, duration_text
+from penstock.streams.compile.plan import compile_pipeline
+from penstock.streams.dsl.computation import Context, Record
+from penstock.streams.dsl.windows import Spans, duration_text
+from penstock.streams.trial.pipeline import _PACKAGE, PipelineRun
+from tests.builders import config_of
 
 SALES = {
     "name": "sales",
@@ -34,13 +35,13 @@ def configs_of(pipeline: Pipeline, run: PipelineRun) -> dict[str, dict[str, Any]
     return {body["name"]: validate_config(body["name"], body).to_json() for body in jobs}
 
 
-def conflicts(run: PipelineRun, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def conflicts(run: PipelineRun, configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """By job why these would be refused."""
-    before = {name: job.config for name, job in run.trial.jobs.items()}
+    before = {name: dict(job.config) for name, job in run.trial.jobs.items()}
     return {
         name: why
         for name, config in configs.items()
-        if name in before and (why := state_conflict(before[name], config))
+        if name in before and (why := state_conflict(config_of(before[name]), config_of(config)))
     }
 
 

@@ -13,14 +13,15 @@ import pytest
 from penstock.core.errors import ConfigError, NotFound, PenstockError
 from penstock.jobs.births import interval_birth
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.state import Opaque, StateCodec, Value
+from penstock.streams.dsl.windows import session, tumbling
+from penstock.streams.inspect.state_decode import decode_block, decode_state, shown
+from penstock.streams.inspect.state_view import KeptJob, StateView, key_text
 from penstock.streams.keys import partition_of
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow
-from penstock.streams.state import Opaque, StateCodec, Value
-from penstock.streams.state_decode import decode_block, decode_state, shown
-from penstock.streams.state_view import KeptJob, StateView, key_text
-from penstock.streams.windows import session, tumbling
+from tests.builders import a_stored_config
 from tests.streams import test_joins, test_vectorised, test_windows
 from tests.streams.operator_world import REF, OperatorWorld, Rec
 from tests.streams.step_world import CountPerSecond
@@ -38,7 +39,7 @@ class Kept:
         plan = {"computation": COUNT if computation is None else computation}
         body = {"kind": "stateful", "lineage": 0, "partitions": PARTITIONS, "plan": plan}
         body |= {"inputs": [{"category": "in"}], "outputs": []}
-        self.job = KeptJob(name="z.count", birth="j1", config={**body, **config})
+        self.job = KeptJob(name="z.count", birth="j1", config=a_stored_config(**{**body, **config}))
         self.view = StateView(self.log, self.rows)
         for partition in range(PARTITIONS):
             self.rows.create(self.ref(partition), offsets={}, low=LOW_MIN)

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from penstock import ListState, MapState, Opaque, Pipeline, VectorComputation, session, sliding, tumbling
-from penstock.streams.computation import Computation, Context, Record, Value
-from penstock.streams.pipeline import Stream
-from penstock.streams.state_decode import decode_state
-from penstock.streams.state_view import KeptJob, StateView
-from penstock.streams.trial_pipeline import PipelineRun
+from penstock.jobs.config import JobConfig
+from penstock.streams.dsl.computation import Computation, Context, Record, Value
+from penstock.streams.dsl.pipeline import Stream
+from penstock.streams.inspect.state_decode import decode_state
+from penstock.streams.inspect.state_view import KeptJob, StateView
+from penstock.streams.trial.pipeline import PipelineRun
 
 COLUMNS = [["shop", "string"], ["amount", "bigint"], ["name", "string"]]
 SALES = {"name": "sales", "partitions": 1, "columns": COLUMNS, "format": "typed", "watermark": "injector"}
@@ -70,14 +71,14 @@ class Jobs:
         trial = self.run.trial
         self.view = StateView(trial.log, trial.rows)
         self.jobs = [
-            KeptJob(name=name, birth=job.birth, config=job.config)
+            KeptJob(name=name, birth=job.birth, config=JobConfig.from_stored(job.config))
             for name, job in trial.jobs.items()
             if job.config["kind"] == "stateful"
         ]
         for job in self.jobs:
             # With a second writer, of whom nothing was heard, what came waits for its end.
             if job.computation.get("operator") in ("combine", "top"):
-                trial.log.register_producer(job.config["inputs"][0]["category"], "slow")
+                trial.log.register_producer(job.config.inputs[0].category, "slow")
 
     def feed(self) -> None:
         """Two records, a low behind which results are early, one more, and one of the other stream."""

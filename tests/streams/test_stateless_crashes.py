@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import Fenced
-from penstock.streams.stateless import pending_intent
+from penstock.streams.step.stateless import pending_intent
 from tests.streams.stateless_world import REF, World, a_world, faulty, outputs_of, undisturbed
 from tests.streams.step_world import Crash, Points, crash, deaths, published
 

@@ -11,11 +11,11 @@ import pytest
 from penstock.core.errors import Fenced, IntervalError
 from penstock.jobs.births import stateless_producer
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.interval import InputRange, OutputSpec, open_interval
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
-from penstock.streams.stateless import StatelessStep
+from penstock.streams.step.stateful import InputRange, OutputSpec, open_interval
+from penstock.streams.step.stateless import StatelessStep
 from tests.streams.stateless_world import DEAD_COLUMNS
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Crash, Faulty, Points, crash, deaths, published
 

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.errors import IntentStands, IntervalError, OffsetAhead, PoisonRecord, RowsOlderThanBus
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.stateless import pending_intent
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.step.stateless import pending_intent
 from tests.streams.stateless_world import REF, World, a_world, outputs_of
 from tests.streams.step_world import published
 

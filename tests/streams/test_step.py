@@ -10,16 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import (
-    Fenced,
-    IntervalError,
-    OffsetAhead,
-    RowsOlderThanBus,
-)
+from penstock.core.errors import Fenced, IntervalError, OffsetAhead, RowsOlderThanBus
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec
-from penstock.streams.computation import Context, Record
-from penstock.streams.interval import InputRange, open_interval
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.dsl.computation import Context, Record
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.step.stateful import InputRange, open_interval
 from tests.streams.computations import (
     DropsLate,
     Forgets,

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import Fenced
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Context, Timer
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.postgres_rows import PostgresRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.computation import Context, Timer
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import RowStore
-from penstock.streams.rows.sqlite_rows import SqliteRows
-from penstock.streams.state_cache import StateCache
+from penstock.streams.rows.sqlite import SqliteRows
+from penstock.streams.step.state_cache import StateCache
 from tests.streams.step_world import (
     REF,
     SMALL_LOG,

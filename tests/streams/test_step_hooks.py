@@ -15,9 +15,9 @@ from penstock.core.errors import (
     TimerRefused,
 )
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.computation import Context, Record, Timer
-from penstock.streams.interval import StatefulStep
+from penstock.streams.dsl.computation import Context, Record, Timer
 from penstock.streams.rows.row_store import Changes
+from penstock.streams.step.stateful import StatefulStep
 from tests.streams.computations import (
     a_world,
     does,

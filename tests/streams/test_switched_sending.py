@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.interval import StatefulStep
-from penstock.streams.outbox import Sending
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import LIFE_SEQ, RowStore
-from penstock.streams.rows.sqlite_rows import SqliteRows
+from penstock.streams.rows.sqlite import SqliteRows
+from penstock.streams.step.outbox import Sending
+from penstock.streams.step.stateful import StatefulStep
 from tests.streams.step_world import (
     REF,
     CountPerSecond,

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import testing
 from penstock.core.errors import ComputationFailed, PipelineError
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
 from tests.streams.step_world import CountPerSecond
 
 

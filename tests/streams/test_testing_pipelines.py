@@ -10,8 +10,8 @@ import pytest
 
 from penstock import VectorComputation, session, testing, tumbling
 from penstock.core.errors import PipelineError
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.pipeline import Pipeline
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
+from penstock.streams.dsl.pipeline import Pipeline
 
 ZEITGEIST = Path(__file__).parent.parent.parent / "examples" / "zeitgeist"
 SALES = {

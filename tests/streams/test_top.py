@@ -15,7 +15,7 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
 from penstock.streams.operators.kept_rows import decode_rows
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.rows.memory import MemoryRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 
 IN = (("q", "string"), ("window_start", "bigint"), ("window_end", "bigint"), ("n", "double"))

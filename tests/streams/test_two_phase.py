@@ -11,10 +11,11 @@ from penstock import Pipeline, session, sliding, testing, tumbling
 from penstock.core.errors import PipelineError
 from penstock.jobs.config import validate_config
 from penstock.jobs.state_fit import state_conflict
-from penstock.streams.drawing import draw_plan
-from penstock.streams.graph import Aggregate, Graph
-from penstock.streams.plan import compile_graph
-from penstock.streams.windows import Spans
+from penstock.streams.compile.drawing import draw_plan
+from penstock.streams.compile.graph import Aggregate, Graph
+from penstock.streams.compile.plan import compile_graph
+from penstock.streams.dsl.windows import Spans
+from tests.builders import config_of
 from tests.streams.plans import CATALOGUE, PACKAGE, compiled, jobs_of
 
 SALES = {
@@ -109,7 +110,7 @@ def test_the_plan_says_what_was_taken_apart():
     assert [plan.get("spread") for plan in stored.values()] == [True, None, None]
     # State of one phase is not that of two.
     (_, whole), other = jobs_of(counted(Pipeline("p"))).items(), jobs["p.aggregate"]
-    assert "'combine'" in state_conflict(whole[1], other)
+    assert "'combine'" in state_conflict(config_of(whole[1]), config_of(other))
 
 
 def test_others_that_read_the_window_and_the_key_keep_them():

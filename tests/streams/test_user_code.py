@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import PipelineError
-from penstock.streams.packages import build_package, load_entry, load_pipeline, unpack_package
+from penstock.streams.compile.packages import build_package, load_entry, load_pipeline, unpack_package
 from tests.streams.package_files import PIPELINE, write
 from tests.waiting import LIMIT_S, join
 
@@ -147,8 +147,8 @@ def test_the_platform_is_not_taken_from_the_users_folder(tmp_path):
 
 
 COMPUTATION = """
-from penstock.streams.computation import Computation
-from penstock.streams.pipeline import Pipeline
+from penstock.streams.dsl.computation import Computation
+from penstock.streams.dsl.pipeline import Pipeline
 
 class Count(Computation):
     outputs = {"out": {"n": "int"}}
@@ -211,7 +211,7 @@ def test_two_names_for_one_pipeline_are_one(tmp_path):
 
 def test_the_hash_does_not_depend_on_the_process(tmp_path):
     path = write(tmp_path, pipeline=PIPELINE, b="x = 1") / "pipeline.py"
-    code = "import sys; from pathlib import Path; from penstock.streams.packages import build_package as b; "
+    code = "import sys; from pathlib import Path; from penstock.streams.compile.packages import build_package as b; "
     code += "print(b(Path(sys.argv[1]), [Path(sys.argv[2])]).hash)"
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "b.py")]
     environment = {
@@ -231,7 +231,7 @@ def test_an_import_that_does_not_end_is_broken_off_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_main: bool
 ):
     """In the main thread and in another one; an `except Exception` around the loop does not help it."""
-    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", 0.3)
+    monkeypatch.setattr("penstock.streams.dsl.user_code.IMPORT_S", 0.3)
     path = tmp_path / "endless.py"
     path.write_text("n = 0\nwhile True:\n    try:\n        n += 1\n    except Exception:\n        pass\n")
     found: list[PipelineError] = []
@@ -248,13 +248,13 @@ def test_an_import_that_does_not_end_is_broken_off_and_told(
         thread.start()
         join(thread)
     assert "endless.py:" in found[0].what and "did not end within 0.3 s" in found[0].what
-    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", LIMIT_S)
+    monkeypatch.setattr("penstock.streams.dsl.user_code.IMPORT_S", LIMIT_S)
     path.write_text("fine = 1\n")
     assert load_entry(tmp_path, "endless.py", f"endless-{in_main}").fine == 1
 
 
 def test_a_wait_in_the_main_thread_is_broken_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.streams.user_code.IMPORT_S", 0.3)
+    monkeypatch.setattr("penstock.streams.dsl.user_code.IMPORT_S", 0.3)
     # The runner of tests has an alarm of its own, which stays as it is: here it is put aside.
     before = signal.setitimer(signal.ITIMER_REAL, 0)
     try:

@@ -20,7 +20,7 @@ from penstock.core.errors import (
     StateRefused,
 )
 from penstock.streams.bus.log import LOW_MAX
-from penstock.streams.vectorised import VectorLogic
+from penstock.streams.step.vectorised import VectorLogic
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 from tests.streams.test_windows import logs
 

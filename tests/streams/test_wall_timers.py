@@ -10,12 +10,12 @@ import pytest
 
 from penstock import testing
 from penstock.core.errors import ComputationFailed
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.computation import Computation, Context, Record, Timer, Value
-from penstock.streams.keyed_work import KeyedWork
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.sqlite_rows import SqliteRows
-from penstock.streams.trial_run import Schedule
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.sqlite import SqliteRows
+from penstock.streams.step.keyed_work import KeyedWork
+from penstock.streams.trial.run import Schedule
 from tests.streams.step_world import REF, Crash, Points, World, crash, deaths, faulty, published
 
 FIRED = {"out": {"tag": "string", "at": "bigint", "now": "bigint", "wall": "boolean"}}

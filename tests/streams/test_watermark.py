@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, Mark
-from penstock.streams.watermark import Cut, cut_at_marks, event_time_low, event_time_lows, low_at_end
+from penstock.streams.step.watermark import Cut, cut_at_marks, event_time_low, event_time_lows, low_at_end
 
 _times = st.lists(st.integers(-(10**6), 10**15), max_size=30)
 

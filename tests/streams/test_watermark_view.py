@@ -10,21 +10,16 @@ import pytest
 from penstock.core.errors import NotFound
 from penstock.jobs.births import interval_birth
 from penstock.streams.bus.log import LOW_MAX, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
+from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
-from penstock.streams.injector import expect_injectors
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.dsl.injector import expect_injectors
+from penstock.streams.inspect.watermark_view import RunningJob, WatermarkView
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, OutboxRow, TimerRow
-from penstock.streams.watermark_view import RunningJob, WatermarkView
+from tests.builders import a_stored_config
 
-OUT = {"stream": "out", "category": "out", "partitions": 1, "columns": [["q", "string"]]}
-CONFIG: dict[str, Any] = {
-    "kind": "stateful",
-    "lineage": 0,
-    "partitions": 2,
-    "inputs": [{"category": "in"}],
-    "outputs": [OUT],
-}
+OUT = {"stream": "out", "category": "out", "partitions": 1, "columns": [["q", "string"]], "internal": False}
+CONFIG = a_stored_config(partitions=2, inputs=[{"category": "in"}], outputs=[OUT])
 
 
 class World:

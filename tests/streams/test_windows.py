@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.streams.bus.log import LOW_MAX
+from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
 from penstock.streams.keys import partition_of
 from penstock.streams.operators.build import operator_of
-from penstock.streams.rows.memory_rows import MemoryRows
-from penstock.streams.rows.sqlite_rows import SqliteRows
-from penstock.streams.windows import Firing, Spans, session, sliding, tumbling
+from penstock.streams.rows.memory import MemoryRows
+from penstock.streams.rows.sqlite import SqliteRows
 from tests.streams.operator_world import Event, Low, OperatorWorld, Rec
 from tests.streams.window_reference import on_time_results, results_with_firing, session_results
 

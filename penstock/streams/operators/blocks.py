@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.operators.aggregates import CELL, Aggregates, Partials
-from penstock.streams.step_logic import StepInput
+from penstock.streams.step.logic import StepInput
 
 INDEX = "#index"
 FAN = 8

@@ -7,14 +7,12 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.streams.operators.dedup import Dedup, DedupSpec
-from penstock.streams.operators.firings import FiringAggregate
 from penstock.streams.operators.joins import JoinSpec, StreamJoin
 from penstock.streams.operators.phases import CombinedAggregate, PartialAggregate
-from penstock.streams.operators.session_firings import SessionFirings
-from penstock.streams.operators.sessions import SessionAggregate
+from penstock.streams.operators.sessions import SessionAggregate, SessionFirings
 from penstock.streams.operators.top import TopOfWindow, TopSpec
-from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
-from penstock.streams.step_logic import StepLogic
+from penstock.streams.operators.windowed import FiringAggregate, WindowedAggregate, WindowSpec
+from penstock.streams.step.logic import StepLogic
 
 
 def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> StepLogic:

@@ -24,8 +24,8 @@ from penstock.streams.keys import has_null_part
 from penstock.streams.operators.kept_rows import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
-from penstock.streams.step_logic import StepInput, StepResult
-from penstock.streams.watermark import Ints
+from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.watermark import Ints
 
 LEFT, RIGHT = 0, 1
 SIDE = "side"  # the column that tells which side a row is of

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.streams.dsl.windows import PARTIAL, WINDOW_START, Spans
 from penstock.streams.operators.aggregates import CELL, KEY, Partials
 from penstock.streams.operators.windowed import WindowedAggregate, WindowSpec
-from penstock.streams.watermark import Ints
-from penstock.streams.windows import PARTIAL, WINDOW_START, Spans
+from penstock.streams.step.watermark import Ints
 
 _BUCKET, _NUMBER = "bucket", "number"
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.streams.watermark import Ints
+from penstock.streams.step.watermark import Ints
 
 _BITS = 12  # of a hash that choose the register: 4,096 of them, an error of 1.6 %
 _RANKS = 64 - _BITS

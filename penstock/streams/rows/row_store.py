@@ -254,3 +254,12 @@ class RowStore(Protocol):
         self, ref: IntervalRef, *, start: tuple[str, str], limit: int
     ) -> tuple[ScannedTimer, ...]:
         """Timers of both kinds in the order of (key, tag), as `scan` gives states."""
+
+
+PREFIX = "\x00ids\x00"
+PREFIX_END = "\x00ids\x01"  # the first name behind them
+
+
+def is_of_ids(name: str) -> bool:
+    """True for rows of ids."""
+    return name.startswith(PREFIX)

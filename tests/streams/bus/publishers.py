@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec
 
 SPEC = CategorySpec(name="clicks", partitions=2, columns=(("note", "string"),))
@@ -55,7 +55,7 @@ def files(folder: Path) -> set[str]:
 def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
     """A process from a small server that has everything imported: no test waits for imports twice."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "pandas", "penstock.streams.bus.embedded_log"])
+    context.set_forkserver_preload(["pytest", "pandas", "penstock.streams.bus.embedded.log"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(there, *arguments), daemon=True)
     process.start()

@@ -31,7 +31,7 @@ def run(place: str, seconds: float, seed: int = 1) -> dict[str, int]:
     """Everything at once for some time, then a last look. AssertionError with what went wrong."""
     open_log(place).create(SPEC)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "pandas", "penstock.streams.bus.embedded_log"])
+    context.set_forkserver_preload(["pytest", "pandas", "penstock.streams.bus.embedded.log"])
     started = []
     for number in range(PROCESSES):
         here, there = context.Pipe(duplex=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import NotFound
-from penstock.streams.bus.embedded_log import EmbeddedLog
+from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import LOW_MIN
 from tests.streams.bus.publishers import (
     SPEC,

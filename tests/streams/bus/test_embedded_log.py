@@ -21,8 +21,8 @@ from penstock.core.errors import (
     OutcomeUnknown,
     PenstockError,
 )
-from penstock.streams.bus.embedded_log import PUBLISH_TRIES, EmbeddedLog
-from penstock.streams.bus.embedded_publish import SegmentCleaned
+from penstock.streams.bus.embedded.log import PUBLISH_TRIES, EmbeddedLog
+from penstock.streams.bus.embedded.publish import SegmentCleaned
 from tests.streams.bus.publishers import LARGE, SMALL, SPEC, files, publish, records, stored
 
 

@@ -12,13 +12,14 @@ from penstock.streams.bus import admission
 from penstock.streams.bus.avro import decode_avro, encode_avro
 from penstock.streams.bus.decode import decode_bytes
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
-from penstock.streams.bus.memory_log import MemoryLog
-from penstock.streams.injector import Injector
-from penstock.streams.reading import read_ranges
-from penstock.streams.rows.memory_rows import MemoryRows
+from penstock.streams.bus.memory import MemoryLog
+from penstock.streams.dsl.injector import Injector
+from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef
-from penstock.streams.task import BAD, DATA, OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.step.reading import read_ranges
+from penstock.streams.step.task import BAD, DATA, OwnedInterval, input_of
 from tests.contracts.buses import assert_three_parts
+from tests.streams.descriptors import a_descriptor
 
 COLUMNS = (
     *(("s", "string"), ("l", "bigint"), ("i", "int"), ("d", "double"), ("f", "float")),
@@ -96,20 +97,7 @@ def test_a_range_of_such_a_category_is_read_as_its_columns(format_, columns, val
     rows.create(ref, offsets={birth: 0}, low=LOW_MIN)
     Injector(log, "in", "me", epoch=1).publish(["k", "k"], [5, 5], values)
     interval = OwnedInterval(ref=ref, token=1, producers=("p",))
-    task = TaskDescriptor(
-        task_id="j/0",
-        job="j",
-        kind="stateless",
-        bus="",
-        rows="",
-        intervals=(interval,),
-        inputs=(input_of(log.describe("in")),),
-        outputs=(),
-        plan={},
-        package_hash="",
-        package_folder="",
-        package_entry="",
-    )
+    task = a_descriptor(intervals=(interval,), inputs=(input_of(log.describe("in")),))
     found = read_ranges(task=task, interval=interval, spans={birth: (0, 2)}, log=log, rows=rows)
     read = pa.Table.from_batches(found).to_pylist()[1:-1]
     assert [row["_kind"] for row in read] == [BAD if want is None else DATA for want in expected]

@@ -23,12 +23,12 @@ from penstock.core.errors import (
     RecordsExpired,
     StoreUnavailable,
 )
-from penstock.streams.bus import kafka_writer
-from penstock.streams.bus.kafka_category import RECENT_MS
-from penstock.streams.bus.kafka_clients import Clients
-from penstock.streams.bus.kafka_log import KafkaLog
-from penstock.streams.bus.kafka_place import KafkaPlace, parse_place
-from penstock.streams.bus.kafka_records import Outgoing
+from penstock.streams.bus.kafka import writer as kafka_writer
+from penstock.streams.bus.kafka.category import RECENT_MS
+from penstock.streams.bus.kafka.clients import Clients
+from penstock.streams.bus.kafka.log import KafkaLog
+from penstock.streams.bus.kafka.place import KafkaPlace, parse_place
+from penstock.streams.bus.kafka.records import Outgoing
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.places import open_log
 from tests.contracts.buses import assert_three_parts
@@ -400,7 +400,7 @@ def test_secrets_come_from_the_environment():
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     import sys
 
-    for module in [name for name in sys.modules if name.startswith("penstock.streams.bus.kafka_log")]:
+    for module in [name for name in sys.modules if name.startswith("penstock.streams.bus.kafka.log")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     for module in ("kafka_clients", "kafka_category", "kafka_read", "kafka_writer"):

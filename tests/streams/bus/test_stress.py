@@ -9,7 +9,7 @@ import pytest
 
 from tests.streams.bus.stress import PRODUCERS, run
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_many_producers_and_readers_on_the_embedded_log(tmp_path: Path):

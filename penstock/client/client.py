@@ -1,0 +1,613 @@
+"""The Python client: what the CLI, containers and programs use to talk to a control plane."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from penstock.client.link import RETRY_AFTER_MS_MAX, RETRY_MS, Json, Link, encoded, given, path_part
+from penstock.client.link import given as _given
+from penstock.client.link import path_part as _part
+from penstock.core.clock import Millis
+from penstock.core.errors import OutcomeUnknown, StoreUnavailable
+from penstock.core.system_clock import sleep_ms
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, Installation
+
+
+class AlarmQuestions:
+    """Asks over a link."""
+
+    _link: Link
+
+    def alarms(self, *, job: str | None = None, everything: bool = False) -> Json:
+        """Alarms that fire, or all that are kept: {alarms, routes}."""
+        return self._about("/alarms", job=job, all=everything or None)
+
+    def alarm(self, alarm_id: str) -> Json:
+        """One alarm."""
+        return self._about(f"/alarms/{path_part(alarm_id)}")
+
+    def acknowledge_alarm(self, alarm_id: str, *, why: str, key: str) -> Json:
+        """Say that somebody looks after it."""
+        path = f"/alarms/{path_part(alarm_id)}/acknowledge"
+        return self._link.json("POST", path, body={"why": why}, headers={"Idempotency-Key": key}, repeat=True)
+
+    def silences(self) -> list[Json]:
+        """Those that hold."""
+        return list(self._about("/silences")["silences"])
+
+    def silence_alarms(
+        self, *, job: str, kind: str = "*", severity: str = "critical", for_s: int, why: str, key: str
+    ) -> Json:
+        """Tell nobody of such alarms for so long. `job` and `kind` may have `*`."""
+        body = {"job": job, "kind": kind, "severity": severity, "for_s": for_s, "why": why}
+        return self._link.json("POST", "/silences", body=body, headers={"Idempotency-Key": key}, repeat=True)
+
+    def end_silence(self, silence_id: str, *, why: str, key: str) -> Json:
+        """End a silence before its time."""
+        path, headers = f"/silences/{path_part(silence_id)}", {"Idempotency-Key": key}
+        return self._link.json("DELETE", path, params={"why": why}, headers=headers, repeat=True)
+
+    def test_alarm_routes(self, *, why: str) -> list[Json]:
+        """Send a notice through each route: [{route, is_taken, answer}]."""
+        # Not repeated: whoever is told would be told twice.
+        return list(self._link.json("POST", "/alarm-routes/test", body={"why": why})["routes"])
+
+    def capacity(self) -> Json:
+        """What the cluster has, and how much of it is reserved and used."""
+        return self._about("/capacity")
+
+    def _about(self, path: str, **params: Any) -> Json:
+        return self._link.json("GET", path, params=given(params), repeat=True)
+
+
+class _Order(msgspec.Struct, frozen=True):
+    kind: str
+    number: int
+    to: str
+    owner: str
+    url: str
+    token: str
+
+
+class _Ordered(msgspec.Struct, frozen=True):
+    state: str
+    order: _Order | None
+
+
+class LendingQuestions:
+    """Asks over a link. Orders say what should be so: giving one twice is giving it once."""
+
+    _link: Link
+
+    def loans(self) -> list[Json]:
+        """Which containers can be lent, are lent, borrowed or on their way."""
+        return list(self._link.json("GET", "/loans", repeat=True)["loans"])
+
+    def ask_order(self, container: str, *, owner: str = "") -> Json:
+        """What a container should do: {state, order}."""
+        answer = self._lending(container, "order", owner=owner)
+        self._link.read(answer, _Ordered)
+        return answer
+
+    def answer_order(self, container: str, *, number: int, accepted: bool, why: str = "") -> Json:
+        """What its host says to an order."""
+        return self._lending(container, "order/answer", number=number, accepted=accepted, why=why)
+
+    def lend(self, container: str, *, home: str, to: str, url: str, token: str, why: str) -> Json:
+        """Begin to give a container to another cluster."""
+        return self._lending(container, "lend", home=home, to=to, url=url, token=token, why=why)
+
+    def keep_container(self, container: str, *, version: int, why: str) -> Json:
+        """It stays after all."""
+        return self._lending(container, "keep", version=version, why=why)
+
+    def expect(self, container: str, *, lender: str, owner: str, version: int, why: str) -> Json:
+        """It will come from another cluster: {version, token}; `version`: of the record that was seen."""
+        body = {"lender": lender, "owner": owner, "version": version, "why": why}
+        # Not repeated: the token is seen once.
+        return self._link.json("POST", f"/containers/{path_part(container)}/expect", body=body)
+
+    def forget_container(self, container: str, *, version: int, why: str) -> None:
+        """It did not come, or is not here any more."""
+        self._lending(container, "forget", version=version, why=why)
+
+    def _lending(self, container: str, verb: str, **body: Any) -> Json:
+        return self._link.json("POST", f"/containers/{path_part(container)}/{verb}", body=body, repeat=True)
+
+
+# An interval is read whole before its first line comes.
+EXPORT_WAIT_S = 600.0
+
+
+class StreamQuestions:
+    """Asks over a link."""
+
+    _link: Link
+
+    def categories(self) -> list[Json]:
+        """All categories of the bus."""
+        return list(self._question("/categories")["categories"])
+
+    def unreadable_categories(self) -> dict[str, str]:
+        """Those that cannot be read, and why."""
+        return dict(self._question("/categories").get("unreadable", {}))
+
+    def category(self, name: str) -> Json:
+        """One category's spec, birth, end offsets and watermark."""
+        return self._question(f"/categories/{path_part(name)}")
+
+    def watermarks(self, subject: str | None = None, *, percent: int | None = None) -> Json:
+        """Watermarks of a category, a job's or a pipeline's outputs, or all; and who holds each back."""
+        return self._question("/watermarks", subject=subject, percent=percent)
+
+    def doctor(self, job: str) -> Json:
+        """What is wrong with a job, why, and what to do."""
+        return self._question(f"/jobs/{path_part(job)}/doctor")
+
+    def create_category(self, spec: Mapping[str, Any]) -> Json:
+        """Create it, or nothing if it is there with the same spec."""
+        return self._link.json("POST", "/categories", body=dict(spec), repeat=True)
+
+    def put_package(self, hash_: str, data: bytes) -> None:
+        """Upload code by its content's hash."""
+        headers = {"Content-Type": "application/zip"}
+        self._link.json("PUT", f"/packages/{path_part(hash_)}", body=data, headers=headers, repeat=True)
+
+    def package(self, hash_: str) -> bytes:
+        """Download code."""
+        return self._link.request("GET", f"/packages/{path_part(hash_)}").content
+
+    # What jobs keep.
+    def state(self, job: str, key: str) -> Json:
+        """What a job keeps for one key: {key, partition, version, states, timers}."""
+        return self._question(f"/jobs/{path_part(job)}/states/of", key=key)
+
+    def states(self, job: str, *, prefix: str = "", after: str | None = None, limit: int = 100) -> Json:
+        """Some states: {states, versions, next}; `next` is the `after` of the next page, None at the end."""
+        return self._question(f"/jobs/{path_part(job)}/states", prefix=prefix, after=after, limit=limit)
+
+    def timers(self, job: str, *, key: str = "", after: str | None = None, limit: int = 100) -> Json:
+        """Some pending timers, of all keys or of one: {timers, versions, next}."""
+        return self._question(f"/jobs/{path_part(job)}/timers", key=key, after=after, limit=limit)
+
+    def export_states(self, job: str, partition: int) -> Iterator[Json]:
+        """Every state of one interval, all of one version."""
+        path = f"/jobs/{path_part(job)}/states/export"
+        return self._link.rows(path, {"partition": partition}, wait_s=EXPORT_WAIT_S)
+
+    def _question(self, path: str, **params: Any) -> Json:
+        return self._link.json("GET", path, params=given(params), repeat=True)
+
+
+RETRIES = 3
+WATCH_S = 3600
+
+
+class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
+    """A control plane at a URL, as the holder of one token.
+
+    What may be repeated is, when the control plane is away for a moment: questions, and changes by their key.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float = 10.0,
+        ca: str | Path | None = None,
+        retries: int = RETRIES,
+        pause: Callable[[Millis], None] = sleep_ms,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._pause = pause
+        self._link = Link(
+            url, token, timeout_s=timeout_s, ca=ca, retries=retries, pause=pause, transport=transport
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What runs.
+    def status(self) -> Json:
+        """Everything the live table shows."""
+        return self._ask("/status")
+
+    def jobs(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        pipeline: str | None = None,
+        removed: bool = False,
+    ) -> list[Json]:
+        """All jobs that fit, shortly; however many pages that takes."""
+        found: list[Json] = []
+        after: str | None = ""
+        while after is not None:
+            page = self.jobs_page(
+                labels=labels, state=state, pipeline=pipeline, removed=removed, after=after, limit=1000
+            )
+            found += page["jobs"]
+            after = page["next"]
+        return found
+
+    def jobs_page(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        pipeline: str | None = None,
+        removed: bool = False,
+        after: str = "",
+        limit: int = 100,
+    ) -> Json:
+        """Some jobs, shortly: `jobs`, and `next`, to be given as `after` (None: there are no more)."""
+        label = [f"{name}={value}" for name, value in (labels or {}).items()]
+        params = {
+            "label": label,
+            "state": state,
+            "pipeline": pipeline,
+            "removed": removed or None,
+            "after": after or None,
+            "limit": limit,
+        }
+        return self._ask("/jobs", **params)
+
+    def job(self, name: str) -> Json:
+        """One job: layers, provenance, running config, plan."""
+        return self._ask(f"/jobs/{_part(name)}")
+
+    def apply_job(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+        only_new: bool = False,
+    ) -> Json:
+        """Make this the job's provisioner layer, or create it: {version, created}."""
+        headers = _headers(key, expected_version) | ({"If-None-Match": "*"} if only_new else {})
+        return self._tell("PUT", f"/jobs/{_part(name)}", {"config": config, "why": why}, headers)
+
+    def plan_job(self, name: str, config: Mapping[str, Any]) -> Json:
+        """What applying would change."""
+        return self._link.json("POST", f"/jobs/{_part(name)}/plan", body={"config": config}, repeat=True)
+
+    def set_state(
+        self,
+        job: str,
+        state: str,
+        *,
+        why: str,
+        key: str,
+        layer: str | None = None,
+        expected_version: int | None = None,
+    ) -> Json:
+        """Ask a job to be running, paused or stopped: {version, layer, effective}."""
+        body = {"state": state, "layer": layer, "why": why}
+        return self._tell("POST", f"/jobs/{_part(job)}/state", body, _headers(key, expected_version))
+
+    def remove_job(self, job: str, *, why: str, key: str, expected_version: int | None = None) -> int:
+        """End a job's life; `restore_job` brings it back."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("DELETE", f"/jobs/{_part(job)}", None, headers, why=why)["version"])
+
+    def restore_job(self, job: str, *, why: str, key: str, expected_version: int | None = None) -> int:
+        """Bring a removed job back, with its layers."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("POST", f"/jobs/{_part(job)}/restore", {"why": why}, headers)["version"])
+
+    def plan_pipeline(self, compiled: Mapping[str, Any]) -> list[Json]:
+        """What submitting would change."""
+        return _rows(self.plan_submit(compiled), "changes")
+
+    def plan_submit(self, compiled: Mapping[str, Any]) -> Json:
+        """What submitting would change, and whose pipeline it would replace: {changes, replaces}."""
+        return self._link.json("POST", "/pipelines/plan", body={"compiled": compiled}, repeat=True)
+
+    def submit_pipeline(
+        self,
+        compiled: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        stops: Sequence[str] = (),
+        replaces: str = "",
+    ) -> Json:
+        """Make it what runs: {jobs, done}. Repeating with the same key does nothing more.
+
+        NeedsConsent, with nothing changed, if that would stop a running job which is not in `stops`, or
+        replace a pipeline that was submitted from another file than `replaces`.
+        """
+        agreed: Json = {"stops": list(stops)} if stops else {}
+        if replaces:
+            agreed["replaces"] = replaces
+        body = {"compiled": {**compiled, **agreed}, "why": why}
+        return self._tell("POST", "/pipelines", body, _headers(key))
+
+    # Layers.
+    def layers(self, job: str, *, version: int | None = None) -> Json:
+        """A job's layers, now or at a version: {version, layers}."""
+        return self._ask(f"/jobs/{_part(job)}/layers", version=version)
+
+    def put_layer(
+        self, job: str, layer: str, body: Mapping[str, Any], *, why: str, key: str, expected_version: int
+    ) -> int:
+        """Replace one layer, if nobody wrote since."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("PUT", _layer(job, layer), {"body": body, "why": why}, headers)["version"])
+
+    def patch_layer(
+        self,
+        job: str,
+        layer: str,
+        changes: Mapping[str, Any],
+        *,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+    ) -> int:
+        """Set dotted paths in one layer (None removes); with `expected_version` only if nobody wrote."""
+        headers, body = _headers(key, expected_version), {"changes": changes, "why": why}
+        return int(self._tell("PATCH", _layer(job, layer), body, headers)["version"])
+
+    def clear_layer(
+        self, job: str, layer: str, *, why: str, key: str, expected_version: int | None = None
+    ) -> int:
+        """Take back everything a layer says."""
+        headers = _headers(key, expected_version)
+        return int(self._tell("DELETE", _layer(job, layer), None, headers, why=why)["version"])
+
+    def rollback(
+        self,
+        job: str,
+        layer: str,
+        *,
+        to_version: int,
+        why: str,
+        key: str,
+        expected_version: int | None = None,
+    ) -> int:
+        """Write a layer again as it was at a version."""
+        headers, body = _headers(key, expected_version), {"to_version": to_version, "why": why}
+        return int(self._tell("POST", f"{_layer(job, layer)}/rollback", body, headers)["version"])
+
+    def history(
+        self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[Json]:
+        """Writes of a job's layers, newest first."""
+        answer = self._ask(f"/jobs/{_part(job)}/history", layer=layer, before=before, limit=limit)
+        return _rows(answer, "history")
+
+    def diff(self, job: str, *, old: int | None = None, new: int | None = None) -> list[Json]:
+        """What differs between two versions; without `old` what runs, without `new` what is expected now."""
+        return _rows(self._ask(f"/jobs/{_part(job)}/diff", old=old, new=new), "changes")
+
+    def layer_kinds(self) -> list[Json]:
+        """The layers there are, lowest first."""
+        return _rows(self._ask("/layers"), "layers")
+
+    def add_layer_kind(
+        self,
+        name: str,
+        precedence: int,
+        writers: Sequence[str],
+        *,
+        why: str,
+        key: str,
+        replaces_plan: bool = False,
+        fields: Sequence[str] = (),
+    ) -> list[Json]:
+        """Add a layer for a component of its own; returns all there are then."""
+        rights: Json = {"writers": list(writers), "replaces_plan": replaces_plan}
+        rights |= {"fields": list(fields)} if fields else {}
+        body = {"name": name, "precedence": precedence, **rights, "why": why}
+        return _rows(self._tell("POST", "/layers", body, _headers(key)), "layers")
+
+    def job_metrics(self, name: str, *, metrics: str | None = None, minutes: int = 60) -> Json:
+        """What a job did, minute by minute; `metrics`: names with commas between; null where unknown."""
+        return self._ask(f"/jobs/{_part(name)}/metrics", metrics=metrics, minutes=minutes)
+
+    def manage_job(self, name: str, *, policy: str | None = None, dry_run: bool = False) -> Json:
+        """Let policies look at a job now: {change, said, alerts}."""
+        body = {"policy": policy, "dry_run": dry_run}
+        return self._link.json("POST", f"/jobs/{_part(name)}/manage", body=body, repeat=dry_run)
+
+    def readmit_job(self, name: str, *, why: str) -> Json:
+        """End what keeps a job away from containers: {lifted}."""
+        return self._order(f"/jobs/{_part(name)}/readmit", why)
+
+    def decisions(self, name: str, *, before: int | None = None, limit: int = 50) -> Json:
+        """What was decided about a job, newest first: `decisions`, and `next`, to be given as `before`."""
+        return self._ask(f"/jobs/{_part(name)}/decisions", before=before, limit=limit)
+
+    # Who decided and who may.
+    def journal(self, *, subject: str | None = None, since: int = 0, limit: int = 100) -> list[Json]:
+        """What was decided and why, oldest first."""
+        return _rows(self._ask("/journal", subject=subject or None, since=since, limit=limit), "entries")
+
+    def audit(self, *, subject: str | None = None, before: int | None = None, limit: int = 100) -> list[Json]:
+        """Who changed what, newest first."""
+        return _rows(self._ask("/audit", subject=subject or None, before=before, limit=limit), "entries")
+
+    def tokens(self) -> list[Json]:
+        """Every token ever issued, without the tokens themselves."""
+        return _rows(self._ask("/tokens"), "tokens")
+
+    def issue_token(self, name: str, role: str, *, days: int, why: str, key: str) -> Json:
+        """A new token; `token` is shown this once."""
+        body = {"name": name, "role": role, "days": days, "why": why}
+        answer = self._tell("POST", "/tokens", body, _headers(key))
+        if answer["token"] is None:
+            raise OutcomeUnknown(
+                f"the token {answer['id']} was issued, but it was lost on its way here",
+                why="the first answer did not arrive, and a token is shown only once",
+                fix=f"take it back with `penstock token revoke {answer['id']}` and issue another",
+            )
+        return answer
+
+    def revoke_token(self, token_id: str, *, why: str, key: str) -> Json:
+        """Take a token back."""
+        return self._tell("DELETE", f"/tokens/{_part(token_id)}", None, _headers(key), why=why)
+
+    # News.
+    def events(
+        self,
+        *,
+        since: int | None = None,
+        subject: str | None = None,
+        limit: int | None = None,
+        wait_s: int = WATCH_S,
+    ) -> Iterator[Json]:
+        """Decisions after `since` (None: new ones) as they are made, on one connection, until it ends."""
+        params = _given({"since": since, "subject": subject, "limit": limit, "wait_s": wait_s})
+        return self._link.lines("/events", params)
+
+    def watch(
+        self, *, since: int | None = None, subject: str | None = None, patience_ms: Millis | None = None
+    ) -> Iterator[Json]:
+        """Decisions as they are made, without end and without a gap: connects again after the last one seen.
+
+        `patience_ms`: how long the control plane may be away before that is raised (None: for ever).
+        """
+        if since is None:
+            newest = self.journal(limit=1)
+            since = newest[-1]["id"] if newest else 0
+        away_ms, pause_ms = 0, RETRY_MS
+        while True:
+            try:
+                for event in self.events(since=since, subject=subject):
+                    since, away_ms, pause_ms = event["id"], 0, RETRY_MS
+                    yield event
+                away_ms = 0
+            except StoreUnavailable:
+                away_ms += pause_ms
+                if patience_ms is not None and away_ms > patience_ms:
+                    raise
+            self._pause(pause_ms)
+            pause_ms = min(2 * pause_ms, RETRY_AFTER_MS_MAX)
+
+    # Containers: they ask again by themselves.
+    def register(self, container: str, incarnation: str, folder_id: str) -> None:
+        """Announce a new incarnation of a container."""
+        body = {"incarnation": incarnation, "folder_id": folder_id}
+        self._link.json("POST", f"/containers/{_part(container)}/register", body=body)
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """One heartbeat."""
+        path = f"/containers/{_part(heartbeat.container)}/beat"
+        body = encoded(heartbeat.to_json(), errors="replace")  # a bad text must not cost the lease
+        return self._link.read(self._link.json("POST", path, body=body, to_control=True), HeartbeatReply)
+
+    def container_dead(self, container: str, folder_id: str) -> bool:
+        """Its host saw it end, and nothing of it is left; False: it was over already."""
+        path = f"/containers/{_part(container)}/dead"
+        answer = self._link.json("POST", path, body={"folder_id": folder_id}, repeat=True)
+        return answer.get("is_news") is True
+
+    def installation(self) -> Json:
+        """What a container must know to join."""
+        answer = self._ask("/installation")
+        self._link.read(answer, Installation)
+        return answer
+
+    def task_list(self, since: int | None, *, wait_s: float | None = None) -> Json | None:
+        """The task list: all of it, or what changed since a version; None: nothing did (in `wait_s`)."""
+        headers = {} if since is None else {"If-None-Match": f'"{since}"'}
+        params = _given({"since": since, "wait_s": wait_s})
+        return self._link.json_if_changed("/tasks", params=params, headers=headers, to_control=True)
+
+    def container_log(self, container: str, *, lines: int) -> str:
+        """The end of a container's log."""
+        return str(self._ask(f"/containers/{_part(container)}/log", lines=lines)["text"])
+
+    # Where things run.
+    def containers(self) -> list[Json]:
+        """Every container ever heard of."""
+        return _rows(self._ask("/containers"), "containers")
+
+    def drain(self, container: str, *, why: str) -> Json:
+        """Move everything away from a container, and give it nothing new."""
+        return self._order(f"/containers/{_part(container)}/drain", why)
+
+    def cordon(self, container: str, *, why: str) -> Json:
+        """Give a container nothing new."""
+        return self._order(f"/containers/{_part(container)}/cordon", why)
+
+    def uncordon(self, container: str, *, why: str) -> Json:
+        """Take a container back."""
+        return self._order(f"/containers/{_part(container)}/uncordon", why)
+
+    def shards(self, *, container: str | None = None) -> list[Json]:
+        """Every shard, or those that one container has or gets."""
+        return _rows(self._ask("/shards", container=container), "shards")
+
+    def shard(self, number: int) -> Json:
+        """One shard, and why it is where it is."""
+        return self._ask(f"/shards/{number}")
+
+    def move_shard(self, number: int, container: str, *, why: str) -> Json:
+        """Begin to move a shard to a container."""
+        return self._order(f"/shards/{number}/move", why, container=container)
+
+    def release_shard(self, number: int, *, why: str) -> Json:
+        """Let a quarantined shard be placed again."""
+        return self._order(f"/shards/{number}/release", why)
+
+    def tasks(self, *, job: str | None = None, container: str | None = None) -> list[Json]:
+        """Tasks as their containers see them, and those of which nobody says anything."""
+        return _rows(self._ask("/tasks/reports", job=job, container=container), "tasks")
+
+    def restart_task(self, job: str, index: int, *, why: str) -> Json:
+        """Ask for one task to be ended and started again: {task_id, container}."""
+        return self._order(f"/jobs/{_part(job)}/tasks/{index}/restart", why)
+
+    def task_log(self, job: str, index: int, *, lines: int = 100, after: str | None = None) -> Json:
+        """What a task printed: its last lines, or what came after the `place` of an earlier answer."""
+        return self._ask(f"/jobs/{_part(job)}/tasks/{index}/log", lines=lines, after=after)
+
+    # How it is asked.
+    def _ask(self, path: str, **params: Any) -> Json:
+        return self._link.json("GET", path, params=_given(params), repeat=True)
+
+    def _order(self, path: str, why: str, **body: Any) -> Json:
+        # Orders say what should be so: giving one twice is giving it once.
+        return self._link.json("POST", path, body={**body, "why": why}, repeat=True)
+
+    def _tell(self, method: str, path: str, body: Any, headers: dict[str, str], **params: Any) -> Json:
+        # The key is what makes a repeat harmless.
+        return self._link.json(method, path, body=body, headers=headers, params=_given(params), repeat=True)
+
+
+def new_key() -> str:
+    """A key for one change, to be kept until its outcome is known."""
+    return secrets.token_hex(16)
+
+
+def _headers(key: str, expected_version: int | None = None) -> dict[str, str]:
+    version = {} if expected_version is None else {"If-Match": f'"{expected_version}"'}
+    return {"Idempotency-Key": key, **version}
+
+
+def _rows(answer: Mapping[str, Any], name: str) -> list[Json]:
+    return list(answer[name])
+
+
+def _layer(job: str, layer: str) -> str:
+    return f"/jobs/{_part(job)}/layers/{_part(layer)}"

@@ -1,0 +1,1 @@
+"""A container: host, warden, engine, Task Manager and the runners of plain processes."""

@@ -1,0 +1,517 @@
+"""Any command as a task: told its place in the job, stopped in order, killed with all its kin, measured.
+
+Memory is enforced by the kernel where it lets us (control groups), else by looking: a task above its
+reservation is killed, and its end says so with the peak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.core.clock import Clock, Millis
+from penstock.jobs.config import COMMAND_FIELD
+from penstock.jobs.tasks import RunState, RunStatus, TaskSpec
+
+LOG_BYTES_MAX = 8 * 1024 * 1024
+LOGS_KEPT = 3
+_CHUNK = 64 * 1024
+
+
+class RotatedFile:
+    """Appends; when it is full it becomes `.1`, and what was `.1` becomes `.2`, up to a number."""
+
+    def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
+        self._path, self._bytes_max, self._kept = path, bytes_max, kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+
+    def write(self, data: bytes) -> None:
+        if self._file.tell() + len(data) > self._bytes_max and self._file.tell():
+            self._turn_over()
+        self._file.write(data)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _turn_over(self) -> None:
+        self._file.close()
+        for number in range(self._kept, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        self._file = self._path.open("ab")
+
+
+class LogPump:
+    """Reads the pipes of running processes and writes their files, until each pipe ends."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
+
+    def follow(self, pipe: int, file: RotatedFile) -> None:
+        """Take over a pipe's reading end."""
+        os.set_blocking(pipe, False)
+        with self._lock:
+            self._selector.register(pipe, selectors.EVENT_READ, file)
+        os.write(self._wake_write, b"x")
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    os.read(self._wake_read, _CHUNK)
+                else:
+                    self._take(key.fd, key.data)
+
+    def _take(self, pipe: int, file: RotatedFile) -> None:
+        try:
+            data = os.read(pipe, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            # A full disk must not stop a task: what cannot be written is lost, and the task goes on.
+            with contextlib.suppress(OSError):
+                file.write(data)
+            return
+        with self._lock:
+            self._selector.unregister(pipe)
+        os.close(pipe)
+        file.close()
+
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "penstock-"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a version of cgroups calls its files."""
+
+    limit: str
+    swap_limit: str
+    peak: str
+    events: str
+    used: str  # which line of memory.stat is a task's own memory: not the cache of files, which can go
+    swap_counts_memory: bool  # whether the limit of swap is that of memory and swap together
+
+
+VERSIONS = {
+    1: Files("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes",
+             "memory.oom_control", "total_rss", True),
+    2: Files("memory.max", "memory.swap.max", "memory.peak", "memory.events", "anon", False),
+}  # fmt: skip
+
+
+class MemoryGroup:
+    """The group of one run: whoever is in it and what they start share one limit."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self._folder, self._files = folder, files
+
+    @property
+    def door(self) -> str:
+        """The file into which a process writes its number to enter."""
+        return str(self._folder / "cgroup.procs")
+
+    def members(self) -> list[int]:
+        """The processes in it."""
+        with contextlib.suppress(OSError):
+            return [int(pid) for pid in Path(self.door).read_text().split()]
+        return []
+
+    def kills(self) -> int:
+        """How many processes the kernel ended here for want of memory."""
+        return self._line(self._files.events, "oom_kill")
+
+    def used_mb(self) -> float:
+        """What it uses now, without the cache of files."""
+        return self._line("memory.stat", self._files.used) / 2**20
+
+    def peak_mb(self) -> float:
+        """The most it ever used; 0 where the kernel does not say."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._folder / self._files.peak).read_text()) / 2**20
+        return 0.0
+
+    def _line(self, file: str, name: str) -> int:
+        with contextlib.suppress(OSError):
+            found = re.search(rf"^{name} (\d+)$", (self._folder / file).read_text(), re.M)
+            return int(found[1]) if found else 0
+        return 0
+
+    def remove(self) -> None:
+        """Once it is empty; one that is not is removed by a later life."""
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+
+class MemoryGroups:
+    """Makes groups below one of which we may make some."""
+
+    def __init__(self, parent: Path, version: int) -> None:
+        self._parent, self._files, self._made = parent, VERSIONS[version], count(1)
+        self._sweep()
+
+    def make(self, name: str, limit_mb: float) -> MemoryGroup | None:
+        """A group with a limit, or None if the kernel refuses."""
+        folder = self._parent / f"{PREFIX}{os.getpid()}-{next(self._made)}-{name}"
+        limit = int(limit_mb * 2**20)
+        try:
+            folder.mkdir()
+            (folder / self._files.limit).write_text(str(limit))
+            with contextlib.suppress(FileNotFoundError):  # a kernel that does not count swap
+                swap = limit if self._files.swap_counts_memory else 0
+                (folder / self._files.swap_limit).write_text(str(swap))
+            with contextlib.suppress(FileNotFoundError):  # version 2: end all of a task, not its largest part
+                _write_existing(folder / "memory.oom.group", "1")
+        except OSError:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            return None
+        return MemoryGroup(folder, self._files)
+
+    def _sweep(self) -> None:
+        """Remove what earlier processes left; a group that still has somebody in it cannot go."""
+        for folder in self._parent.glob(f"{PREFIX}*"):
+            owner = re.match(rf"{PREFIX}(\d+)-", folder.name)
+            if owner and not psutil.pid_exists(int(owner[1])):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def find_groups(root: Path = ROOT, own: str | None = None) -> MemoryGroups | None:
+    """Where this process may make groups with a limit of memory; None: nowhere, memory is watched instead.
+
+    `own`: the text of /proc/self/cgroup.
+    """
+    try:
+        lines = (own if own is not None else Path("/proc/self/cgroup").read_text()).splitlines()
+    except OSError:
+        return None
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if "memory" in controllers.split(","):
+            parent = root / "memory" / path.lstrip("/")
+            return MemoryGroups(parent, 1) if _may_make_in(parent) else None
+        if not controllers:
+            # Whose processes are all in groups below it may have limits there: our own, or what a service
+            # manager delegated with a group in it for the service itself.
+            here = root / path.lstrip("/")
+            for parent in (here, here.parent) if here != root else (here,):
+                if _has_memory(parent) and _may_make_in(parent):
+                    return MemoryGroups(parent, 2)
+    return None
+
+
+def _has_memory(parent: Path) -> bool:
+    control = parent / "cgroup.subtree_control"
+    try:
+        if "memory" not in control.read_text().split():
+            _write_existing(control, "+memory")
+        return "memory" in control.read_text().split()
+    except OSError:
+        return False
+
+
+def _may_make_in(parent: Path) -> bool:
+    return parent.is_dir() and os.access(parent, os.W_OK)
+
+
+def _write_existing(path: Path, text: str) -> None:
+    with open(path, "r+") as file:
+        file.write(text)
+
+
+MEASURE_MS: Millis = 1_000
+# What a task is given of our own environment. Nothing that opens doors: no tokens, no database.
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME", "PYTHONPATH")
+
+
+class UnknownField(ValueError):
+    """A command names something that a task does not have."""
+
+
+def fields_of(spec: TaskSpec) -> dict[str, str]:
+    """What a command may name in braces."""
+    return {
+        "job": spec.job,
+        "task": spec.task_id,
+        "index": str(spec.index),
+        "count": str(spec.config.get("task_count", 1)),
+        "generation": str(spec.generation),
+        "partitions": ",".join(str(partition) for partition in spec.partitions),
+        **{f"arguments.{name}": str(value) for name, value in spec.config.get("arguments", {}).items()},
+    }
+
+
+def command_of(spec: TaskSpec) -> list[str]:
+    """The command with every `{field}` filled in; UnknownField names what is not there."""
+    known = fields_of(spec)
+
+    def fill(match: re.Match[str]) -> str:
+        if match.group(1) not in known:
+            raise UnknownField(f"{{{match.group(1)}}} is not one of {', '.join(sorted(known))}")
+        return known[match.group(1)]
+
+    return [COMMAND_FIELD.sub(fill, part) for part in spec.config.get("command", ())]
+
+
+@dataclass(slots=True)
+class _Run:
+    process: subprocess.Popen[bytes]
+    memory_max_mb: float
+    group: MemoryGroup | None = None
+    state: RunState = RunState.RUNNING
+    error: str = ""
+    is_stopping: bool = False
+    peak_mb: float = 0.0
+    cpu_s: float = 0.0
+    cpu_total_s: float = 0.0
+    started_ms: Millis = 0
+    measured_ms: Millis = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class ProcessRunner:
+    """Runs tasks of kind `process`, in the container's session: a warden finds them there."""
+
+    def __init__(self, folder: Path, clock: Clock, groups: MemoryGroups | None = None) -> None:
+        self._folder, self._clock, self._groups, self._pump = folder, clock, groups, LogPump()
+        self._runs: dict[str, _Run | RunStatus] = {}
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
+        """Begin a run. One that cannot even start is a run that failed."""
+        assert spec.task_id not in self._runs, f"{spec.task_id} already has a run"
+        try:
+            self._runs[spec.task_id] = self._spawn(spec, shard_epoch)
+        except (OSError, ValueError) as error:
+            command = " ".join(str(part) for part in spec.config.get("command", ()))
+            self._runs[spec.task_id] = RunStatus(
+                task_id=spec.task_id, state=RunState.FAILED, error=f"cannot start `{command[:200]}`: {error}"
+            )
+
+    def _spawn(self, spec: TaskSpec, shard_epoch: int) -> _Run:
+        command = command_of(spec)
+        if not command:
+            raise UnknownField("the job has no command")
+        name = spec.task_id.replace("/", "_")
+        work = self._folder / "work" / name
+        work.mkdir(parents=True, exist_ok=True)
+        environment = self._environment(spec, shard_epoch)
+        memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
+        _check_command(command[0], work, environment)
+        group = self._groups.make(name, memory) if self._groups is not None and memory > 0 else None
+        if group is not None:
+            # It enters by itself, before it is what it will be: nothing of it is ever outside.
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.door, *command]
+        reading, writing = os.pipe()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, reading)
+            if group is not None:
+                undo.callback(group.remove)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=work,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=writing,
+                    stderr=writing,
+                    process_group=0,
+                )
+            finally:
+                os.close(writing)
+            undo.pop_all()
+        self._pump.follow(reading, RotatedFile(self._folder / "logs" / f"{name}.log"))
+        started_ms = self._clock.boot_ms()
+        return _Run(process=process, memory_max_mb=memory, group=group, started_ms=started_ms)
+
+    def _environment(self, spec: TaskSpec, shard_epoch: int) -> dict[str, str]:
+        named: Mapping[str, Any] = spec.config.get("environment", {})
+        return {
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
+            **{name: str(value) for name, value in named.items()},
+            **{
+                f"PENSTOCK_{name.upper()}": value
+                for name, value in fields_of(spec).items()
+                if not name.startswith("arguments.")
+            },
+            "PENSTOCK_EPOCH": str(shard_epoch),
+        }
+
+    def stop(self, task_id: str) -> None:
+        """SIGTERM to the task and what it started."""
+        run = self._runs.get(task_id)
+        if isinstance(run, _Run):
+            run.is_stopping = True
+            _signal_group(run.process.pid, signal.SIGTERM)
+
+    def kill(self, task_id: str) -> None:
+        """SIGKILL to the same, and to what of it went into groups of its own."""
+        run = self._runs.get(task_id)
+        if isinstance(run, _Run):
+            run.is_stopping = True
+            _kill_kin(run)
+
+    def poll(self) -> tuple[RunStatus, ...]:
+        """Every run not yet forgotten."""
+        now_ms = self._clock.boot_ms()
+        return tuple(self._status(task_id, run, now_ms) for task_id, run in list(self._runs.items()))
+
+    def _status(self, task_id: str, run: _Run | RunStatus, now_ms: Millis) -> RunStatus:
+        if isinstance(run, RunStatus):
+            return run
+        code = run.process.poll()
+        if code is not None and not _is_group_alive(run.process.pid):
+            return self._final(task_id, run, code)
+        if code is not None:
+            # Its children live on without it: that is no task any more.
+            _signal_group(run.process.pid, signal.SIGKILL)
+        elif now_ms - run.measured_ms >= MEASURE_MS:
+            self._measure(run, now_ms)
+        state = RunState.STOPPING if run.is_stopping else RunState.RUNNING
+        return RunStatus(task_id=task_id, state=state, metrics=run.metrics)
+
+    def _final(self, task_id: str, run: _Run, code: int) -> RunStatus:
+        self._look_at_memory(run)
+        if run.group is not None:
+            run.group.remove()
+        if run.error:
+            state, error = RunState.FAILED, run.error
+        elif run.is_stopping:
+            state, error = RunState.STOPPED, ""
+        elif code < 0:
+            state, error = RunState.FAILED, f"it was ended by {signal.Signals(-code).name}{_peak(run)}"
+        else:
+            state, error = RunState.FAILED, f"it ended with code {code}{_peak(run)}"
+        status = RunStatus(task_id=task_id, state=state, error=error, metrics=run.metrics)
+        self._runs[task_id] = status
+        return status
+
+    def _measure(self, run: _Run, now_ms: Millis) -> None:
+        memory_mb, cpu_s = 0.0, 0.0
+        for process in _kin(run):
+            with contextlib.suppress(psutil.Error):
+                memory_mb += process.memory_info().rss / 2**20
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+        if run.group is not None:
+            memory_mb = run.group.used_mb()
+        passed_s = (now_ms - run.measured_ms) / 1000
+        # A child that ended takes its time with it: that is no negative work.
+        grown_s = max(0.0, cpu_s - run.cpu_s)
+        run.cpu_total_s += grown_s
+        cpu = grown_s / passed_s if run.measured_ms else 0.0
+        run.peak_mb, run.cpu_s, run.measured_ms = max(run.peak_mb, memory_mb), cpu_s, now_ms
+        run.metrics = {
+            "cpu": cpu,
+            "cpu_ms_total": run.cpu_total_s * 1000,
+            "cpu_at_ms": float(now_ms),
+            "cpu_started_ms": float(run.started_ms),
+            "memory_mb": memory_mb,
+            "memory_peak_mb": run.peak_mb,
+        }
+        self._look_at_memory(run)
+        if run.error:
+            _kill_kin(run)
+
+    def _look_at_memory(self, run: _Run) -> None:
+        """Whether it wanted more than it reserved; in a group the kernel knows, and counts nothing twice."""
+        if run.group is None:
+            is_above = 0 < run.memory_max_mb < run.peak_mb
+        else:
+            is_above = run.group.kills() > 0
+            if is_above:
+                run.peak_mb = run.metrics["memory_peak_mb"] = run.group.peak_mb() or run.memory_max_mb
+        if is_above and not run.error:
+            run.error = (
+                f"out of memory: it used {run.peak_mb:.0f} MB and had reserved {run.memory_max_mb:.0f} MB"
+            )
+
+    def forget(self, task_id: str) -> None:
+        """Drop a final run."""
+        run = self._runs.pop(task_id, None)
+        assert run is None or isinstance(run, RunStatus), f"{task_id} still runs"
+
+
+def _check_command(name: str, work: Path, environment: Mapping[str, str]) -> None:
+    """The error that starting it without a shell would give."""
+    found = str(work / name) if "/" in name else shutil.which(name, path=environment.get("PATH", os.defpath))
+    if found is None or not os.path.exists(found):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    if os.path.isdir(found) or not os.access(found, os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+
+def _peak(run: _Run) -> str:
+    return f" (memory: {run.peak_mb:.0f} MB at most)" if run.peak_mb else ""
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _kill_kin(run: _Run) -> None:
+    kin = _kin(run)  # looked for while the leader lives: afterwards nobody may know whose children they are
+    _signal_group(run.process.pid, signal.SIGKILL)
+    for process in kin:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _kin(run: _Run) -> list[psutil.Process]:
+    """The group, and descendants in other groups: Spark's Python workers make one of their own."""
+    found = {process.pid: process for process in _group(run.process.pid)}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(run.process.pid).children(recursive=True):
+            found.setdefault(process.pid, process)
+    for pid in run.group.members() if run.group is not None else ():
+        with contextlib.suppress(psutil.Error):
+            found.setdefault(pid, psutil.Process(pid))
+    return list(found.values())
+
+
+def _is_group_alive(group: int) -> bool:
+    return any(True for _ in _group(group))
+
+
+def _group(group: int) -> list[psutil.Process]:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            continue
+    return found

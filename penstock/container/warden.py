@@ -1,0 +1,316 @@
+"""The watchdog of a container (Turbine IV-C): sends the heartbeats, keeps the lease, kills the engine when it
+is over.
+
+A process of its own, because a paused or stuck engine cannot run its own timer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from penstock.container.engine_failure import last_failure, note_failure
+from penstock.container.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
+from penstock.container.watchdog import MISSED_BEATS, Contact, End, Lease, Renewal, Watchdog
+from penstock.core.clock import Clock, Millis
+from penstock.core.errors import EnvironmentProblem, PenstockError
+from penstock.core.loop import Loop
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, Profile
+
+__all__ = ["Renewal", "ShardManagerLink", "Warden"]
+
+log = structlog.get_logger(__name__)
+
+STOP_MS: Millis = 8_000
+
+
+class ShardManagerLink(Protocol):
+    """The Shard Manager, over whatever wire."""
+
+    def register(self, container: str, incarnation: str) -> None:
+        """Announce a new incarnation; raises Refused while another one lives."""
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """One heartbeat and its answer."""
+
+    def renew(self, container: str, incarnation: str) -> Renewal | None:
+        """Renew the lease row in the store itself, and read the assignment; None: this life is over."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One life of the engine process, and the rules it is under."""
+
+    process: subprocess.Popen[bytes]
+    incarnation: str
+    watchdog: Watchdog
+
+
+class Warden:
+    """Runs one engine after another until told to stop."""
+
+    def __init__(
+        self,
+        *,
+        container: str,
+        folder: Path,
+        engine_command: Sequence[str],
+        link: ShardManagerLink,
+        profile: Profile,
+        clock: Clock,
+        new_incarnation: Callable[[], str],
+        after_engine: Callable[[], None] = lambda: None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._container, self._folder, self._command = container, folder, tuple(engine_command)
+        self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
+        self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
+        self._environment = environment  # of the engine; None: this process's own
+        self._stop = threading.Event()
+        self._signs: queue.Queue[tuple[str, Millis, Heartbeat]] = queue.Queue()
+        # (incarnation, answer, when the renewal that stands for an answer was begun)
+        self._replies: queue.Queue[tuple[str, HeartbeatReply, Millis | None]] = queue.Queue()
+        self._contact = Contact()
+        self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
+        self._kill_times = KillTimes(folder)
+
+    def stop(self) -> None:
+        """Ask for an orderly end: tasks stop, the engine exits, `run` returns."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Keep an engine alive until `stop`; EnvironmentProblem if it could not be ended in time."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        pid_file = self._folder / "engine.pid"
+        left = reap_leftovers(pid_file)
+        if left:
+            log.info("reaped a previous life", container=self._container, processes=left)
+        self._after_engine()
+        # Whatever is wrong with an answer, the next beat is sent: a loop goes on after each round.
+        Loop("beats", self._send_beat, every_ms=1).start()
+        while not self._stop.is_set():
+            self._kill_times.check(self._profile)
+            incarnation = self._register()
+            if incarnation is None:
+                return
+            engine = self._spawn(incarnation)
+            write_pid_file(pid_file, engine.process.pid)
+            reason = self._watch(engine)
+            if engine.process.returncode not in (None, 0) and not last_failure(self._folder):
+                note_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
+            self._end(engine, reason)
+            self._after_engine()
+            pid_file.unlink(missing_ok=True)
+
+    def _register(self) -> str | None:
+        said = ""
+        while not self._stop.is_set():
+            incarnation = self._new_incarnation()
+            try:
+                self._link.register(self._container, incarnation)
+                return incarnation
+            except PenstockError as error:
+                if str(error) != said:  # once per reason, not once per try
+                    said = str(error)
+                    parts = {"error": error.what, "why": error.why, "fix": error.fix}
+                    log.warning("cannot register yet", container=self._container, **parts)
+                self._stop.wait(self._profile.heartbeat_ms / 1000)
+        return None
+
+    def _spawn(self, incarnation: str) -> _Engine:
+        with (self._folder / "engine.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*self._command, "--incarnation", incarnation],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+                env=self._environment,
+            )
+        watchdog = Watchdog(
+            container=self._container,
+            incarnation=incarnation,
+            profile=self._profile,
+            started_ms=self._clock.boot_ms(),
+            lease=Lease(deadline_ms=self._profile.deadline_ms),
+            pid=process.pid,
+        )
+        engine = _Engine(process=process, incarnation=incarnation, watchdog=watchdog)
+        threading.Thread(target=self._read_signs, args=(engine,), name="signs", daemon=True).start()
+        log.info("engine started", container=self._container, incarnation=incarnation, pid=process.pid)
+        return engine
+
+    def _watch(self, engine: _Engine) -> str:
+        """Returns why this engine must end."""
+        while not self._stop.is_set():
+            self._take_signs(engine)  # what lies in the pipe comes before any look at the time
+            self._take_replies(engine)
+            if engine.process.poll() is not None:
+                return f"the engine ended by itself with code {engine.process.returncode}"
+            now_ms = self._clock.boot_ms()
+            for action in engine.watchdog.look(now_ms).actions:
+                if isinstance(action, End):
+                    return action.reason
+                self._queue_beat(engine, action.heartbeat, now_ms)
+            self._stop.wait(0.1)
+        return "asked to stop"
+
+    def _queue_beat(self, engine: _Engine, beat: Heartbeat, now_ms: Millis) -> None:
+        engine.watchdog.on_sent(beat, now_ms)  # first: the answer may be there before this goes on
+        # If the last one is still on its way this one stays; the lease goes on counting.
+        with contextlib.suppress(queue.Full):
+            self._beats.put_nowait(beat)
+
+    def _send_beat(self) -> None:
+        contact, beat = self._contact, self._beats.get()
+        try:
+            reply = self._link.beat(beat)
+        except PenstockError as error:
+            if not contact.missed:
+                parts = {"error": error.what, "why": error.why, "fix": error.fix}
+                log.warning("heartbeats are not acknowledged", container=self._container, **parts)
+            if contact.on_silence():
+                self._renew_in_store(beat)
+            return
+        self._replies.put((beat.incarnation, reply, None))
+        if contact.missed:
+            missed = contact.missed
+            log.info("heartbeats are acknowledged again", container=self._container, missed=missed)
+        contact.on_answer(reply)
+
+    def _renew_in_store(self, beat: Heartbeat) -> None:
+        """No Shard Manager answers: the lease lives on in its row, and the assignment is read from there."""
+        is_first = self._contact.missed == MISSED_BEATS
+        begun_ms = self._clock.boot_ms()
+        try:
+            renewal = self._link.renew(self._container, beat.incarnation)
+        except PenstockError as error:
+            if is_first:
+                log.warning("the store does not answer either", container=self._container, error=error.what)
+            return
+        if is_first:
+            log.warning("renewing the lease in the store", container=self._container)
+        self._replies.put((beat.incarnation, self._contact.read(beat, renewal), begun_ms))
+
+    def _take_replies(self, engine: _Engine) -> None:
+        while not self._replies.empty():
+            incarnation, reply, renewed_ms = self._replies.get()
+            if incarnation != engine.incarnation:
+                continue
+            now_ms = self._clock.boot_ms()
+            if renewed_ms is None:
+                is_news = engine.watchdog.on_reply(reply, now_ms)
+            else:
+                is_news = engine.watchdog.on_renewed(reply, renewed_ms, now_ms)
+            if is_news:
+                self._tell(engine, {"reply": reply.to_json()})
+
+    def _take_signs(self, engine: _Engine) -> None:
+        while not self._signs.empty():
+            incarnation, at_ms, said = self._signs.get()
+            if incarnation == engine.incarnation:
+                engine.watchdog.on_sign(at_ms, said)
+
+    def _read_signs(self, engine: _Engine) -> None:
+        assert engine.process.stdout is not None
+        for line in engine.process.stdout:
+            try:
+                sign = json.loads(line)
+                name = {"container": self._container, "incarnation": engine.incarnation, "sequence": 0}
+                said = Heartbeat.from_json({**sign["report"], **name})
+                self._signs.put((engine.incarnation, int(sign["at_ms"]), said))
+            except (ValueError, KeyError, TypeError):
+                log.warning("the engine said something unreadable", line=line[:200])
+
+    def _tell(self, engine: _Engine, message: dict[str, Any]) -> None:
+        assert engine.process.stdin is not None
+        try:
+            engine.process.stdin.write(json.dumps(message).encode() + b"\n")
+            engine.process.stdin.flush()
+        except (BrokenPipeError, OSError):
+            pass  # it is ending; the next look at the process says so
+
+    def _end(self, engine: _Engine, reason: str) -> None:
+        log.info("engine ends", container=self._container, incarnation=engine.incarnation, reason=reason)
+        if self._stop.is_set():
+            self._tell(engine, {"stop": True})
+            try:
+                engine.process.wait(STOP_MS / 1000)
+            except subprocess.TimeoutExpired:
+                log.warning("the engine did not stop in time", container=self._container)
+        session, began_ms, is_killed = engine.process.pid, self._clock.boot_ms(), False
+        while is_session_alive(session):
+            kill_session(session)
+            is_killed = True
+            threading.Event().wait(0.05)
+        engine.process.wait()
+        if is_killed:
+            took_ms, margin_ms = self._clock.boot_ms() - began_ms, margin_of(self._profile)
+            self._kill_times.note(took_ms)
+            if took_ms > margin_ms:
+                log.warning(
+                    "the kill took too long", container=self._container, took_ms=took_ms, margin_ms=margin_ms
+                )
+        assert engine.process.stdin is not None and engine.process.stdout is not None
+        engine.process.stdout.close()
+        with contextlib.suppress(OSError):
+            engine.process.stdin.close()
+
+
+KILLS_KEPT = 5  # an old measurement must not speak for a machine that has changed
+KILLS_BELIEVED = 2  # so many of them that are too slow are the machine
+
+
+class KillTimes:
+    """How long the last few kills of an engine and all it had started took, in a file of its folder.
+
+    Between the container's deadline and the failover lies a margin, and by its end nothing of the container
+    may run. Whether a kill fits into it depends on the machine, so it is measured, and a profile that it does
+    not fit is refused. A single slow kill may be due to a bad moment, and a refused container would never
+    measure again: it takes two of the last few.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "kill_times.json"
+
+    def read(self) -> tuple[Millis, ...]:
+        """Oldest first; none if there is no file, or none that can be read."""
+        try:
+            found = json.loads(self._path.read_text())
+        except (FileNotFoundError, ValueError):
+            return ()
+        return tuple(item for item in found if isinstance(item, int)) if isinstance(found, list) else ()
+
+    def note(self, took_ms: Millis) -> None:
+        """One more."""
+        kept = [*self.read(), took_ms][-KILLS_KEPT:]
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(kept))
+        temporary.replace(self._path)
+
+    def check(self, profile: Profile) -> None:
+        """Refuse a profile whose margin is shorter than the longest of them but one."""
+        margin_ms, slowest = margin_of(profile), sorted(self.read())[-KILLS_BELIEVED:]
+        longest_ms = slowest[0] if len(slowest) == KILLS_BELIEVED else 0
+        if longest_ms > margin_ms:
+            raise EnvironmentProblem(
+                "this container cannot run with these times",
+                why=f"to end its tasks took {longest_ms} ms and more, {KILLS_BELIEVED} times of the last "
+                f"{KILLS_KEPT}, and others may start them after {margin_ms} ms",
+                fix="use a profile with longer times (--profile paper); once the machine is faster, remove "
+                f"{self._path.name} from the container's folder",
+            )
+
+
+def margin_of(profile: Profile) -> Millis:
+    """How long a kill may take."""
+    return profile.failover_ms - profile.deadline_ms

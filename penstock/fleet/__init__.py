@@ -1,0 +1,1 @@
+"""Where tasks run: shards, placement, liveness, the task list (Turbine IV)."""

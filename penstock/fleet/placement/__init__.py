@@ -1,0 +1,1 @@
+"""Which container each shard goes to (Turbine IV-B)."""

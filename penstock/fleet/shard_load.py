@@ -1,0 +1,155 @@
+"""What the tasks of each shard use: averages of ten minutes, or what was reserved (Turbine IV-B). Pure.
+
+A task in a process of its own has its memory enforced, so its reservation is what counts. All others are
+counted by what they were seen using; until there is a minute of that, by their reservation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.clock import Millis
+from penstock.fleet.messages import ShardLoad
+from penstock.jobs.config import JobConfig
+
+KINDS = ("cpu", "memory_mb", "disk_mb", "network_mbps")
+Vector = tuple[float, ...]
+MINUTE_MS: Millis = 60_000
+
+
+def reserved_load(config: Mapping[str, Any]) -> Vector:
+    """What a job's config sets aside for each of its tasks."""
+    resources = config.get("resources", {})
+    defaults = {"cpu": 1.0}
+    return tuple(float(resources.get(kind, defaults.get(kind, 0.0))) for kind in KINDS)
+
+
+def reserved_of(config: JobConfig) -> Vector:
+    """The same of a whole config."""
+    return tuple(float(getattr(config.resources, kind)) for kind in KINDS)
+
+
+def is_enforced(config: Mapping[str, Any]) -> bool:
+    """Whether a task cannot use more than it reserved."""
+    return "process" in (config.get("kind"), config.get("isolation"))
+
+
+def seen_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
+    """What a task uses now: as measured, else by how busy it is, else as reserved."""
+    busy_cpu = metrics["busy"] * threads if "busy" in metrics else reserved[0]
+    return (
+        float(metrics.get("cpu", busy_cpu)),
+        *(float(metrics.get(kind, amount)) for kind, amount in zip(KINDS[1:], reserved[1:], strict=True)),
+    )
+
+
+def add(one: Vector, other: Vector) -> Vector:
+    """The sum of two loads."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+@dataclass(slots=True)
+class _Average:
+    """The mean of the last minutes, a bucket per minute."""
+
+    minutes: int
+    _buckets: deque[tuple[int, int, Vector]] = field(default_factory=deque)  # minute, samples, sum
+
+    def put(self, now_ms: Millis, load: Vector) -> None:
+        minute = now_ms // MINUTE_MS
+        if self._buckets and self._buckets[-1][0] == minute:
+            _, count, total = self._buckets.pop()
+            self._buckets.append((minute, count + 1, add(total, load)))
+        else:
+            self._buckets.append((minute, 1, load))
+        while self._buckets[0][0] <= minute - self.minutes:
+            self._buckets.popleft()
+
+    def read(self) -> Vector:
+        samples = sum(count for _, count, _ in self._buckets)
+        sums = zip(*(total for _, _, total in self._buckets), strict=True)
+        return tuple(sum(column) / samples for column in sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPace:
+    """How often tasks are looked at and told of."""
+
+    sample_ms: Millis = 10_000
+    report_ms: Millis = 600_000
+    minutes: int = 10
+    trusted_after_ms: Millis = MINUTE_MS
+
+
+@dataclass(slots=True)
+class _Seen:
+    average: _Average
+    since_ms: Millis
+    config: Mapping[str, Any]
+    shard: int
+
+
+class LoadBook:
+    """The loads of one container's shards, kept by its Task Manager."""
+
+    def __init__(self, pace: LoadPace | None = None) -> None:
+        self._pace = pace or LoadPace()
+        self._tasks: dict[tuple[str, int], _Seen] = {}  # a task under one generation
+        self._sampled_ms: Millis | None = None
+        self._reported_ms: Millis | None = None
+        self._report: tuple[ShardLoad, ...] = ()
+
+    @property
+    def report(self) -> tuple[ShardLoad, ...]:
+        """As last told: every beat repeats it."""
+        return self._report
+
+    def observe(
+        self,
+        now_ms: Millis,
+        tasks: Iterable[tuple[str, int, int, Mapping[str, Any], Mapping[str, float]]],
+    ) -> None:
+        """Take in (task, generation, shard, config, metrics) of every running task, when it is time."""
+        if self._sampled_ms is not None and now_ms - self._sampled_ms < self._pace.sample_ms:
+            return
+        self._sampled_ms = now_ms
+        alive = set()
+        for task, generation, shard, config, metrics in tasks:
+            key = (task, generation)
+            alive.add(key)
+            seen = self._tasks.get(key)
+            if seen is None:
+                seen = self._tasks[key] = _Seen(_Average(self._pace.minutes), now_ms, config, shard)
+            seen.config = config
+            seen.average.put(
+                now_ms, seen_load(reserved_load(config), float(config.get("threads", 1)), metrics)
+            )
+        self._tasks = {key: seen for key, seen in self._tasks.items() if key in alive}
+        if self._reported_ms is None or now_ms - self._reported_ms >= self._pace.report_ms:
+            self._reported_ms = now_ms
+            self._report = self._sums(now_ms)
+
+    def _sums(self, now_ms: Millis) -> tuple[ShardLoad, ...]:
+        sums: dict[int, tuple[int, Vector]] = {}
+        for seen in self._tasks.values():
+            is_new = now_ms - seen.since_ms < self._pace.trusted_after_ms
+            load = reserved_load(seen.config) if is_new or is_enforced(seen.config) else seen.average.read()
+            count, total = sums.get(seen.shard, (0, (0.0,) * len(KINDS)))
+            sums[seen.shard] = (count + 1, add(total, load))
+        return tuple(
+            ShardLoad(shard=shard, tasks=count, load=total) for shard, (count, total) in sorted(sums.items())
+        )
+
+
+def combine(
+    reserved: Mapping[int, tuple[int, Vector]], measured: Mapping[int, ShardLoad]
+) -> dict[int, Vector]:
+    """The load of each shard with tasks: as measured while it has the tasks it was measured with."""
+    loads = {}
+    for shard, (count, amount) in reserved.items():
+        seen = measured.get(shard)
+        loads[shard] = seen.load if seen is not None and seen.tasks == count else amount
+    return loads

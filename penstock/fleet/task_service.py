@@ -1,0 +1,298 @@
+"""Serves the list of all tasks, versioned: whole, or what changed since a version (Turbine IV).
+
+Task Managers keep the list, so that balancing and fail-over go on while this service is away.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.core.typed import make_known
+from penstock.fleet.messages import read_message
+from penstock.fleet.shard_load import Vector, reserved_load
+from penstock.fleet.sharding import reserved_loads, shard_of
+from penstock.jobs.tasks import RunningJob, TaskSpec, has_tasks, partitions_of, task_specs
+
+
+class RunningPage(Protocol):
+    """Running rows, and the version they were read at."""
+
+    @property
+    def version(self) -> int:
+        """Of the newest change this page knows."""
+
+    @property
+    def rows(self) -> Sequence[RunningJob]:
+        """Stopped, held and removed jobs included."""
+
+
+class RunningSource(Protocol):
+    """The Job Store, as the Task Service needs it."""
+
+    def snapshot(self, *, since: int = 0) -> RunningPage:
+        """Every row with a larger version than `since`, in their order, read at one moment with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskList:
+    """The tasks of all jobs at one version, or (not `full`) what to change in a list of version `since`."""
+
+    version: int
+    full: bool
+    jobs: Mapping[str, tuple[TaskSpec, ...]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()  # jobs that have no tasks any more
+    since: int = 0  # the version that was asked about
+
+    def specs(self) -> tuple[TaskSpec, ...]:
+        """Every task of every job."""
+        return tuple(spec for job in sorted(self.jobs) for spec in self.jobs[job])
+
+    def to_json(self) -> dict[str, Any]:
+        """A job's config once, not once per task."""
+        return {
+            "version": self.version,
+            "full": self.full,
+            "jobs": {job: _job_to_json(specs) for job, specs in self.jobs.items()},
+            "removed": list(self.removed),
+            "since": self.since,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TaskList:
+        """Leaves out what it does not know; ValueError if it is no task list."""
+        read = read_message(data, _ListOnWire)
+        jobs = {job: _job_from_json(job, item) for job, item in read.jobs.items()}
+        return TaskList(
+            version=read.version, full=read.full, jobs=jobs, removed=read.removed, since=read.since
+        )
+
+
+class _JobOnWire(msgspec.Struct, frozen=True):
+    birth: str
+    generation: int
+    running_version: int
+    config: dict[str, Any]
+    tasks: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class _ListOnWire(msgspec.Struct, frozen=True):
+    version: int
+    full: bool
+    jobs: dict[str, _JobOnWire]
+    removed: tuple[str, ...]
+    since: int
+
+
+def _job_to_json(specs: Sequence[TaskSpec]) -> dict[str, Any]:
+    first = specs[0]
+    return {
+        "birth": first.birth,
+        "generation": first.generation,
+        "running_version": first.running_version,
+        "config": first.config,
+        "tasks": [[spec.index, list(spec.partitions)] for spec in specs],
+    }
+
+
+def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
+    return tuple(
+        TaskSpec(
+            task_id=f"{job}/{index}",
+            job=job,
+            birth=item.birth,
+            index=index,
+            generation=item.generation,
+            partitions=partitions,
+            config=item.config,
+            running_version=item.running_version,
+        )
+        for index, partitions in item.tasks
+    )
+
+
+def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
+    """The whole list after `news`; None when `news` does not fit on what we have: ask for the whole one."""
+    is_reset = have is not None and news.full and news.since == have.version  # the store never heard of ours
+    if have is not None and news.version < have.version and not is_reset:
+        return have  # a late answer
+    if news.full:
+        return news
+    if have is None or news.since > have.version:
+        return None
+    removed = frozenset(news.removed)  # as many as there are jobs, when a pipeline of many is taken away
+    jobs = {job: specs for job, specs in {**have.jobs, **news.jobs}.items() if job not in removed}
+    return TaskList(version=news.version, full=True, jobs=jobs)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A running row, and what was made of it once somebody asked."""
+
+    row: RunningJob
+    has_tasks: bool
+    made: tuple[TaskSpec, ...] | None = None
+    text: bytes = b""  # of the job on the wire
+    load: Vector | None = None
+    placed: tuple[int, tuple[int, ...]] | None = None  # number of shards, the shard of each task
+
+    @property
+    def specs(self) -> tuple[TaskSpec, ...]:
+        if self.made is None:
+            self.made = task_specs(self.row)
+        return self.made
+
+    def replaced_by(self, row: RunningJob) -> _Kept:
+        """The job after a change; a release leaves its tasks in their shards."""
+        is_same = row.job == self.row.job and row.mapping == self.row.mapping
+        return _Kept(row, has_tasks(row), placed=self.placed if is_same else None)
+
+    def shards(self, count: int) -> tuple[int, ...]:
+        """The shard of each of its tasks."""
+        if not self.has_tasks:
+            return ()
+        if self.placed is None or self.placed[0] != count:
+            indices = sorted(set(self.row.mapping))
+            self.placed = count, tuple(shard_of(f"{self.row.job}/{index}", count) for index in indices)
+        return self.placed[1]
+
+    def reserved(self) -> Vector:
+        """What each of its tasks reserves. Only that is read of the config."""
+        if self.load is None:
+            self.load = reserved_load({"resources": _decode_resources(self.row.config_json).resources})
+        return self.load
+
+    def encoded(self) -> bytes:
+        if not self.text:
+            row = self.row
+            self.text = b'%s:{"birth":%s,"generation":%d,"running_version":%d,"config":%s,"tasks":%s}' % (
+                _encode(row.job),
+                _encode(row.birth),
+                row.generation,
+                row.restart_version,
+                row.config_json.encode(),
+                _encode(sorted(partitions_of(row).items())),
+            )
+        return self.text
+
+
+class TaskService:
+    """Turns running rows into task lists, and keeps them: only what changed is read and encoded again.
+
+    Any number of instances may serve one store: each asks it for the newest version at every call.
+    """
+
+    def __init__(self, source: RunningSource) -> None:
+        self._source, self._lock = source, threading.Lock()
+        self._version = 0
+        self._jobs: dict[str, _Kept] = {}  # in the order of their versions
+        self._loads: tuple[tuple[int, int], dict[int, tuple[int, Vector]]] | None = None
+        self._counts: tuple[int, dict[str, tuple[int, int]]] | None = None
+
+    def snapshot(self, since: int | None = None) -> TaskList:
+        """What changed since a version; everything when the version is not given or not known."""
+        with self._lock:
+            self._refresh()
+            is_full, kept = self._since(since)
+            return TaskList(
+                version=self._version,
+                full=is_full,
+                jobs={job: item.specs for job, item in kept.items() if item.has_tasks},
+                removed=() if is_full else tuple(_without_tasks(kept)),
+                since=since or 0,
+            )
+
+    def encoded(self, since: int | None = None) -> bytes:
+        """The same as JSON, put together from what was encoded before."""
+        return self.encoded_at(since)[1]
+
+    def encoded_at(self, since: int | None = None) -> tuple[int, bytes]:
+        """The same with the version it has."""
+        with self._lock:
+            self._refresh()
+            is_full, kept = self._since(since)
+            parts = [item.encoded() for item in kept.values() if item.has_tasks]
+            removed = [] if is_full else _without_tasks(kept)
+            head = {"version": self._version, "full": is_full, "removed": removed, "since": since or 0}
+            return self._version, _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
+
+    def version(self) -> int:
+        """Of the newest list there is."""
+        with self._lock:
+            self._refresh()
+            return self._version
+
+    def reserved_loads(self, shards: int) -> dict[int, tuple[int, Vector]]:
+        """How many tasks each shard has and what they reserve; shards without tasks are absent."""
+        with self._lock:
+            self._refresh()
+            if self._loads is None or self._loads[0] != (self._version, shards):
+                jobs = ((item.shards(shards), item.reserved()) for item in self._jobs.values())
+                self._loads = (self._version, shards), reserved_loads(jobs)
+            return self._loads[1]
+
+    def shards_of(self, subject: str, birth: str, shards: int) -> frozenset[int]:
+        """The shards of a job's tasks, held ones too, or of one task; none in another life of the job."""
+        job, _, index = subject.partition("/")
+        with self._lock:
+            self._refresh()
+            item = self._jobs.get(job)
+            if item is None or item.row.birth != birth:
+                return frozenset()
+            tasks = [subject] if index else [f"{job}/{number}" for number in set(item.row.mapping)]
+            return frozenset(shard_of(task, shards) for task in tasks)
+
+    def task_counts(self) -> Mapping[str, tuple[int, int]]:
+        """By job that has tasks: its generation, and how many they are."""
+        with self._lock:
+            self._refresh()
+            if self._counts is None or self._counts[0] != self._version:
+                found = {
+                    job: (item.row.generation, len(set(item.row.mapping)))
+                    for job, item in self._jobs.items()
+                    if item.has_tasks
+                }
+                self._counts = self._version, found
+            return self._counts[1]
+
+    def _refresh(self) -> None:
+        page = self._source.snapshot(since=self._version)
+        if page.version < self._version:  # another life of the store
+            self._jobs, self._version = {}, 0
+            page = self._source.snapshot()
+        for row in page.rows:
+            old = self._jobs.pop(row.job, None)
+            self._jobs[row.job] = _Kept(row, has_tasks(row)) if old is None else old.replaced_by(row)
+        self._version = page.version
+
+    def _since(self, since: int | None) -> tuple[bool, dict[str, _Kept]]:
+        """(whether it is the whole, the jobs to tell of)."""
+        if not since or since > self._version:
+            return True, self._jobs
+        changed = {}
+        for job in reversed(self._jobs):
+            if self._jobs[job].row.version <= since:
+                break
+            changed[job] = self._jobs[job]
+        return False, changed
+
+
+def _without_tasks(kept: Mapping[str, _Kept]) -> list[str]:
+    return sorted(job for job, item in kept.items() if not item.has_tasks)
+
+
+class _Resources(msgspec.Struct):
+    """As much of a config as its load needs."""
+
+    resources: dict[str, Any] = {}
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_resources = msgspec.json.Decoder(_Resources).decode
+
+
+make_known(_ListOnWire)

@@ -1,0 +1,1 @@
+"""The State Syncer: from expected to running config, by batches and by plans (Turbine III-B)."""

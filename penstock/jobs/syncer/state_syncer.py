@@ -1,0 +1,366 @@
+"""The State Syncer: drives what runs to what is expected (Turbine III-B).
+
+A round may be repeated and may crash between any two lines: what is decided is durable before it is acted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from penstock.core.clock import Millis
+from penstock.core.errors import Fenced, PenstockError
+from penstock.core.workers import Aside, Finished, InlineAside, InlineWorkers, Now, Workers
+from penstock.jobs.job_store import JobRecord, JobStore
+from penstock.jobs.syncer.batches import (
+    BatchResult,
+    Bodies,
+    Glance,
+    SimpleCommit,
+    SyncStore,
+    commit_simple,
+    open_plans,
+    quick_commit,
+    simple_commit,
+    version_of,
+)
+from penstock.jobs.syncer.leader_store import LeaderStore, pass_failpoint
+from penstock.jobs.syncer.plan_runner import (
+    DataPlane,
+    Outcome,
+    PlanRunner,
+    SyncerSettings,
+    TaskActuator,
+    expected_of,
+)
+from penstock.jobs.syncer.plan_store import PlanStore
+from penstock.jobs.syncer.quick_look import QuickLook
+from penstock.jobs.syncer.sync_plan import ComplexSync, SimpleSync, plan_batch, plan_sync
+
+__all__ = ["StateSyncer", "SyncReport", "SyncerSettings"]
+
+FIRST_JOBS = 10
+READ_JOBS = 250  # jobs per read: more of them do not fit into a processor's cache together
+Item = TypeVar("Item", SimpleCommit, tuple[JobRecord, ComplexSync])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    """What one round did, or heard of since the last one, by job."""
+
+    simple: tuple[str, ...] = ()  # a simple change was committed
+    complex: tuple[str, ...] = ()  # a plan was committed
+    open: tuple[str, ...] = ()  # a plan, or something to retire, waits or is under way: look again soon
+    quarantined: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()  # (job, error)
+    left: int = 0  # jobs that this round did not come to: they are the next one's
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the round found nothing to do; quarantined jobs wait for somebody else."""
+        return not (self.simple or self.complex or self.open or self.failed or self.left)
+
+
+@dataclass(slots=True)
+class _Round:
+    now_ms: Millis
+    occupied: frozenset[str] = frozenset()  # jobs with a plan, in quarantine, or with something to retire
+    commits: list[SimpleCommit] = field(default_factory=list)  # to be written
+    plans: list[tuple[JobRecord, ComplexSync]] = field(default_factory=list)  # to be opened
+    runs: list[str] = field(default_factory=list)  # jobs with an open plan, or something to retire
+    retiring: set[str] = field(default_factory=set)
+    writing: tuple[Sequence[SimpleCommit], Callable[[], BatchResult]] | None = None  # is under way
+    simple: list[str] = field(default_factory=list)
+    complex: list[str] = field(default_factory=list)
+    open: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+class StateSyncer:
+    """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
+
+    One per term. `workers` make the calls that may hang, a job's one after another; syncers of all terms may
+    share them. `aside` writes a batch while the next one is decided, and reads the one after that meanwhile.
+    `measure_ms` is a clock for durations, `reach` is called at each of `FAILPOINTS`.
+    """
+
+    leader_store: type[LeaderStore] = LeaderStore
+    plan_store: type[PlanStore] = PlanStore
+
+    def __init__(
+        self,
+        store: JobStore,
+        tasks: TaskActuator,
+        data: DataPlane,
+        *,
+        term: int,
+        settings: SyncerSettings | None = None,
+        workers: Workers[Outcome] | None = None,
+        aside: Aside | None = None,
+        measure_ms: Callable[[], Millis] = lambda: 0,
+        reach: Callable[[str], None] = pass_failpoint,
+    ) -> None:
+        self.term = term
+        self._store, self._records = store, SyncStore(store.database)
+        self._settings = settings or SyncerSettings()
+        self._leader = self.leader_store(store.database, term=term, reach=reach, measure_ms=measure_ms)
+        self._plans = self.plan_store(self._leader)
+        self._runner = PlanRunner(
+            leader=self._leader,
+            store=self._store,
+            plans=self._plans,
+            tasks=tasks,
+            data=data,
+            settings=self._settings,
+        )
+        self._measure_ms = measure_ms
+        self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
+        self._aside: Aside = InlineAside() if aside is None else aside
+        self._started: dict[str, Callable[[Now], Outcome]] = {}  # work whose result was not collected yet
+        self._told: set[str] = set()  # jobs whose hanging call people were told of
+        # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
+        self._settled: dict[str, tuple[int, int]] = {}
+        self._due: set[str] = set()  # jobs to look at in the next round, whether or not they change
+        self._quarantined: set[str] = set()
+        self._seen_version = 0  # of the counter of expected versions
+        self._swept_ms: Millis | None = None
+        self._quick = QuickLook()
+        self._batch_jobs = {"simple": self._settings.batch_jobs, "open": self._settings.batch_jobs}
+
+    def sync_once(self, now_ms: Millis) -> SyncReport:
+        """Run one round. Fenced: another syncer has taken over. One bad job never stops the rest."""
+        self._leader.check()
+        work = _Round(now_ms)
+        self._collect(work)
+        left = self._look_at_all(work, self._names_to_look_at(now_ms))
+        self._write(work, all_of_it=True)
+        self._collect(work)
+        self._tell_what_is_under_way(work)
+        return SyncReport(
+            simple=tuple(work.simple),
+            complex=tuple(work.complex),
+            open=tuple(work.open),
+            quarantined=tuple(sorted(self._quarantined)),
+            failed=tuple(work.failed),
+            left=left,
+        )
+
+    def _names_to_look_at(self, now_ms: Millis) -> list[str]:
+        """Jobs that changed, jobs that were not finished with, and now and then every job out of sync."""
+        changed = self._store.changed_since(self._seen_version)
+        if changed.version < self._seen_version:  # another store than before, or an older copy of it
+            self._settled.clear()
+            self._swept_ms = None
+        # What was heard of is kept until it is settled, so that an error on the way loses nothing.
+        self._due.update(changed.jobs)
+        self._seen_version = changed.version
+        if self._swept_ms is None or not 0 <= now_ms - self._swept_ms < self._settings.sweep_ms:
+            settled = self._settled
+            self._due.update(
+                job.name
+                for job in self._store.overview()
+                if job.has_work or settled.get(job.name) != (job.expected_version, job.running_version)
+            )
+            self._swept_ms = now_ms
+        return sorted(self._due - self._workers.busy() - self._started.keys())
+
+    def _look_at_all(self, work: _Round, names: Sequence[str]) -> int:
+        """Look at jobs until the round's time is over; returns how many are left."""
+        if not names:
+            return 0
+        work.occupied = self._records.occupied()
+        began_ms, limit_ms = self._measure_ms(), self._settings.round_ms
+        # The first few teach the quick look what a release brings.
+        start, end = 0, FIRST_JOBS
+        read = self._read_aside(work, names[start:end])
+        while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
+            # A row that moves after it was read is left out of its batch, however long ago it was read.
+            glances, read = read(), self._read_aside(work, names[end : end + READ_JOBS])
+            self._look(work, names[start:end], glances)
+            start, end = end, end + READ_JOBS
+        return max(0, len(names) - start)
+
+    def _read_aside(
+        self, work: _Round, names: Sequence[str]
+    ) -> Callable[[], Sequence[tuple[Glance, Bodies]]]:
+        free = [name for name in names if name not in work.occupied]
+        return self._aside.start(partial(self._records.glance, free)) if free else tuple
+
+    def _look(self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]) -> None:
+        """Decide for some jobs, and act on it as soon as there is enough for a batch."""
+        closer = self._look_quickly(work, names, glances)
+        records = self._store.load(closer) if closer else {}
+        for name in closer:
+            record = records.get(name)
+            if record is None:
+                self._due.discard(name)
+                continue
+            try:
+                self._decide(work, record)
+            except Fenced:
+                raise
+            except PenstockError as error:
+                work.failed.append((name, str(error)))
+        self._write(work)
+
+    def _look_quickly(
+        self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]
+    ) -> list[str]:
+        """Decide for the many jobs with which there is little to do; returns the others."""
+        closer = set(names)
+        for glance, bodies in glances:
+            quick = self._quick.compare(glance.job, bodies, glance.config)
+            if quick is None:
+                continue
+            closer.discard(glance.job)
+            self._quarantined.discard(glance.job)
+            if quick.difference is not None or glance.synced_version != glance.expected_version:
+                work.commits.append(quick_commit(glance, quick))
+            else:
+                self._settle(work, glance.job, glance.expected_version, glance.version)
+        return sorted(closer)
+
+    def _decide(self, work: _Round, record: JobRecord) -> None:
+        job, quarantine = record.job, record.quarantine
+        self._quarantined.discard(job.name)
+        if record.plan is not None:
+            work.runs.append(job.name)
+            return
+        if record.retirements:
+            work.retiring.add(job.name)
+        if quarantine is not None and quarantine.expected_version >= job.expected_version:
+            self._quarantined.add(job.name)
+            self._settle(work, job.name, job.expected_version, version_of(record))
+            return
+        if quarantine is not None:
+            why = f"expected version {job.expected_version} is newer"
+            self._plans.lift_quarantine(job.name, why, work.now_ms)
+        sync = plan_sync(expected_of(record), None if record.old is None else record.old.view())
+        if isinstance(sync, ComplexSync):
+            work.plans.append((record, sync))
+        elif record.old is not None and (
+            isinstance(sync, SimpleSync) or record.old.expected_version != job.expected_version
+        ):
+            work.commits.append(simple_commit(record, sync))
+            if isinstance(sync, SimpleSync):
+                self._quick.learn(record.layers, sync.target)
+        else:
+            self._settle(work, job.name, job.expected_version, version_of(record))
+
+    def _settle(self, work: _Round, job: str, expected_version: int, running_version: int) -> None:
+        if job in work.retiring:
+            work.runs.append(job)
+        else:
+            self._settled[job] = (expected_version, running_version)
+            self._due.discard(job)
+
+    def _write(self, work: _Round, *, all_of_it: bool = False) -> None:
+        """Write what was decided, in full batches or to the end, and start what is to be carried out."""
+        while self._is_full("simple", work.commits, all_of_it):
+            self._finish_writing(work)
+            if not self._is_full("simple", work.commits, all_of_it):
+                break  # the batch before went well, and a larger one is waited for
+            batch = self._take_batch("simple", work.commits)
+            write = partial(commit_simple, self._leader, batch, now_ms=work.now_ms)
+            work.writing = (batch, self._aside.start(write))
+        if all_of_it:
+            self._finish_writing(work)
+        while self._is_full("open", work.plans, all_of_it):
+            decided = self._take_batch("open", work.plans)
+            open_ = partial(open_plans, self._leader, decided, now_ms=work.now_ms)
+            opened = self._result(work, "open", [record.job.name for record, _ in decided], open_)
+            work.runs += opened.versions
+        for name in work.runs:
+            piece = partial(self._runner.run, name)
+            self._workers.start(name, piece, work.now_ms)
+            self._started[name] = piece
+        work.runs.clear()
+
+    def _finish_writing(self, work: _Round) -> None:
+        """Wait for the batch that is being written, and settle its jobs."""
+        if work.writing is None:
+            return
+        (batch, wait), work.writing = work.writing, None
+        versions = self._result(work, "simple", [item.job for item in batch], wait).versions
+        for item in batch:
+            version = versions.get(item.job)
+            if version is None:
+                continue  # it moved meanwhile: the next round looks again
+            self._settle(work, item.job, item.expected_version, version)
+            if item.is_change:
+                work.simple.append(item.job)
+
+    def _is_full(self, kind: str, items: Sequence[object], all_of_it: bool) -> bool:
+        return len(items) >= (1 if all_of_it else self._batch_jobs[kind])
+
+    def _take_batch(self, kind: str, items: list[Item]) -> list[Item]:
+        batch = items[: self._batch_jobs[kind]]
+        del items[: len(batch)]
+        return batch
+
+    def _result(
+        self, work: _Round, kind: str, jobs: Sequence[str], wait: Callable[[], BatchResult]
+    ) -> BatchResult:
+        """What a transaction wrote; the next one keeps others from writing for a short time only."""
+        try:
+            result = wait()
+        except Fenced:
+            raise
+        except PenstockError as error:
+            work.failed += [(job, str(error)) for job in jobs]
+            # Should one job be the reason, few share its fate.
+            self._batch_jobs[kind] = max(1, self._batch_jobs[kind] // 4)
+            return BatchResult(versions={}, took_ms=0)
+        self._batch_jobs[kind] = plan_batch(
+            self._batch_jobs[kind],
+            written=len(jobs),
+            took_ms=result.took_ms,
+            aim_ms=self._settings.batch_ms,
+            jobs_max=self._settings.batch_jobs_max,
+        )
+        return result
+
+    def _collect(self, work: _Round) -> None:
+        """Hear how far plans have come."""
+        for finished in self._workers.take_finished():
+            self._told.discard(finished.key)
+            if self._started.get(finished.key) is not finished.work:
+                continue  # an earlier term's: the store has what it wrote, and refused what came late
+            del self._started[finished.key]
+            outcome = self._outcome(finished, work.now_ms)
+            if outcome.fenced is not None:
+                raise outcome.fenced
+            work.failed += [(outcome.job, error) for error in outcome.failed]
+            if outcome.is_committed:
+                work.complex.append(outcome.job)
+            if outcome.is_quarantined:
+                self._quarantined.add(outcome.job)
+            # A plan that was dropped leaves the job to be looked at afresh.
+            if outcome.is_open or not (outcome.is_committed or outcome.is_quarantined):
+                work.open[outcome.job] = None
+
+    def _outcome(self, finished: Finished[Outcome], now_ms: Millis) -> Outcome:
+        if finished.result is not None:
+            return finished.result
+        problem = PenstockError(
+            f"the plan of job {finished.key!r} ended in an error that nobody expected",
+            why=f"{type(finished.error).__name__}: {finished.error}",
+            fix="look at the control plane's log, and report it",
+        )
+        return self._runner.fail(finished.key, problem, now_ms)
+
+    def _tell_what_is_under_way(self, work: _Round) -> None:
+        for name in sorted(self._workers.busy() | self._started.keys()):
+            work.open[name] = None
+        for stuck in self._workers.stuck():
+            problem = PenstockError(
+                f"job {stuck.key!r} waits for a call that does not come back",
+                why=f"it began {stuck.for_ms // 1000} s ago, and another one beside it could undo its work",
+                fix="look at the bus and the row store; a new start of the control plane repeats the call",
+            )
+            work.failed.append((stuck.key, str(problem)))
+            if stuck.key not in self._told:
+                self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
+                self._told.add(stuck.key)

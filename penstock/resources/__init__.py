@@ -1,1 +1,0 @@
-"""How much it gets: metrics and the auto scaler (Turbine V)."""

@@ -1,0 +1,159 @@
+"""Resource usage: cpu and memory of tasks and of the engines that drive them (StreamOps Table 1). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
+from penstock.scaling.doctor.patient import Advice, EngineFacts, Finding, NotKnown, Patient, set_command
+
+HIGH, LOW = 0.9, 0.2
+WATCHED_MIN = 30  # minutes before somebody is told that a job has too much
+MEMORY_STEP_MB = 128
+
+
+def task_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Cpu used against cpu reserved, all tasks together."""
+    used = patient.series("cpu")
+    each = patient.config.resources.cpu
+    reserved = each * max(1, patient.task_count)
+    if used is None:
+        yield NotKnown(reason="nobody reports its cpu")
+        return
+    mean, peak = float(used[-15:].mean()), float(used.max())
+    evidence = {"cpu_mean": round(mean, 2), "cpu_peak": round(peak, 2), "cpu_reserved": reserved}
+    if mean >= HIGH * reserved:
+        wanted = ceil(10 * peak / max(1, patient.task_count) * 1.2) / 10
+        yield Finding(
+            name="cpu_high",
+            category="resources",
+            severity="warning",
+            symptom=f"its tasks use {mean:.1f} of {reserved:g} cores",
+            cause="they have as much cpu to do as was reserved, or more",
+            confidence=0.7,
+            evidence=evidence,
+            todo=(
+                Advice(
+                    text="give each task more cpu",
+                    command=set_command(patient.job, "resources.cpu", f"{wanted:g}", "cpu is used up"),
+                ),
+            ),
+        )
+    elif len(used) >= WATCHED_MIN and peak <= LOW * reserved and each > 0.1:
+        wanted = max(0.1, ceil(10 * peak / max(1, patient.task_count) * 2) / 10)
+        yield Finding(
+            name="cpu_low",
+            category="resources",
+            severity="info",
+            symptom=f"its tasks never used more than {peak:.1f} of {reserved:g} cores in {len(used)} minutes",
+            cause="more cpu is reserved than it needs",
+            confidence=0.6,
+            evidence=evidence,
+            todo=(
+                Advice(
+                    text="reserve less",
+                    command=set_command(patient.job, "resources.cpu", f"{wanted:g}", "most of it is unused"),
+                ),
+            ),
+        )
+
+
+def task_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Memory of the largest task against what each has reserved."""
+    used = patient.series("memory_task_mb")
+    reserved = patient.config.resources.memory_mb
+    if used is None:
+        yield NotKnown(reason="nobody reports the memory of its tasks")
+        return
+    peak = float(used.max())
+    evidence = {"memory_peak_mb": round(peak), "memory_mb": reserved}
+    if peak >= HIGH * reserved:
+        yield Finding(
+            name="memory_high",
+            category="resources",
+            severity="warning",
+            symptom=f"a task used {peak:.0f} of {reserved} MB",
+            cause="its memory is nearly used up; above it the task is ended",
+            confidence=0.8,
+            evidence=evidence,
+            todo=more_memory(patient, peak, "reserve more", "nearly used up"),
+        )
+    elif len(used) >= WATCHED_MIN and peak <= LOW * reserved and reserved > 2 * MEMORY_STEP_MB:
+        wanted = max(2 * MEMORY_STEP_MB, ceil(peak * 2 / MEMORY_STEP_MB) * MEMORY_STEP_MB)
+        wanted = max(wanted, ISOLATED_MEMORY_MB_MIN) if patient.config.isolation == "process" else wanted
+        if wanted < reserved:
+            yield Finding(
+                name="memory_low",
+                category="resources",
+                severity="info",
+                symptom=f"no task used more than {peak:.0f} of {reserved} MB in {len(used)} minutes",
+                cause="more memory is reserved than it needs",
+                confidence=0.6,
+                evidence=evidence,
+                todo=(
+                    Advice(
+                        text="reserve less",
+                        command=set_command(
+                            patient.job, "resources.memory_mb", wanted, "most of it is unused"
+                        ),
+                    ),
+                ),
+            )
+
+
+def engine_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Memory of the engine processes, which tasks share."""
+    known = [found for found in patient.engines if found.memory_mb is not None and found.memory_max_mb]
+    if not known:
+        yield NotKnown(reason="nobody reports the memory of its containers' engines")
+        return
+    for engine in known:
+        used, most = engine.memory_mb or 0.0, engine.memory_max_mb or 1.0
+        if used >= HIGH * most:
+            yield _engine(engine, "memory", f"{used:.0f} of {most:.0f} MB", {"used": used, "most": most})
+
+
+def engine_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
+    """Cpu of the engine processes."""
+    known = [found for found in patient.engines if found.cpu is not None and found.cpu_max]
+    if not known:
+        yield NotKnown(reason="nobody reports the cpu of its containers' engines")
+        return
+    for engine in known:
+        used, most = engine.cpu or 0.0, engine.cpu_max or 1.0
+        if used >= HIGH * most:
+            yield _engine(engine, "cpu", f"{used:.1f} of {most:g} cores", {"used": used, "most": most})
+
+
+def more_memory(patient: Patient, peak_mb: float, text: str, why: str) -> tuple[Advice, ...]:
+    """Half as much again as was used or reserved, in whole steps, as far as a container has it."""
+    reserved, most = patient.config.resources.memory_mb, patient.container_memory_mb
+    wanted = ceil(max(peak_mb, reserved) * 1.5 / MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if most is not None and wanted > most:
+        wanted = int(most // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if wanted <= reserved:
+        return (Advice(text=f"no container has more than the {most:.0f} MB it needs: start larger ones"),)
+    return (Advice(text=text, command=set_command(patient.job, "resources.memory_mb", wanted, why)),)
+
+
+def _engine(engine: EngineFacts, what: str, used: str, evidence: dict[str, float]) -> Finding:
+    return Finding(
+        name=f"engine_{what}_high",
+        category="resources",
+        severity="warning",
+        symptom=f"the engine of {engine.container} uses {used}",
+        cause="tasks of several jobs share it, and together they are too many",
+        confidence=0.7,
+        evidence={"container": engine.container, **evidence},
+        todo=(
+            Advice(
+                text="move shards away from it",
+                command=f"penstock container drain {engine.container} --why 'its engine is full'",
+            ),
+            Advice(text="see who uses it", command=f"penstock task ls --container {engine.container}"),
+        ),
+    )
+
+
+RULES = (task_cpu, task_memory, engine_memory, engine_cpu)

@@ -1,0 +1,422 @@
+"""One round of lending: what clusters say, and what is to be done about containers between them. Pure.
+
+Everything is read anew in every round: whoever died after the last step, the next one goes on from the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.clock import Millis
+from penstock.scaling.capacity import Amount
+
+SHORT = 0.05  # a cluster with less than this share free of some kind borrows
+SPARE = 0.3  # one lends, gives back or gives up only what leaves so much free of every kind
+RECLAIM_AFTER_MS: Millis = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A container that may change clusters: it is empty, or can be emptied."""
+
+    name: str
+    size: Amount
+    owner: str  # the cluster it belongs to, wherever it is now
+    can_move: bool = True  # its host listens, and it is not on its way already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRoom:
+    """One cluster: where its containers are, and how much of them is reserved."""
+
+    name: str
+    rooms: tuple[Room, ...]  # those that work for it now, borrowed ones too
+    reserved: Amount
+    is_short: bool = False  # the scaler was refused something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A container works for another cluster from now on."""
+
+    container: str
+    source: str
+    target: str
+    reason: str
+    is_return: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """Containers that nobody needs any more may be taken away."""
+
+    cluster: str
+    containers: tuple[str, ...]
+    reason: str
+
+
+def decide_transfers(clusters: Sequence[ClusterRoom]) -> tuple[Transfer, ...]:
+    """One round of lending and returning; at most one container for each cluster that is short.
+
+    What is lent goes back when its owner is short, or when the borrower does well without it.
+    """
+    state = {cluster.name: cluster for cluster in clusters}
+    moves: list[Transfer] = []
+    for name in sorted(state):
+        _give_back(state, name, moves)
+    for name in sorted(state):
+        if is_short(state[name]):
+            _borrow(state, name, moves)
+    return tuple(moves)
+
+
+def decide_reclaim(
+    cluster: ClusterRoom, *, spare_since_ms: Millis | None, now_ms: Millis, keep: int = 1
+) -> Reclaim | None:
+    """Which of its own containers a cluster can do without, once it could for long enough."""
+    if (
+        spare_since_ms is None
+        or not now_ms - spare_since_ms >= 0
+        or now_ms - spare_since_ms < RECLAIM_AFTER_MS
+    ):
+        return None
+    rooms, gone = list(cluster.rooms), list[str]()
+    for room in sorted(cluster.rooms, key=lambda room: (_weight(room, cluster), room.name), reverse=True):
+        rest = [other for other in rooms if other is not room]
+        if room.owner == cluster.name and len(rest) >= keep and least_free(rest, cluster.reserved) >= SPARE:
+            rooms, gone = rest, [*gone, room.name]
+    if not gone:
+        return None
+    hours = (now_ms - spare_since_ms) / 3_600_000
+    reason = f"spare for {hours:.0f} hours; {least_free(rooms, cluster.reserved):.0%} stay free without them"
+    return Reclaim(cluster=cluster.name, containers=tuple(gone), reason=reason)
+
+
+def has_spare(cluster: ClusterRoom) -> bool:
+    """Whether some container of its own could go: whoever calls remembers since when."""
+    return any(
+        room.owner == cluster.name
+        and len(cluster.rooms) > 1
+        and least_free([other for other in cluster.rooms if other is not room], cluster.reserved) >= SPARE
+        for room in cluster.rooms
+    )
+
+
+def is_short(cluster: ClusterRoom) -> bool:
+    """Whether it needs more than it has."""
+    return cluster.is_short or least_free(cluster.rooms, cluster.reserved) < SHORT
+
+
+def least_free(rooms: Sequence[Room], reserved: Amount) -> float:
+    """The share that is free of the scarcest kind; below 0: more is reserved than there is."""
+    kinds = {kind for room in rooms for kind in room.size} | {kind for kind in reserved if reserved[kind] > 0}
+    shares = []
+    for kind in kinds:
+        total = sum(room.size.get(kind, 0.0) for room in rooms)
+        if total > 0:
+            shares.append(1 - reserved.get(kind, 0.0) / total)
+        elif reserved.get(kind, 0.0) > 0:
+            shares.append(-1.0)
+    return min(shares, default=0.0)
+
+
+def _give_back(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> None:
+    borrower = state[name]
+    for room in sorted(borrower.rooms, key=lambda room: room.name):
+        if room.owner == name or room.owner not in state or not room.can_move:
+            continue
+        rest = [other for other in state[name].rooms if other is not room]
+        # An owner in need comes first, but not at the price of what is reserved here.
+        wanted = is_short(state[room.owner]) and least_free(rest, borrower.reserved) >= 0
+        unneeded = not borrower.is_short and least_free(rest, borrower.reserved) >= SPARE
+        if wanted or unneeded:
+            reason = f"{room.owner} is short itself" if wanted else f"{name} does well without it"
+            _move(state, moves, room, name, room.owner, reason, is_return=True)
+
+
+def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> None:
+    best: tuple[float, str, Room] | None = None
+    for donor in sorted(state):
+        if donor == name or is_short(state[donor]):
+            continue
+        for room in state[donor].rooms:
+            rest = [other for other in state[donor].rooms if other is not room]
+            free = least_free(rest, state[donor].reserved)
+            # Only its own: what is borrowed is not lent on.
+            if (
+                room.owner == donor
+                and room.can_move
+                and rest
+                and free >= SPARE
+                and (best is None or free > best[0])
+            ):
+                best = free, donor, room
+    if best is not None:
+        free, donor, room = best
+        _move(state, moves, room, donor, name, f"{name} is short, and {donor} keeps {free:.0%} free")
+
+
+def _move(
+    state: dict[str, ClusterRoom],
+    moves: list[Transfer],
+    room: Room,
+    source: str,
+    target: str,
+    reason: str,
+    *,
+    is_return: bool = False,
+) -> None:
+    for cluster, rooms in (
+        (source, tuple(other for other in state[source].rooms if other is not room)),
+        (target, (*state[target].rooms, room)),
+    ):
+        old = state[cluster]
+        short = old.is_short and cluster == source  # what it got may be enough
+        state[cluster] = ClusterRoom(name=cluster, rooms=rooms, reserved=old.reserved, is_short=short)
+    moves.append(
+        Transfer(container=room.name, source=source, target=target, reason=reason, is_return=is_return)
+    )
+
+
+def _weight(room: Room, cluster: ClusterRoom) -> float:
+    """How much of the cluster a container is, of the kind it has most of."""
+    totals: Mapping[str, float] = {
+        kind: sum(other.size.get(kind, 0.0) for other in cluster.rooms) for kind in room.size
+    }
+    return max((room.size[kind] / total for kind, total in totals.items() if total > 0), default=0.0)
+
+
+LEAVING = frozenset({"asked", "draining", "ordered"})
+# For how long a step may take before the container stays where it is.
+STEP_S: Mapping[str, float] = {"asked": 60.0, "draining": 900.0, "ordered": 120.0}
+ARRIVE_S = 180.0  # so long one that went may take to come
+REFUSED_S = 3600.0  # one that could not go is left alone for so long
+SETTLE_S = 180.0  # so soon after one came it is not known yet whether more are needed
+STAYS_S = 600.0  # and so soon it does not go back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSeen:
+    """A container as its cluster tells of it."""
+
+    name: str
+    is_live: bool
+    takes_shards: bool
+    size: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoanSeen:
+    """Its record there."""
+
+    container: str
+    state: str
+    owner: str
+    peer: str
+    refused_by: str
+    age_s: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSeen:
+    """One cluster, as it answered."""
+
+    name: str
+    url: str
+    containers: tuple[ContainerSeen, ...]
+    loans: Mapping[str, LoanSeen]
+    reserved: Amount
+    is_short: bool
+    boundless: tuple[str, ...] = ()  # containers that do not say what they have
+
+    def is_live(self, container: str) -> bool:
+        """Whether it works here."""
+        return any(found.name == container and found.is_live for found in self.containers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """A container stays where it is: its way took too long."""
+
+    cluster: str
+    container: str
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """A cluster waits for a container, or counts on one, that is not there."""
+
+    cluster: str
+    container: str
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendingPlan:
+    """What is to be done, and what cannot be, with the reason."""
+
+    keeps: tuple[Keep, ...] = ()
+    forgets: tuple[Forget, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by cluster or container
+
+
+def read_cluster(
+    name: str,
+    url: str,
+    *,
+    containers: Sequence[Mapping[str, Any]],
+    loans: Sequence[Mapping[str, Any]],
+    capacity: Mapping[str, Any],
+) -> ClusterSeen:
+    """What a cluster answered, as facts."""
+    return ClusterSeen(
+        name=name,
+        url=url,
+        containers=tuple(
+            ContainerSeen(
+                name=row["name"],
+                is_live=row["state"] == "live",
+                takes_shards=not (row["cordoned"] or row["draining"]),
+                size={kind: amount for kind, amount in row["capacity"].items() if amount > 0},
+            )
+            for row in containers
+        ),
+        loans={
+            row["container"]: LoanSeen(**{field: row[field] for field in LoanSeen.__slots__}) for row in loans
+        },
+        reserved={row["kind"]: row["reserved"] for row in capacity["kinds"] if row["reserved"] > 0},
+        is_short=bool(capacity["short_of"] or capacity["refused"] or capacity["stopped"]),
+        boundless=tuple(capacity["boundless"]),
+    )
+
+
+def decide_round(clusters: Sequence[ClusterSeen]) -> LendingPlan:
+    """What is to be done now."""
+    seen = {cluster.name: cluster for cluster in clusters}
+    keeps, forgets, left_out = _overdue(seen), _stale(seen), dict[str, str]()
+    rooms, moving = _rooms(seen), _moving(seen)
+    names = [room.name for found in rooms.values() for room in found]
+    told: list[ClusterRoom] = []
+    for name, cluster in seen.items():
+        if cluster.boundless:
+            left_out[name] = f"{', '.join(cluster.boundless)} do not say what they have: it is not limited"
+            continue
+        there = [_unless_twice(room, names, left_out) for room in (*rooms[name], *moving.get(name, ()))]
+        reserved = _limited(cluster.reserved, there, seen.values())
+        is_short = cluster.is_short and name not in moving and not _just_got(cluster)
+        if there or reserved:
+            told.append(ClusterRoom(name=name, rooms=tuple(there), reserved=reserved, is_short=is_short))
+        else:
+            left_out[name] = "it has no containers and needs none"
+    return LendingPlan(keeps=keeps, forgets=forgets, transfers=decide_transfers(told), left_out=left_out)
+
+
+def cluster_room(cluster: ClusterSeen) -> ClusterRoom:
+    """One cluster with what works for it and stays; nothing of one that is not limited."""
+    rooms = [] if cluster.boundless else _rooms({cluster.name: cluster})[cluster.name]
+    reserved = _limited(cluster.reserved, rooms, [cluster])
+    return ClusterRoom(name=cluster.name, rooms=tuple(rooms), reserved=reserved, is_short=cluster.is_short)
+
+
+def _just_got(cluster: ClusterSeen) -> bool:
+    return any(
+        loan.state == "here" and loan.owner and loan.age_s < SETTLE_S for loan in cluster.loans.values()
+    )
+
+
+def _overdue(seen: Mapping[str, ClusterSeen]) -> tuple[Keep, ...]:
+    return tuple(
+        Keep(
+            cluster=name,
+            container=loan.container,
+            version=loan.version,
+            reason=f"{loan.state} for {loan.age_s:.0f} s on its way to {loan.peer}",
+        )
+        for name, cluster in seen.items()
+        for loan in cluster.loans.values()
+        if loan.age_s >= STEP_S.get(loan.state, float("inf"))
+    )
+
+
+def _stale(seen: Mapping[str, ClusterSeen]) -> tuple[Forget, ...]:
+    found = []
+    for name, cluster in seen.items():
+        for loan in cluster.loans.values():
+            reason = ""
+            if loan.state == "expected" and loan.age_s >= ARRIVE_S and not _comes(seen, loan, name):
+                reason = f"it did not come from {loan.peer} within {ARRIVE_S:.0f} s"
+            elif loan.state == "here" and loan.owner and not cluster.is_live(loan.container):
+                owner = seen.get(loan.owner)
+                if owner is not None and owner.is_live(loan.container):
+                    reason = f"it works for {loan.owner} again"
+            if reason:
+                forget = Forget(cluster=name, container=loan.container, version=loan.version, reason=reason)
+                found.append(forget)
+    return tuple(found)
+
+
+def _comes(seen: Mapping[str, ClusterSeen], loan: LoanSeen, target: str) -> bool:
+    """Whether its lender still has it on its way here; one that does not answer may."""
+    lender = seen.get(loan.peer)
+    if lender is None:
+        return True
+    theirs = lender.loans.get(loan.container)
+    return theirs is not None and theirs.state in LEAVING and theirs.peer == target
+
+
+def _rooms(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
+    """By cluster: the containers that work for it and stay."""
+    found: dict[str, list[Room]] = {name: [] for name in seen}
+    for name, cluster in seen.items():
+        for container in cluster.containers:
+            loan = cluster.loans.get(container.name)
+            if not container.is_live or not container.takes_shards or not container.size:
+                continue
+            if loan is not None and loan.state in LEAVING and loan.peer in seen:
+                continue
+            was_refused = loan is not None and bool(loan.refused_by) and loan.age_s < REFUSED_S
+            is_new = loan is not None and bool(loan.owner) and loan.age_s < STAYS_S
+            can_move = loan is not None and loan.state == "here" and not was_refused and not is_new
+            owner = name if loan is None else loan.owner or name
+            found[name].append(Room(name=container.name, size=container.size, owner=owner, can_move=can_move))
+    return found
+
+
+def _moving(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
+    """By cluster: those on their way to it; what is coming is not asked for twice."""
+    found: dict[str, list[Room]] = {}
+    for name, cluster in seen.items():
+        sizes = {container.name: container.size for container in cluster.containers}
+        for loan in cluster.loans.values():
+            target = seen.get(loan.peer)
+            if target is None or target.is_live(loan.container):
+                continue
+            theirs = target.loans.get(loan.container)
+            is_coming = theirs is not None and theirs.state == "expected" and theirs.age_s < ARRIVE_S
+            if loan.state in LEAVING or (loan.state == "gone" and is_coming):
+                size = sizes.get(loan.container, {})
+                room = Room(name=loan.container, size=size, owner=loan.owner or name, can_move=False)
+                found.setdefault(loan.peer, []).append(room)
+    return found
+
+
+def _unless_twice(room: Room, names: Sequence[str], left_out: dict[str, str]) -> Room:
+    if names.count(room.name) < 2:
+        return room
+    left_out[room.name] = "several clusters have a container of this name: it stays where it is"
+    return Room(name=room.name, size=room.size, owner=room.owner, can_move=False)
+
+
+def _limited(reserved: Amount, rooms: Sequence[Room], clusters: Iterable[ClusterSeen]) -> dict[str, float]:
+    """What is reserved of kinds that somebody has: others are not limited."""
+    kinds = {kind for room in rooms for kind in room.size} or {
+        kind for cluster in clusters for found in cluster.containers for kind in found.size
+    }
+    return {kind: amount for kind, amount in reserved.items() if kind in kinds}

@@ -1,0 +1,1 @@
+"""What jobs did, minute by minute: recorded, kept for 14 days, retrieved."""

@@ -1,0 +1,1 @@
+"""Control policies: detect, diagnose, resolve; run in rounds, one decision applied (StreamOps)."""

@@ -1,0 +1,1 @@
+"""The auto scaler's decisions, in three generations (Turbine V)."""

@@ -1,0 +1,145 @@
+"""Which larger shape a job gets: vertical first, then horizontal, within limits and what is left. Pure.
+
+Constraints come last and in one place, and the result is always legal. What does not fit in what is left is
+tried in smaller steps before it is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from penstock.scaling.scaler.estimators import Needs, task_resources, vertical_limit
+from penstock.scaling.scaler.observation import (
+    KINDS,
+    TINY,
+    JobFacts,
+    Remaining,
+    Settings,
+    Shape,
+    align,
+    next_below,
+    parallel,
+    share_of_busiest,
+    tasks_for,
+    threads_for,
+)
+
+
+def task_range(job: JobFacts) -> tuple[int, int]:
+    """The fewest and the most tasks the job may have: never more than it has partitions."""
+    most = job.limits.task_count_max
+    if job.partitions > 0:
+        most = min(most, job.partitions)
+    return min(max(1, job.limits.task_count_min), most), most
+
+
+def threads_limit(job: JobFacts, settings: Settings) -> int:
+    """How many threads a task may have: as many as a fifth of a container has cores for."""
+    now = job.shape.task
+    cores = (
+        vertical_limit(job.limits.container, settings).cpu / (now.cpu / now.threads) if now.cpu > 0 else inf
+    )
+    return max(now.threads, int(min(job.limits.threads_max, cores + TINY)))
+
+
+def grown(job: JobFacts, settings: Settings, wanted: float) -> tuple[int, int, tuple[str, ...]]:
+    """Tasks and threads that work as `wanted` threads, and the bounds that kept them below that."""
+    n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
+    most_threads = threads_limit(job, settings)
+    _, most_tasks = task_range(job)
+    threads = threads_for(wanted, task_count=n, partitions=partitions)
+    if threads is not None and threads <= most_threads:
+        return n, max(k, threads), ()
+    tasks = tasks_for(wanted, threads=most_threads, partitions=partitions) if wanted < inf else None
+    bounds: tuple[str, ...] = ("vertical limit",) if job.limits.threads_max > most_threads else ()
+    if tasks is None or tasks > most_tasks:
+        bounds += (bound_of_tasks(job),)
+        tasks = max(n, align(most_tasks, partitions))
+    threads = threads_for(wanted, task_count=tasks, partitions=partitions) if wanted < inf else None
+    return tasks, max(k, min(most_threads, threads or most_threads)), bounds
+
+
+def bound_of_tasks(job: JobFacts) -> str:
+    """What limits the number of tasks."""
+    limits = job.limits
+    if 0 < job.partitions <= limits.task_count_max:
+        return f"{job.partitions} partitions"
+    return f"{limits.set_by + ' ' if limits.set_by else ''}limit of {limits.task_count_max} tasks"
+
+
+def tasks_for_memory(needs: Needs, job: JobFacts, settings: Settings, at_least: int) -> int | None:
+    """The fewest tasks, not below `at_least`, whose part of the state fits a task; None: no number does."""
+    limit = max(vertical_limit(job.limits.container, settings).memory_mb, job.shape.task.memory_mb)
+    room = limit / settings.headroom - needs.memory_fixed_mb
+    share = share_of_busiest(at_least, job.partitions)
+    if not needs.memory_split_mb * share > room:  # NaN: not known, nothing to hold it against
+        return at_least
+    if room <= 0:
+        return None
+    tasks = tasks_for(needs.memory_split_mb / room, threads=1, partitions=job.partitions)
+    return None if tasks is None or tasks > task_range(job)[1] else max(tasks, at_least)
+
+
+def fits(job: JobFacts, shape: Shape, remaining: Remaining) -> str:
+    """Which resource there is not enough of for a shape; "" if it fits."""
+    for kind in KINDS:
+        more = shape.total(kind) - job.shape.total(kind)
+        if more > 0 and not more <= getattr(remaining.room, kind) + TINY:  # what is not known is not left
+            return kind
+    return ""
+
+
+def with_memory_floor(shape: Shape, job: JobFacts, settings: Settings, floor_mb: float) -> Shape:
+    """The same shape with at least so much memory per task, up to the vertical limit."""
+    limit = max(vertical_limit(job.limits.container, settings).memory_mb, job.shape.task.memory_mb)
+    memory = max(shape.task.memory_mb, min(floor_mb, limit))
+    return (
+        shape
+        if memory == shape.task.memory_mb
+        else replace(shape, task=replace(shape.task, memory_mb=memory))
+    )
+
+
+def fitting_step(
+    job: JobFacts,
+    settings: Settings,
+    needs: Needs,
+    remaining: Remaining,
+    *,
+    tasks: int,
+    threads: int,
+    memory_floor_mb: float = 0.0,
+) -> tuple[Shape | None, str]:
+    """The largest step towards so many tasks and threads that fits what is left, and what was short of."""
+    now = parallel(job.shape.task_count, job.shape.task.threads, job.partitions)
+    short = ""
+    best: Shape | None = None
+    best_slots = now
+    for n, k in _steps(job, tasks, threads):
+        slots = parallel(n, k, job.partitions)
+        if slots <= best_slots:
+            continue
+        given = task_resources(needs, job, settings, task_count=n, threads=k, may_shrink=False)
+        shape = with_memory_floor(Shape(task_count=n, task=given), job, settings, memory_floor_mb)
+        missing = fits(job, shape, remaining)
+        if not missing:
+            best, best_slots = shape, slots
+            if not short:
+                break  # what was wanted fits
+        elif not short:
+            short = missing
+    return best, short
+
+
+def _steps(job: JobFacts, tasks: int, threads: int) -> Iterator[tuple[int, int]]:
+    """What was wanted first, then smaller: fewer tasks of that size, fewer of the size now, fewer threads."""
+    now = job.shape
+    for k in dict.fromkeys((threads, now.task.threads)):
+        n = tasks
+        while n > now.task_count:
+            yield n, k
+            n = next_below(n, job.partitions)
+    for k in range(threads, now.task.threads, -1):
+        yield now.task_count, k

@@ -1,0 +1,284 @@
+"""What the scaler decides on, from what a job's config, its metrics and its memory say. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from penstock.core.clock import Millis
+from penstock.fleet.messages import TaskReport
+from penstock.jobs.config import JobConfig, ScalerSettings
+from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame, NoFrame, Points
+from penstock.scaling.metrics.minutes import MinuteBook
+from penstock.scaling.scaler.estimators import join_facts
+from penstock.scaling.scaler.load import STAGING_MIN
+from penstock.scaling.scaler.observation import (
+    DAY_MIN,
+    KINDS,
+    JobFacts,
+    Limits,
+    Observation,
+    Remaining,
+    Room,
+    ScalerMemory,
+    Settings,
+    Shape,
+    State,
+    TaskResources,
+    with_mapping,
+)
+from penstock.scaling.scaler.rebalance import can_rebalance, loads_of
+from penstock.scaling.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED
+
+# Where a container says how much it has, a task may grow to a fifth of it (V-E); else it keeps one thread.
+THREADS_MAX = 64
+STALE_STEPS = 4
+JOIN_MORE_MIN = 30  # beyond its window: for disorder and lag
+_OWN = ("generation", "recovery_s", "target", "up_at", "history_hours")
+_STATES: Mapping[str, State] = {"join": "join"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalableJob:
+    """A job as the scaler sees it."""
+
+    name: str
+    birth: str
+    pipeline: str
+    expected_version: int
+    generation: int
+    task_count: int
+    mapping: tuple[int, ...] = ()  # by partition, the task that reads it; none: not known
+    is_settled: bool  # runs, with no plan open and nothing held
+    config: JobConfig  # what runs
+    layer: Mapping[str, Any] = field(default_factory=dict)  # what the scaler layer says
+    oncall: frozenset[str] = frozenset()  # paths that a person has set: then they are theirs
+    created_ms: Millis = 0
+    changed_ms: Millis = 0  # its running config was last changed then
+    updated_ms: Millis | None = None  # its owner changed it then, after it was made
+
+    @property
+    def shape(self) -> Shape:
+        """Its tasks as they run."""
+        resources = self.config.resources
+        task = TaskResources(
+            threads=self.config.threads, **{kind: float(getattr(resources, kind)) for kind in KINDS}
+        )
+        shape = Shape(task_count=self.task_count, task=task)
+        return with_mapping(shape, self.mapping) if self.mapping else shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one container has, and what is left of all; infinite where nobody set a limit."""
+
+    container: Room = field(default_factory=Room)
+    remaining: Room = field(default_factory=Room)
+    privileged_only: bool = False
+
+
+@lru_cache(maxsize=1024)
+def settings_of(given: ScalerSettings) -> Settings:
+    """The scaler's settings for a job."""
+    own = {name: getattr(given, name) for name in _OWN}
+    quiet: dict[str, Any] = {}
+    if given.quiet_s is not None:
+        minutes = min(14 * DAY_MIN, max(1, ceil(given.quiet_s / 60)))
+        quiet = {"down_after_min": minutes, "reactive_quiet_min": minutes}
+    return Settings(settle_min=min(60, ceil(given.settle_s / 60)), **quiet, **own)
+
+
+@lru_cache(maxsize=1024)
+def _in_steps(settings: Settings, settle_s: float, step_ms: int) -> Settings:
+    """The same where a "minute" is a step of seconds."""
+    return replace(settings, settle_min=min(60, ceil(settle_s * 1000 / step_ms)), stale_min=STALE_STEPS)
+
+
+def minutes_needed(settings: Settings) -> int:
+    """How much of the past a decision may look at, the 14 days apart."""
+    quiet = settings.reactive_quiet_min if settings.generation == "reactive" else settings.down_after_min
+    return min(14 * DAY_MIN, max(2 * STAGING_MIN, quiet + settings.window_min))
+
+
+def minutes_of(job: ScalableJob) -> int:
+    """The same for one job: a join is looked at for as long as it keeps records, up to a day."""
+    needed, join = minutes_needed(settings_of(job.config.scaler)), join_facts(job.config, job.created_ms)
+    return needed if join is None else max(needed, min(DAY_MIN, ceil(join.window_s / 60) + JOIN_MORE_MIN))
+
+
+def observe(
+    job: ScalableJob,
+    frame: Frame | NoFrame,
+    memory: ScalerMemory,
+    capacity: Capacity,
+    reports: Sequence[TaskReport] = (),
+    *,
+    now_ms: Millis,
+) -> Observation:
+    """A job by its minutes; by partition, as its tasks say now."""
+    config = job.config
+    updated = job.updated_ms
+    by_partition = loads_of(reports, job.mapping, generation=job.generation)
+    facts = JobFacts(
+        name=job.name,
+        shape=job.shape,
+        limits=_limits(job, capacity.container),
+        partitions=config.partitions,
+        priority=config.priority,
+        is_privileged=config.privileged,
+        slo_lag_s=config.slo.lag_s,
+        state=_state(config),
+        join=join_facts(config, job.created_ms),
+        restart_s=memory.restart_s,
+        changed_minute=job.changed_ms // MINUTE_MS,
+        updated_minute=None if updated is None else updated // MINUTE_MS,
+        is_changing=not job.is_settled,
+        can_rebalance=can_rebalance(config.partitions, job.task_count, by_partition),
+    )
+    return Observation(
+        job=facts,
+        frame=_with_read_limit(frame, config, job.task_count),
+        now_ms=now_ms,
+        footprint=memory.footprint,
+        remaining=Remaining(room=capacity.remaining, privileged_only=capacity.privileged_only),
+        past=memory.past,
+        settings=settings_of(config.scaler),
+        by_partition=by_partition,
+    )
+
+
+def hasten(observation: Observation, frame: Frame, job: ScalableJob) -> Observation:
+    """The same job by its seconds: nothing is judged; what is remembered or was updated counts as of now."""
+    settings, facts, now_minute = observation.settings, observation.job, observation.now_ms // MINUTE_MS
+    step = observation.now_ms // frame.step_ms
+    updated = facts.updated_minute
+    is_updated = updated is not None and 0 <= now_minute - updated <= settings.update_recent_min
+    footprint = observation.footprint
+    learnt = footprint.thread_rate_minute
+    if updated is not None and (learnt is None or learnt < updated):
+        footprint = replace(footprint, thread_rate=None)
+    past = tuple(
+        replace(action, at_minute=step, judged_minute=step)
+        for action in observation.past
+        if action.judged_minute is not None
+        and action.outcome == "ineffective"
+        and 0 <= now_minute - action.judged_minute <= settings.remember_min
+        and (updated is None or updated < action.at_minute)
+    )
+    return replace(
+        observation,
+        job=replace(
+            facts,
+            changed_minute=job.changed_ms // frame.step_ms,
+            updated_minute=step - 1 if is_updated else None,
+        ),
+        frame=_with_read_limit(frame, job.config, job.task_count),
+        footprint=replace(footprint, thread_rate_minute=step),
+        past=past,
+        settings=_in_steps(settings, job.config.scaler.settle_s, frame.step_ms),
+    )
+
+
+def _limits(job: ScalableJob, container: Room) -> Limits:
+    config = job.config
+    has_threads = config.isolation == "process" and container.cpu < inf
+    return Limits(
+        task_count_min=config.scaler.task_count_min,
+        task_count_max=config.task_count_max,
+        threads_max=max(THREADS_MAX if has_threads else 1, config.threads),
+        container=container,
+        set_by="oncall" if "task_count_max" in job.oncall else "",
+    )
+
+
+def _state(config: JobConfig) -> State:
+    if config.kind == "stateless":
+        return "none"
+    operator = config.computation.get("operator")
+    return "other" if operator is None else _STATES.get(operator, "aggregation")
+
+
+def _with_read_limit(frame: Frame | NoFrame, config: JobConfig, task_count: int) -> Frame | NoFrame:
+    """A task that reads as much per trigger as it may is busy, however fast it is done with it."""
+    trigger_ms = config.trigger_ms
+    if isinstance(frame, NoFrame) or trigger_ms <= 0:
+        return frame
+    most = config.batch_rows_max * 1000 / trigger_ms * task_count
+    values = frame.values
+    if "busy_mean" not in values or "processed_rate" not in values:
+        return frame
+    reading = np.minimum(values["processed_rate"] / most, 1.0)
+    if not (reading > values["busy_mean"]).any():
+        return frame
+    return replace(frame, values={**values, "busy_mean": np.maximum(values["busy_mean"], reading)})
+
+
+STEPS = 6
+_ORDER = list(METRICS)
+_RATES = [_ORDER.index(name) for name in METRICS_REQUIRED]
+_NAMES = (*METRICS_REQUIRED, *METRICS_OPTIONAL)
+_COLUMNS = [_ORDER.index(name) for name in _NAMES]
+
+
+@dataclass(slots=True)
+class _Steps:
+    generation: int
+    last: int = -1
+    rows: deque[Points] = field(default_factory=lambda: deque(maxlen=STEPS))
+
+
+class SecondsBook:
+    """The last steps of the jobs that are watched. Requires: looks come one after another."""
+
+    def __init__(self, heartbeat_ms: Millis) -> None:
+        self.step_ms = 2 * heartbeat_ms
+        self._book = MinuteBook(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
+        self._steps: dict[str, _Steps] = {}
+
+    def observe(
+        self,
+        now_ms: Millis,
+        watched: Mapping[str, tuple[int, int]],
+        reports: Mapping[str, Sequence[TaskReport]],
+    ) -> None:
+        """One look at the jobs that are watched: by job, its generation and number of tasks."""
+        ended = self._book.observe(now_ms, watched, reports)
+        if ended is not None:
+            for name, row in zip(ended.jobs, ended.values, strict=True):
+                self._put(name, ended.minute, row)
+        # Only now: the step that ended was still of what was watched before.
+        for gone in self._steps.keys() - watched.keys():
+            del self._steps[gone]
+        for name, (generation, _) in watched.items():
+            found = self._steps.get(name)
+            if found is None or found.generation != generation:
+                self._steps[name] = _Steps(generation)
+
+    def _put(self, job: str, step: int, row: Points) -> None:
+        steps = self._steps.get(job)
+        if steps is None:
+            return
+        if steps.last >= 0 and not 0 < step - steps.last <= STEPS:
+            steps.rows.clear()  # what was seen before a gap and after it is not one stretch
+        if not np.isnan(row[_RATES]).any():
+            steps.last = step
+            steps.rows.append(row)
+
+    def frame(self, job: str) -> Frame | NoFrame:
+        """The last seconds of a job, or why they say nothing."""
+        steps = self._steps.get(job)
+        if steps is None or not steps.rows:
+            return NoFrame(job=job, reason="not seen for long enough")
+        columns = np.array(steps.rows).T[_COLUMNS]
+        return Frame(
+            job=job,
+            first_minute=steps.last - len(steps.rows) + 1,
+            values=dict(zip(_NAMES, columns, strict=True)),
+            step_ms=self.step_ms,
+        )

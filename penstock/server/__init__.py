@@ -1,0 +1,1 @@
+"""The HTTP API: server workers, what routes use, and who may call them."""

@@ -1,0 +1,126 @@
+"""The HTTP API, `/api/v1`: thin. Each route names its verb, calls one service, answers JSON or problem+json.
+
+Most routes are plain functions, which run in threads beside the event loop. Every process that serves the API
+builds all of it; what differs is who serves the routes of `add_control_routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
+
+from penstock.server.answers import answer_problems
+from penstock.server.events import EventHub
+from penstock.server.limits import LimitBodies
+from penstock.server.pages import add_watermark_routes
+from penstock.server.pass_on import passing_on
+from penstock.server.replies import describe_problems
+from penstock.server.routes.admin import add_layer_kind_routes, add_token_routes
+from penstock.server.routes.alarms import add_alarm_reads, add_alarm_writes
+from penstock.server.routes.containers import ListWatch, add_container_routes
+from penstock.server.routes.doctor import add_doctor_routes
+from penstock.server.routes.fleet import Fleet, add_fleet_orders, add_fleet_reads
+from penstock.server.routes.jobs import add_job_routes
+from penstock.server.routes.layers import add_layer_routes
+from penstock.server.routes.lending import add_lending_routes
+from penstock.server.routes.policies import add_decision_routes, add_policy_routes
+from penstock.server.routes.state import add_kept_routes
+from penstock.server.routes.status import (
+    Dashboard,
+    add_event_route,
+    add_metric_routes,
+    add_state_routes,
+    add_status_route,
+)
+from penstock.server.routes.streams import add_pipeline_routes, add_stream_routes
+from penstock.server.security import CheckOrigin, Guard, RateLimit, TurnAwayStrangers
+from penstock.server.services import Control, Services
+from penstock.server.serving import OPEN_ROUTES, PREFIX, STREAMED
+
+
+class _Api(FastAPI):
+    """FastAPI's application, whose routes name the one form of all refusals instead of carrying it."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            describe_problems(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def build_api(
+    services: Services,
+    *,
+    pass_on: ASGIApp | None = None,
+    rate: RateLimit | None = None,
+    hub: EventHub | None = None,
+    names: Iterable[str] = (),
+    any_address: bool = False,
+) -> FastAPI:
+    """The API in one process; `names` are what callers may call its host besides loopback.
+
+    `pass_on` serves the routes that need the memory of the process that holds the leases. Requires without
+    it: `services` is a `Control`, which serves them here.
+    """
+    app = _Api(
+        title="Penstock",
+        version="1",
+        openapi_url=None,  # our own route, behind a verb
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    guard = Guard(services.tokens, services.clock, rate or RateLimit())
+    hub = hub or EventHub(services.journal)
+    app.state.events, app.state.waited_for = hub, [hub]
+    router = app.router
+    router.prefix = PREFIX
+    add_job_routes(router, services, guard, PREFIX)
+    add_layer_routes(router, services, guard)
+    add_state_routes(app, router, services, guard)
+    add_event_route(router, hub, guard)
+    add_pipeline_routes(router, services, guard)
+    add_stream_routes(router, services, guard, PREFIX)
+    add_watermark_routes(router, services, guard)
+    add_metric_routes(router, services, guard)
+    add_kept_routes(router, services, guard)
+    add_decision_routes(router, services, guard)
+    add_layer_kind_routes(router, services, guard)
+    add_token_routes(router, services, guard)
+    control = APIRouter(prefix=PREFIX, route_class=APIRoute if pass_on is None else passing_on(pass_on))
+    app.state.waited_for.append(add_control_routes(control, cast(Control, services), guard))
+    router.routes += control.routes
+    for route in router.routes:
+        # Deny by default: forgetting the verb is found when the program starts, not by a stranger.
+        assert isinstance(route, APIRoute)
+        assert guard.verb_of(route) or route.path in OPEN_ROUTES, f"{route.path} names no verb"
+    app.add_middleware(LimitBodies, streamed=STREAMED)
+    app.add_middleware(TurnAwayStrangers, prefix=PREFIX, tokens=services.tokens, clock=services.clock)
+    app.add_middleware(Dashboard)
+    app.add_middleware(CheckOrigin, names=tuple(names), any_address=any_address)
+    answer_problems(app)
+    return app
+
+
+def add_control_routes(router: APIRouter, control: Control, guard: Guard) -> ListWatch:
+    """The routes that need the Shard Manager, the task list in memory, the scaler, policies or alarms.
+
+    In a worker they are only described: `control` is used when one is called.
+    """
+    lists = ListWatch(lambda: control.task_service.version())
+    add_container_routes(router, control, guard, lists)
+    fleet = Fleet(control)
+    add_fleet_reads(router, fleet, guard)
+    add_fleet_orders(router, control, fleet, guard)
+    add_lending_routes(router, control, guard)
+    add_status_route(router, control, guard)
+    add_alarm_reads(router, control, guard)
+    add_alarm_writes(router, control, guard)
+    add_policy_routes(router, control, guard)
+    add_doctor_routes(router, control, guard)
+    return lists

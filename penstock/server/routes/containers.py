@@ -1,0 +1,253 @@
+"""Routes that containers use, and what people ask about containers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Query, Request, Response
+
+from penstock.core.errors import ConfigError, NotFound, PenstockError, VersionConflict
+from penstock.db.tokens import Caller
+from penstock.fleet.messages import Heartbeat, HeartbeatReply
+from penstock.server import bodies, replies
+from penstock.server.answers import answer
+from penstock.server.bodies import INT_MAX, LINE_MAX, IfOther, Name, Version
+from penstock.server.limits import check_json
+from penstock.server.pools import BEATS, LONG, Together
+from penstock.server.replies import problems
+from penstock.server.routes import fleet as fleet_routes
+from penstock.server.security import Guard
+from penstock.server.services import Control
+
+JSON = "application/json"
+AT_ONCE = 64  # heartbeats in one transaction
+NUL = b"\\u0000"  # escaped
+UNCHANGED: replies.Responses = {304: {"description": "The list has the version that was named"}}
+
+
+def add_container_routes(router: APIRouter, plane: Control, guard: Guard, lists: ListWatch) -> None:
+    """Registration, heartbeats, the task list, logs."""
+    # A fleet of 2,000 containers sends 200 heartbeats a second: those that come together share a transaction.
+    beats = Together(BEATS, partial(answer_beats, plane), at_once=AT_ONCE)
+
+    @router.post(
+        "/containers/{name}/register", response_model=replies.Registered, responses=problems(409, 507)
+    )
+    @BEATS
+    def register_container(
+        name: Name, body: bodies.Register, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """Announce a container's new life."""
+        plane.register_container(name, body.incarnation, folder_id=body.folder_id)
+        return answer({"container": name})
+
+    @router.post(
+        "/containers/{name}/beat",
+        response_model=replies.BeatReply,
+        responses=problems(404, 409, 507),
+        openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": BEAT_SCHEMA}}}},
+    )
+    async def beat(name: Name, request: Request, caller: Caller = guard.allow("container.beat")) -> Response:
+        """A heartbeat, answered with what the container should know and do."""
+        heartbeat = read_beat(await request.body(), request.headers.get("content-type", ""))
+        if heartbeat.container != name:
+            raise ConfigError(
+                f"this is not a heartbeat of {name!r}",
+                why=f"it says that it is of {heartbeat.container!r}",
+                fix="send it to its own address",
+            )
+        plane.on_beat_arrival(heartbeat)
+        return answer(await beats.ask(heartbeat))
+
+    @router.post("/containers/{name}/dead", response_model=fleet_routes.Buried, responses=problems(507))
+    @BEATS
+    def container_dead(
+        name: Name, body: bodies.Dead, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """Its host saw it end and has cleared up: its shards move at once."""
+        return answer({"is_news": plane.on_container_dead(name, body.folder_id)})
+
+    @router.get("/installation", response_model=fleet_routes.Installation, responses=problems())
+    @BEATS
+    def installation(caller: Caller = guard.allow("container.beat")) -> Response:
+        """What a container must know to join: heartbeat times, and where streams, state and store are."""
+        return answer(plane.installation() | {"container": caller.container})
+
+    @router.get("/tasks", response_model=replies.TaskList, responses=UNCHANGED | problems())
+    async def task_list(
+        caller: Caller = guard.allow("task.read"),
+        since: Version = None,
+        if_none_match: IfOther = None,
+        wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0,
+    ) -> Response:
+        """The task list, or what changed in it since a version; its version is its ETag. With `wait_s` one
+        that has not changed is answered when it does, or after so long.
+        """
+        if if_none_match is not None:
+            known = if_none_match.strip('"')
+            version = await BEATS.run(plane.task_service.version)
+            if known == str(version) and wait_s:
+                await lists.newer_than(version, wait_s)
+                version = await BEATS.run(plane.task_service.version)
+            if known == str(version):
+                return Response(status_code=304, headers={"ETag": if_none_match})
+        version, found = await BEATS.run(plane.task_list, since)
+        return answer(found, version=version)
+
+    @router.get("/containers/{name}/log", response_model=replies.LogText, responses=problems(404))
+    @LONG
+    def container_log(
+        name: Name,
+        caller: Caller = guard.allow("log.read"),
+        lines: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    ) -> Response:
+        """The end of a container's log."""
+        return answer({"text": _log_of(plane, name, lines)})
+
+
+def _log_of(plane: Control, name: str, lines: int) -> str:
+    """The end of a container's log, if it runs on this host."""
+    known = {row.name for row in plane.fleet.containers()}
+    path = plane.settings.folder / "containers" / name / "engine.log"
+    if name not in known or not path.exists():
+        raise NotFound(
+            f"no log of a container {name!r} here",
+            why=f"containers known: {', '.join(sorted(known)) or 'none'}",
+            fix="look at `penstock status` for their names",
+        )
+    with path.open("rb") as file:
+        with contextlib.suppress(OSError):
+            file.seek(-512 * 1024, 2)
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def answer_beats(plane: Control, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
+    """The replies to heartbeats that came together."""
+    try:
+        return plane.answer_beats(beats)
+    except VersionConflict:
+        # One of them says what does not fit: that is no reason to leave the others without an answer.
+        return [reply for beat in beats for reply in plane.answer_beats([beat])]
+
+
+def read_beat(body: bytes, content_type: str) -> Heartbeat:
+    """A heartbeat, exactly as its class declares it: anything else is a damaged or foreign message."""
+    try:
+        if content_type.partition(";")[0].strip().lower() != JSON:
+            raise ValueError(f"its content type is {content_type[:100]!r}, not {JSON}")
+        if NUL in body:
+            raise ValueError("it has a NUL character, which no store holds")
+        return msgspec.convert(_decode(body), Heartbeat, from_attributes=True)
+    except (ValueError, msgspec.DecodeError) as error:
+        check_json(body)  # what is wrong with any JSON is said in the same words everywhere
+        raise ConfigError(
+            "this is not a heartbeat", why=str(error), fix="run the same version on both sides"
+        ) from None
+
+
+def _strict(kind: type) -> Any:
+    """A struct with the fields of a message's class that refuses all others."""
+    hints, declared = get_type_hints(kind), list[Any]()
+    for item in fields(kind):
+        hint = _bounded(hints[item.name])
+        if item.default_factory is not MISSING:
+            declared.append((item.name, hint, msgspec.field(default_factory=item.default_factory)))
+        elif item.default is not MISSING:
+            declared.append((item.name, hint, item.default))
+        else:
+            declared.append((item.name, hint))
+    return msgspec.defstruct(f"{kind.__name__}Body", declared, kw_only=True, forbid_unknown_fields=True)
+
+
+def _bounded(hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple[_bounded(get_args(hint)[0]), ...]  # type: ignore[misc]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _strict(hint)
+    return {int: BoundedInt, str: BoundedText}.get(hint, hint)
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """A schema with what it refers to in place, since only whole models may have names in the API's."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(parts[schema["$ref"].rpartition("/")[2]], parts)
+        return {key: _inlined(value, parts) for key, value in schema.items() if key != "$defs"}
+    return [_inlined(item, parts) for item in schema] if isinstance(schema, list) else schema
+
+
+BoundedInt = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+BoundedText = Annotated[str, msgspec.Meta(max_length=LINE_MAX)]
+_BODY = _strict(Heartbeat)
+_decode = msgspec.json.Decoder(_BODY).decode
+_SCHEMA = msgspec.json.schema(_BODY)
+BEAT_SCHEMA = _inlined(_SCHEMA, _SCHEMA["$defs"])
+
+
+LOOK_S = 0.1
+WAIT_MAX_S = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+class ListWatch:
+    """Tells who waits that the list is newer. All of it runs on the server's event loop but `close`."""
+
+    def __init__(self, version: Callable[[], int]) -> None:
+        self._version = version
+        self._seen = 0
+        self._waiting = 0
+        self._news = asyncio.Event()
+        self._looker: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def newer_than(self, version: int, wait_s: float) -> None:
+        """Return when the list is newer than this, after so long, or when the server ends."""
+        self._loop = asyncio.get_running_loop()
+        end = self._loop.time() + wait_s
+        self._waiting += 1
+        try:
+            while not self._is_closed and self._seen <= version and (left_s := end - self._loop.time()) > 0:
+                if self._looker is None or self._looker.done():
+                    self._looker = self._loop.create_task(self._look())
+                try:
+                    await asyncio.wait_for(self._news.wait(), left_s)
+                except TimeoutError:
+                    return
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Let everybody go; from any thread."""
+        self._is_closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _look(self) -> None:
+        """Until nobody waits any more."""
+        self._seen = 0  # whoever waits knows better than what was seen long ago
+        is_silent = False
+        while self._waiting and not self._is_closed:
+            try:
+                seen = await BEATS.run(self._version)
+                is_silent = False
+                if seen != self._seen:
+                    self._seen = seen
+                    self._tell()
+            except PenstockError as error:
+                if not is_silent:
+                    log.warning("the task list's version could not be read", error=error.what)
+                is_silent = True
+            await asyncio.sleep(LOOK_S)

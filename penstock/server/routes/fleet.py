@@ -1,0 +1,514 @@
+"""Routes about where things run: containers, shards and tasks, and what people may ask of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as InPath
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.container.task_logs import log_file, read_on, read_tail
+from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
+from penstock.core.text import did_you_mean, some_of
+from penstock.db.tokens import Caller
+from penstock.fleet.container_store import ContainerRow
+from penstock.fleet.failures import shortly
+from penstock.fleet.loan_service import whose
+from penstock.fleet.messages import TaskReport
+from penstock.fleet.orders import no_container, no_shard
+from penstock.fleet.placement.placement import KINDS, history_of, say_outlook
+from penstock.fleet.shard_load import KINDS as LOAD_KINDS
+from penstock.fleet.shard_store import ShardRow
+from penstock.fleet.sharding import shard_of
+from penstock.jobs.layer_writer import REASON_MAX
+from penstock.jobs.text_rules import check_line
+from penstock.server import bodies
+from penstock.server.answers import answer
+from penstock.server.bodies import Name, NameQuery
+from penstock.server.pools import LONG, WRITES
+from penstock.server.replies import TaskLine, problems
+from penstock.server.security import Guard
+from penstock.server.services import Control
+
+HISTORY_MAX = 20
+# What `after` may be: the container, the file's number, how far into it.
+PLACE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}:[0-9]{1,30}:[0-9]{1,18}$"
+
+
+class Fleet:
+    """Reads what one control plane knows of where things run; writes nothing."""
+
+    def __init__(self, plane: Control) -> None:
+        self._plane = plane
+
+    def containers(self) -> list[dict[str, Any]]:
+        """Every container ever heard of, a line each."""
+        owned: dict[str, int] = {}
+        for shard in self._plane.fleet.shards():
+            if shard.container:
+                owned[shard.container] = owned.get(shard.container, 0) + 1
+        loans = {loan.container: whose(loan) for loan in self._plane.lending.loans()}
+        return [
+            {**_container_line(row, owned.get(row.name, 0)), "lending": loans.get(row.name, "")}
+            for row in self._plane.fleet.containers()
+        ]
+
+    def container(self, name: str) -> dict[str, Any]:
+        """One of these lines."""
+        for line in self.containers():
+            if line["name"] == name:
+                return line
+        raise no_container(name, self._plane.fleet.containers())
+
+    def shards(self, container: str | None) -> list[dict[str, Any]]:
+        """Every shard, or those of one container."""
+        if container is not None:
+            self.container(container)
+        counts = self._plane.task_service.reserved_loads(self._plane.settings.shards)
+        return [
+            _shard_line(row, counts.get(row.shard, (0,))[0])
+            for row in self._plane.fleet.shards()
+            if container is None or container in (row.container, row.target)
+        ]
+
+    def shard(self, number: int) -> dict[str, Any]:
+        """One shard: its record, its tasks, its load, how it came where it is, what would be done next."""
+        row = next((row for row in self._plane.fleet.shards() if row.shard == number), None)
+        if row is None:
+            raise no_shard(number)
+        tasks = [
+            spec.task_id
+            for spec in self._plane.task_service.snapshot().specs()
+            if shard_of(spec.task_id, self._plane.settings.shards) == number
+        ]
+        entries = [
+            *(entry for kind in KINDS for entry in self._plane.journal.entries(kind=kind, limit=1000)),
+        ]
+        load, outlook = self._outlook(number)
+        return {
+            **_shard_line(row, len(tasks)),
+            "task_ids": tasks,
+            "load": load,
+            "history": [asdict(moved) for moved in history_of(number, entries)[-HISTORY_MAX:]],
+            "outlook": outlook,
+        }
+
+    def _outlook(self, number: int) -> tuple[dict[str, float], str]:
+        try:
+            load, decision = self._plane.shard_manager.outlook(number, self._plane.clock.boot_ms())
+        except StoreUnavailable as error:  # a standby: the active one knows
+            return {}, f"not known here: {error.what}"
+        return dict(zip(LOAD_KINDS, load, strict=False)), say_outlook(decision)
+
+    def tasks(self, job: str | None, container: str | None) -> list[dict[str, Any]]:
+        """What containers say of tasks, and tasks that should be and of which nobody says anything."""
+        if job is not None:
+            self.check_job(job)
+        if container is not None:
+            self.container(container)
+        lines = sorted(self._tasks(job), key=lambda line: (line["job"], line["index"], line["generation"]))
+        return [line for line in lines if container is None or line["container"] == container]
+
+    def _tasks(self, job: str | None) -> Iterator[dict[str, Any]]:
+        reported = set()
+        for name, report in self._plane.fleet.task_reports(job):
+            reported.add((report.task_id, report.generation))
+            yield _task_line(name, report)
+        owners = {row.shard: row.container for row in self._plane.fleet.shards()}
+        wanted = self._plane.task_service.snapshot().jobs
+        for specs in [wanted.get(job, ())] if job is not None else wanted.values():
+            for spec in specs:
+                if (spec.task_id, spec.generation) in reported:
+                    continue
+                shard = shard_of(spec.task_id, self._plane.settings.shards)
+                waiting = TaskReport(
+                    task_id=spec.task_id,
+                    job=spec.job,
+                    generation=spec.generation,
+                    shard=shard,
+                    state="unreported",
+                    running_version=spec.running_version,
+                )
+                yield _task_line(owners.get(shard) or "", waiting)
+
+    def check_job(self, job: str) -> None:
+        """NotFound, with what may have been meant, unless there is such a job."""
+        try:
+            self._plane.jobs.view(job)
+        except NotFound as error:
+            known = [view.name for view in self._plane.jobs.every_view()]
+            fix = did_you_mean(job, known, otherwise="`penstock job ls` lists them")
+            raise NotFound(error.what, why=f"jobs known: {some_of(known)}", fix=fix) from error
+
+    def check_task(self, job: str, index: int) -> str:
+        """The id of a task that is or should be; NotFound names those that are."""
+        self.check_job(job)
+        indexes = sorted({line["index"] for line in self._tasks(job)})
+        if index in indexes:
+            return f"{job}/{index}"
+        raise NotFound(
+            f"job {job} has no task {index}",
+            why=f"its tasks now: {', '.join(map(str, indexes)) or 'none'}",
+            fix=f"`penstock task ls {job}` lists them" if indexes else "a job that is stopped has none",
+        )
+
+    def log(self, job: str, index: int, *, lines: int, after: str | None) -> dict[str, Any]:
+        """What a task printed: its last lines, or what came after a place that an earlier answer named."""
+        task_id = self.check_task(job, index)
+        row = self._container_of(job, task_id)
+        folder = self._folder_of(row, task_id)
+        place = _place(after)
+        if place is None or place[0] != row.name:
+            piece = read_tail(log_file(folder, task_id), lines)
+        else:
+            piece = read_on(log_file(folder, task_id), file=place[1], offset=place[2])
+        if piece is None:
+            errors = [shortly(line["error"]) for line in self._tasks(job) if line["task_id"] == task_id]
+            error = next(filter(None, errors), "")
+            raise NotFound(
+                f"{task_id} has printed nothing on {row.name}",
+                why="only plain processes have a log of their own, from their start on"
+                + (f"; its last error: {error}" if error else ""),
+                fix=f"`penstock logs {row.name}` shows what its container prints",
+            )
+        return {
+            "task_id": task_id,
+            "container": row.name,
+            "text": piece.text,
+            "place": f"{row.name}:{piece.file}:{piece.offset}",
+            "is_gap": piece.is_gap,
+        }
+
+    def _container_of(self, job: str, task_id: str) -> ContainerRow:
+        rows = {row.name: row for row in self._plane.fleet.containers()}
+        where = [line["container"] for line in self._tasks(job) if line["task_id"] == task_id]
+        found = next((rows[name] for name in where if name in rows), None)
+        if found is None:
+            raise NotFound(
+                f"{task_id} is nowhere yet",
+                why="no container owns its shard",
+                fix="`penstock shard ls` shows where shards are",
+            )
+        return found
+
+    def _folder_of(self, row: ContainerRow, task_id: str) -> Path:
+        """Where a container of this machine keeps its files; the id in it proves that it is its own."""
+        folder = self._plane.settings.folder / "containers" / row.name
+        try:
+            if (folder / "folder_id").read_text().strip() == row.folder_id:
+                return folder
+        except OSError:
+            pass
+        raise NotFound(
+            f"the log of {task_id} cannot be reached from the control plane",
+            why=f"{row.name} keeps it in its own folder, on host {row.host or 'unknown'}",
+            fix="read it there: <folder of the container>/tasks/logs",
+        )
+
+
+def _place(after: str | None) -> tuple[str, int, int] | None:
+    if after is None:
+        return None
+    if re.fullmatch(PLACE_PATTERN, after) is None:
+        raise ConfigError(
+            f"{after[:100]!r} is no place in a log", why="an answer names it", fix="give the last `place`"
+        )
+    container, file, offset = after.rsplit(":", 2)
+    return container, int(file), int(offset)
+
+
+def _container_line(row: ContainerRow, shards: int) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "state": "dead" if row.known_dead else row.state.value,
+        "ready": row.engine_ready,
+        "cordoned": row.cordoned,
+        "draining": row.draining,
+        "shards": shards,
+        "tasks": len(row.tasks) if row.may_run else 0,
+        "capacity": dict(zip(LOAD_KINDS, row.capacity, strict=False)),
+        "region": row.region,
+        "host": row.host,
+        "pid": row.pid,
+        "incarnation": row.incarnation,
+        "registered_ms": row.registered_ms,
+        "seen_ms": row.seen_ms,
+        "list_version": row.list_version,
+    }
+
+
+def _shard_line(row: ShardRow, tasks: int) -> dict[str, Any]:
+    return {
+        "shard": row.shard,
+        "container": row.container,
+        "state": row.state.value if row.container else "unowned",
+        "target": row.target,
+        "epoch": row.epoch,
+        "tasks": tasks,
+        "blame": row.blame,
+        "quarantined": row.is_quarantined,
+    }
+
+
+def _task_line(container: str, report: TaskReport) -> dict[str, Any]:
+    number = report.task_id.rpartition("/")[2]
+    index = int(number) if number.isdecimal() and len(number) < 10 else -1  # said by a container: anything
+    return {"container": container, "index": index, **asdict(report)}
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ContainerLine(_Reply):
+    """One container as last heard."""
+
+    name: str
+    state: Literal["live", "withheld", "gone", "dead"]
+    ready: bool
+    cordoned: bool
+    draining: bool
+    shards: int
+    tasks: int
+    capacity: dict[str, float]
+    region: str
+    host: str
+    pid: int
+    incarnation: str
+    registered_ms: int
+    seen_ms: int
+    list_version: int
+    lending: str
+
+
+class Containers(_Reply):
+    """Every container ever heard of."""
+
+    containers: list[ContainerLine]
+
+
+class ShardLine(_Reply):
+    """One shard's record, and how many tasks fall into it."""
+
+    shard: int
+    container: str | None
+    state: Literal["owned", "dropping", "unowned"]
+    target: str | None
+    epoch: int
+    tasks: int
+    blame: int
+    quarantined: bool
+
+
+class Shards(_Reply):
+    """Shards by their numbers."""
+
+    shards: list[ShardLine]
+
+
+class ShardMoved(_Reply):
+    """One decision about a shard."""
+
+    at_ms: int
+    actor: str
+    decision: str
+    reason: str
+
+
+class ShardPage(ShardLine):
+    """One shard, and why it is where it is; `outlook`: what the next look at placement would do with it."""
+
+    task_ids: list[str]
+    load: dict[str, float]
+    history: list[ShardMoved]
+    outlook: str
+
+
+class TaskReportLine(TaskLine):
+    """One task, wherever it is; `unreported`: it should be there, and nobody says anything of it."""
+
+    job: str
+    index: int
+    generation: int
+    shard: int
+    error: str
+    restarts: int
+    metrics: dict[str, float]
+
+
+class TaskReports(_Reply):
+    """Tasks by job and index."""
+
+    tasks: list[TaskReportLine]
+
+
+class TaskLog(_Reply):
+    """Some of what a task printed; `place` is where it ends, `is_gap`: what came before is gone."""
+
+    task_id: str
+    container: str
+    text: str
+    place: str
+    is_gap: bool
+
+
+class Restarting(_Reply):
+    """A task that was asked to restart, and where."""
+
+    task_id: str
+    container: str
+
+
+class Buried(_Reply):
+    """Whether a container was taken for alive until now."""
+
+    is_news: bool
+
+
+class Installation(_Reply):
+    """What a container must know to join."""
+
+    profile: str
+    bus: str
+    rows: str
+    rows_identity: str
+    store: str
+    host: str
+    container: str = Field(description="The only one that the caller's token speaks for; none: any.")
+
+
+ShardNumber = Annotated[int, InPath(ge=0, le=2**31 - 1)]
+Index = Annotated[int, InPath(ge=0, le=2**31 - 1)]
+Lines = Annotated[int, Query(ge=1, le=10_000)]
+After = Annotated[
+    str | None,
+    Query(
+        max_length=250, pattern=PLACE_PATTERN, description="The `place` of an earlier answer: go on there."
+    ),
+]
+ASKING = (404, 507)
+
+
+class Because:
+    """What every order is given with: who, why, when; a reason is needed."""
+
+    def __init__(self, plane: Control) -> None:
+        self._clock = plane.clock
+
+    def __call__(self, caller: Caller, why: str) -> dict[str, Any]:
+        check_line("the reason", why, length_max=REASON_MAX)
+        return {"now_ms": self._clock.boot_ms(), "reason": why, "actor": caller.name}
+
+
+def add_fleet_reads(router: APIRouter, fleet: Fleet, guard: Guard) -> None:
+    """Where everything is."""
+
+    @router.get("/containers", response_model=Containers, responses=problems())
+    @LONG
+    def list_containers(caller: Caller = guard.allow("container.read")) -> Response:
+        """Every container ever heard of."""
+        return answer({"containers": fleet.containers()})
+
+    @router.get("/shards", response_model=Shards, responses=problems(404))
+    @LONG
+    def list_shards(caller: Caller = guard.allow("shard.read"), container: NameQuery = None) -> Response:
+        """Every shard, or those that one container has or gets."""
+        return answer({"shards": fleet.shards(container)})
+
+    @router.get("/shards/{shard}", response_model=ShardPage, responses=problems(404))
+    @LONG
+    def explain_shard(shard: ShardNumber, caller: Caller = guard.allow("shard.read")) -> Response:
+        """One shard: where it is, how it came there, what would be done with it next, and why."""
+        return answer(fleet.shard(shard))
+
+    @router.get("/tasks/reports", response_model=TaskReports, responses=problems(404))
+    @LONG
+    def task_reports(
+        caller: Caller = guard.allow("task.read"), job: NameQuery = None, container: NameQuery = None
+    ) -> Response:
+        """What containers say of tasks, and tasks of which nobody says anything."""
+        return answer({"tasks": fleet.tasks(job, container)})
+
+    @router.get("/jobs/{name}/tasks/{index}/log", response_model=TaskLog, responses=problems(404))
+    @LONG
+    def task_log(
+        name: Name,
+        index: Index,
+        caller: Caller = guard.allow("log.read"),
+        lines: Lines = 100,
+        after: After = None,
+    ) -> Response:
+        """What a task printed: the last lines, or what came after a place."""
+        return answer(fleet.log(name, index, lines=lines, after=after))
+
+
+def add_fleet_orders(router: APIRouter, plane: Control, fleet: Fleet, guard: Guard) -> None:
+    """What people may ask of containers, shards and tasks. Each may be repeated."""
+    because = Because(plane)
+
+    @router.post("/containers/{name}/drain", response_model=ContainerLine, responses=problems(*ASKING))
+    @WRITES
+    def drain_container(
+        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+    ) -> Response:
+        """Move everything away from it, and give it nothing new."""
+        plane.shard_manager.drain(name, **because(caller, body.why))
+        plane.wake_shard_manager()
+        return answer(fleet.container(name))
+
+    @router.post("/containers/{name}/cordon", response_model=ContainerLine, responses=problems(*ASKING))
+    @WRITES
+    def cordon_container(
+        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+    ) -> Response:
+        """Give it nothing new; it keeps what it has."""
+        plane.shard_manager.cordon(name, **because(caller, body.why))
+        return answer(fleet.container(name))
+
+    @router.post("/containers/{name}/uncordon", response_model=ContainerLine, responses=problems(*ASKING))
+    @WRITES
+    def uncordon_container(
+        name: Name, body: bodies.Because, caller: Caller = guard.allow("container.write")
+    ) -> Response:
+        """Take it back."""
+        plane.shard_manager.uncordon(name, **because(caller, body.why))
+        plane.wake_shard_manager()
+        return answer(fleet.container(name))
+
+    @router.post("/shards/{shard}/move", response_model=ShardPage, responses=problems(*ASKING))
+    @WRITES
+    def move_shard(
+        shard: ShardNumber, body: bodies.MoveShard, caller: Caller = guard.allow("shard.write")
+    ) -> Response:
+        """Begin to move a shard to a container."""
+        plane.shard_manager.move(shard, body.container, **because(caller, body.why))
+        return answer(fleet.shard(shard))
+
+    @router.post("/shards/{shard}/release", response_model=ShardPage, responses=problems(*ASKING))
+    @WRITES
+    def release_shard(
+        shard: ShardNumber, body: bodies.Because, caller: Caller = guard.allow("shard.write")
+    ) -> Response:
+        """Let a quarantined shard be placed again."""
+        plane.shard_manager.release(shard, **because(caller, body.why))
+        plane.wake_shard_manager()
+        return answer(fleet.shard(shard))
+
+    @router.post(
+        "/jobs/{name}/tasks/{index}/restart",
+        response_model=Restarting,
+        responses=problems(*ASKING),
+    )
+    @WRITES
+    def restart_task(
+        name: Name, index: Index, body: bodies.Because, caller: Caller = guard.allow("task.restart")
+    ) -> Response:
+        """Ask for one task to be ended and started again where it is."""
+        task_id = fleet.check_task(name, index)
+        container = plane.shard_manager.restart(task_id, **because(caller, body.why))
+        return answer({"task_id": task_id, "container": container})

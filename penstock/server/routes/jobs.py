@@ -1,0 +1,169 @@
+"""Routes about jobs and the layers of their expected configs."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import APIRouter, Response
+
+from penstock.core.errors import ConfigError
+from penstock.db.tokens import Caller
+from penstock.server import bodies, replies
+from penstock.server.answers import answer
+from penstock.server.bodies import (
+    IfMatch,
+    IfNew,
+    IfVersion,
+    JobState,
+    Key,
+    Labels,
+    Limit,
+    Name,
+    NameQuery,
+    WhyQuery,
+)
+from penstock.server.pages import JobPages
+from penstock.server.pools import LONG, READS, WRITES, Reads, Together
+from penstock.server.replies import WRITING, problems
+from penstock.server.security import Guard
+from penstock.server.services import Ask, Services, check_package, version_of
+
+AT_ONCE = 64  # jobs in one look
+CREATED: replies.Responses = {201: {"model": replies.AppliedReply, "description": "It was not there before"}}
+
+
+def add_job_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
+    """Jobs: reading, changing, ending."""
+    _add_reads(router, plane, guard, JobPages(plane))
+    _add_writes(router, plane, guard, prefix)
+    _add_ends(router, plane, guard)
+
+
+def _add_reads(router: APIRouter, plane: Services, guard: Guard, pages: JobPages) -> None:
+    reads = Reads(local=not plane.database.is_shared)
+    # A look at a database costs more than what is looked at: what comes meanwhile is read together.
+    jobs: Together[str, tuple[int, bytes] | None] = Together(READS, pages.several, at_once=AT_ONCE)
+
+    @router.get("/jobs", response_model=replies.JobPage, responses=problems())
+    @reads
+    def list_jobs(
+        caller: Caller = guard.allow("job.read"),
+        label: Labels = None,
+        state: JobState | None = None,
+        pipeline: NameQuery = None,
+        removed: bool = False,
+        after: NameQuery = None,
+        limit: Limit = 100,
+    ) -> Response:
+        """Jobs by name, a page at a time."""
+        labels = dict(text.split("=", 1) for text in label or [])
+        if len(labels) < len(label or []):
+            raise ConfigError(
+                "one label was asked for twice", why="no job has two values of it", fix="give it once"
+            )
+        found = pages.jobs(
+            labels=labels, state=state, pipeline=pipeline, removed=removed, after=after or "", limit=limit
+        )
+        return answer(found)
+
+    @router.get("/jobs/{name}", response_model=replies.Job, responses=problems(404))
+    async def get_job(name: Name, caller: Caller = guard.allow("job.read")) -> Response:
+        """One job: layers, provenance, merged config, what runs, what is on its way."""
+        found = await jobs.ask(name)
+        version, body = found if found is not None else await READS.run(pages.job, name)
+        return answer(body, version=version)
+
+    @router.post("/jobs/{name}/plan", response_model=replies.JobChange, responses=problems(404))
+    @LONG
+    def plan_job(name: Name, body: bodies.PlanJob, caller: Caller = guard.allow("job.plan")) -> Response:
+        """What applying this would change. Writes nothing."""
+        return answer(plane.jobs.plan_job(name, body.config))
+
+
+def _add_writes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
+    ask = Ask(plane)
+
+    @router.put("/jobs/{name}", response_model=replies.AppliedReply, responses=CREATED | problems(*WRITING))
+    @WRITES
+    def apply_job(
+        name: Name,
+        body: bodies.Apply,
+        caller: Caller = guard.allow("job.apply"),
+        idempotency_key: Key = None,
+        if_match: IfVersion = None,
+        if_none_match: IfNew = None,
+    ) -> Response:
+        """Make this the job's provisioner layer; without one of that name, create it."""
+        if if_match is not None and if_none_match is not None:
+            raise ConfigError(
+                "If-Match and If-None-Match exclude each other",
+                why="one wants the job to be there, the other wants it not to be",
+                fix="send one of the two",
+            )
+        check_package(plane, name, body.config)
+        done = plane.jobs.apply(
+            name,
+            body.config,
+            expected_version=0 if if_none_match is not None else version_of(if_match),
+            birth=secrets.token_hex(8),
+            **ask(caller, body.why, idempotency_key),
+        )
+        plane.wake_syncer()
+        status, location = (201, f"{prefix}/jobs/{name}") if done.created else (200, "")
+        return answer(done, status=status, version=done.version, location=location)
+
+    @router.post("/jobs/{name}/state", response_model=replies.StateReply, responses=problems(*WRITING))
+    @WRITES
+    def set_state(
+        name: Name,
+        body: bodies.SetState,
+        caller: Caller = guard.allow("job.state"),
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Ask the job to run, to pause or to stop."""
+        done = plane.jobs.set_state(
+            name,
+            body.state,
+            layer=body.layer,
+            expected_version=version_of(if_match),
+            **ask(caller, body.why, idempotency_key),
+        )
+        plane.wake_syncer()
+        return answer(done, version=done.version)
+
+
+def _add_ends(router: APIRouter, plane: Services, guard: Guard) -> None:
+    ask = Ask(plane)
+
+    @router.delete("/jobs/{name}", response_model=replies.Written, responses=problems(*WRITING))
+    @WRITES
+    def remove_job(
+        name: Name,
+        caller: Caller = guard.allow("job.remove"),
+        why: WhyQuery = "",
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """End the job's life; nothing of it is forgotten, and `restore` brings it back."""
+        version = plane.jobs.remove(
+            name, expected_version=version_of(if_match), **ask(caller, why, idempotency_key)
+        )
+        plane.wake_syncer()
+        return answer({"version": version}, version=version)
+
+    @router.post("/jobs/{name}/restore", response_model=replies.Written, responses=problems(*WRITING))
+    @WRITES
+    def restore_job(
+        name: Name,
+        body: bodies.Because,
+        caller: Caller = guard.allow("job.remove"),
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Bring a removed job back, with its layers."""
+        version = plane.jobs.restore(
+            name, expected_version=version_of(if_match), **ask(caller, body.why, idempotency_key)
+        )
+        plane.wake_syncer()
+        return answer({"version": version}, version=version)

@@ -1,0 +1,183 @@
+"""Routes about the layers of a job's expected config: now, formerly, and changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from penstock.client.problems import NeedsVersion
+from penstock.core.errors import PenstockError
+from penstock.db.tokens import Caller
+from penstock.jobs.job_service import Patch
+from penstock.jobs.layers import LayerRow
+from penstock.server import bodies, replies
+from penstock.server.answers import answer
+from penstock.server.bodies import IfMatch, IfVersion, Key, Limit, Name, NameQuery, WhyQuery
+from penstock.server.pools import PATCHES, WRITES, Reads, Together
+from penstock.server.replies import WRITING, problems
+from penstock.server.security import Guard
+from penstock.server.services import Ask, Services, check_package, version_of
+
+AT_ONCE = 16  # changes in one transaction
+LAYER = "/jobs/{name}/layers/{layer}"
+
+
+def add_layer_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
+    """Layers: now and formerly, changing one, taking it back."""
+    _add_reads(router, plane, guard)
+    _add_writes(router, plane, guard)
+    _add_returns(router, plane, guard)
+
+
+def _add_reads(router: APIRouter, plane: Services, guard: Guard) -> None:
+    reads = Reads(local=not plane.database.is_shared)
+
+    @router.get("/jobs/{name}/layers", response_model=replies.Layers, responses=problems(404))
+    @reads
+    def get_layers(
+        name: Name, caller: Caller = guard.allow("job.read"), version: bodies.Version = None
+    ) -> Response:
+        """The layers as they stand, or as they stood at a version."""
+        if version is not None:
+            return answer({"version": version, "layers": _rows(plane.jobs.layers_at(name, version))})
+        view = plane.jobs.view(name)
+        found = {"version": view.expected_version, "layers": _rows(view.layers)}
+        return answer(found, version=view.expected_version)
+
+    @router.get("/jobs/{name}/history", response_model=replies.HistoryPage, responses=problems(404))
+    @reads
+    def history(
+        name: Name,
+        caller: Caller = guard.allow("job.read"),
+        layer: NameQuery = None,
+        before: bodies.Before = None,
+        limit: Limit = 100,
+    ) -> Response:
+        """Every write of every layer, newest first; of a removed job too."""
+        rows = plane.jobs.history(name, layer=layer, before=before, limit=limit)
+        return answer({"history": _rows(rows), "next": rows[-1].version if len(rows) == limit else None})
+
+    @router.get("/jobs/{name}/diff", response_model=replies.Diff, responses=problems(404))
+    @reads
+    def diff(
+        name: Name,
+        caller: Caller = guard.allow("job.read"),
+        old: Annotated[bodies.Version, Query(description="Without it: what runs.")] = None,
+        new: Annotated[bodies.Version, Query(description="Without it: what is expected now.")] = None,
+    ) -> Response:
+        """What differs between two versions of the merged config, and what each difference costs."""
+        changes: Any = plane.jobs.diff(name, old=old, new=new)
+        return answer({"changes": changes})
+
+
+def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
+    ask = Ask(plane)
+    # One thread writes what came meanwhile in one transaction: more of them would only wait for each other.
+    patches = Together(PATCHES, partial(write_patches, plane), at_once=AT_ONCE)
+
+    @router.put(LAYER, response_model=replies.Written, responses=problems(428, *WRITING))
+    @WRITES
+    def put_layer(
+        name: Name,
+        layer: Name,
+        body: bodies.PutLayer,
+        caller: Caller = guard.allow("job.write"),
+        idempotency_key: Key = None,
+        if_match: IfVersion = None,
+    ) -> Response:
+        """Replace one layer. Whoever replaces must say what they have seen: If-Match is needed."""
+        expected = version_of(if_match)
+        if expected is None:
+            raise NeedsVersion(
+                "replacing a layer needs If-Match",
+                why="what others wrote into it meanwhile would be lost without a word",
+                fix="read the job and send its ETag as If-Match, or change single paths with PATCH",
+            )
+        asked = ask(caller, body.why, idempotency_key)
+        check_package(plane, name, body.body)
+        version = plane.jobs.write_layer(name, layer, body.body, expected_version=expected, **asked)
+        plane.wake_syncer()
+        return answer({"version": version}, version=version)
+
+    @router.patch(LAYER, response_model=replies.Written, responses=problems(*WRITING))
+    async def patch_layer(
+        name: Name,
+        layer: Name,
+        body: bodies.PatchLayer,
+        caller: Caller = guard.allow("job.write"),
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Set paths of one layer; null takes one back."""
+        patch = Patch(
+            job=name,
+            layer=layer,
+            changes=body.changes,
+            expected_version=version_of(if_match),
+            asked=ask(caller, body.why, idempotency_key),
+        )
+        version = await patches.ask(patch)
+        return answer({"version": version}, version=version)
+
+
+def write_patches(services: Services, patches: Sequence[Patch]) -> list[int | Exception]:
+    """Set paths of layers for several callers: for each the new version, or an error."""
+    found: dict[int, int | Exception] = {}
+    for number, patch in enumerate(patches):
+        try:
+            check_package(services, patch.job, patch.changes)
+        except PenstockError as error:
+            found[number] = error
+    ready = [number for number in range(len(patches)) if number not in found]
+    found.update(zip(ready, services.jobs.patch_layers([patches[number] for number in ready]), strict=True))
+    if any(isinstance(version, int) for version in found.values()):
+        services.wake_syncer()
+    return [found[number] for number in range(len(patches))]
+
+
+def _add_returns(router: APIRouter, plane: Services, guard: Guard) -> None:
+    ask = Ask(plane)
+
+    @router.delete(LAYER, response_model=replies.Written, responses=problems(*WRITING))
+    @WRITES
+    def clear_layer(
+        name: Name,
+        layer: Name,
+        caller: Caller = guard.allow("job.write"),
+        why: WhyQuery = "",
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Take back everything a layer says."""
+        asked = ask(caller, why, idempotency_key)
+        version = plane.jobs.clear(name, layer, expected_version=version_of(if_match), **asked)
+        plane.wake_syncer()
+        return answer({"version": version}, version=version)
+
+    @router.post(LAYER + "/rollback", response_model=replies.Written, responses=problems(*WRITING))
+    @WRITES
+    def rollback_layer(
+        name: Name,
+        layer: Name,
+        body: bodies.Rollback,
+        caller: Caller = guard.allow("job.write"),
+        idempotency_key: Key = None,
+        if_match: IfMatch = None,
+    ) -> Response:
+        """Write a layer again as it was at a version."""
+        version = plane.jobs.rollback(
+            name,
+            layer,
+            to_version=body.to_version,
+            expected_version=version_of(if_match),
+            **ask(caller, body.why, idempotency_key),
+        )
+        plane.wake_syncer()
+        return answer({"version": version}, version=version)
+
+
+def _rows(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
+    return [row.to_json() for row in rows]

@@ -1,0 +1,200 @@
+"""Routes of lending: hosts ask what to do, a lending loop asks clusters to give and take containers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.db.tokens import Caller
+from penstock.fleet.loan_service import whose
+from penstock.fleet.loans import Loan, LoanState
+from penstock.jobs.layer_writer import REASON_MAX
+from penstock.jobs.text_rules import check_line
+from penstock.server.answers import answer
+from penstock.server.bodies import INT_MAX, Line, Name, NameText, Reason
+from penstock.server.pools import LONG, WRITES
+from penstock.server.replies import problems
+from penstock.server.security import Guard
+from penstock.server.services import Control
+
+Cluster = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.\-]{0,199})?$", max_length=200)]
+Url = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=500)]
+Token = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=200)]
+Version = Annotated[int, Field(ge=0, le=INT_MAX)]
+ASKING = (404, 409, 507)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AskOrder(_Model):
+    """A host asks; the owner as it was told when it came."""
+
+    owner: Cluster = ""
+
+
+class AnswerOrder(_Model):
+    """What a host says to an order."""
+
+    number: Version
+    accepted: bool
+    why: Line = ""
+
+
+class Lend(_Model):
+    """Which cluster gets a container, and how it is reached; `home`: what that one calls this cluster."""
+
+    home: NameText
+    to: NameText
+    url: Url
+    token: Token
+    why: Reason = ""
+
+
+class Expect(_Model):
+    """From which cluster a container comes, and whose it is; no owner: it is this cluster's own."""
+
+    lender: NameText
+    owner: Cluster = ""
+    version: Version = 0
+    why: Reason = ""
+
+
+class Changed(_Model):
+    """Which version of a record is meant, and why."""
+
+    version: Version
+    why: Reason = ""
+
+
+class LoanLine(_Model):
+    """One container's record."""
+
+    container: str
+    state: Literal["here", "asked", "draining", "ordered", "gone", "expected"]
+    owner: str
+    peer: str
+    refused_by: str
+    reason: str
+    age_s: float
+    version: int
+    says: str
+
+
+class Loans(_Model):
+    """Every container whose host listens, or that was lent or is expected."""
+
+    loans: list[LoanLine]
+
+
+class OrderLine(_Model):
+    """What a host should do."""
+
+    kind: Literal["check", "go"]
+    number: int
+    to: str
+    owner: str
+    url: str
+    token: str
+
+
+class Ordered(_Model):
+    """What the cluster knows of a container, and its order if there is one."""
+
+    state: Literal["", "here", "asked", "draining", "ordered", "gone", "expected"]
+    order: OrderLine | None
+
+
+class Expected(_Model):
+    """What a container that will come comes with."""
+
+    version: int
+    token: str
+
+
+def add_lending_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
+    """Containers between clusters."""
+
+    @router.get("/loans", response_model=Loans, responses=problems())
+    @LONG
+    def list_loans(caller: Caller = guard.allow("container.read")) -> Response:
+        """Which containers can be lent, are lent, borrowed or on their way."""
+        ages = plane.lending.ages_s()
+        return answer(
+            {"loans": [_line(loan, ages.get(loan.container, 0.0)) for loan in plane.lending.loans()]}
+        )
+
+    @router.post("/containers/{name}/order", response_model=Ordered, responses=problems(*ASKING))
+    @WRITES
+    def ask_order(name: Name, body: AskOrder, caller: Caller = guard.allow("container.beat")) -> Response:
+        """Its host asks what it should do; that it asks says that it can be lent."""
+        loan, order = plane.lending.ask(name, owner=body.owner)
+        found = {"state": "" if loan is None else str(loan.state)}
+        return answer({**found, "order": None if order is None else asdict(order)})
+
+    @router.post("/containers/{name}/order/answer", response_model=Ordered, responses=problems(*ASKING))
+    @WRITES
+    def answer_order(
+        name: Name, body: AnswerOrder, caller: Caller = guard.allow("container.beat")
+    ) -> Response:
+        """What it says to an order."""
+        why = " ".join(body.why.split())[:REASON_MAX]
+        loan = plane.lending.answer(name, number=body.number, accepted=body.accepted, why=why)
+        plane.wake_shard_manager()
+        state = LoanState.GONE if loan is None else loan.state
+        return answer({"state": str(state), "order": None})
+
+    @router.post("/containers/{name}/lend", response_model=LoanLine, responses=problems(*ASKING))
+    @WRITES
+    def lend_container(name: Name, body: Lend, caller: Caller = guard.allow("container.lend")) -> Response:
+        """Begin to give it to another cluster: its host is asked, then it is drained, then it goes."""
+        loan = plane.lending.lend(
+            name, home=body.home, to=body.to, url=body.url, token=body.token, **_because(caller, body.why)
+        )
+        assert loan is not None
+        return answer(_line(loan, 0.0))
+
+    @router.post("/containers/{name}/keep", response_model=LoanLine, responses=problems(*ASKING))
+    @WRITES
+    def keep_container(name: Name, body: Changed, caller: Caller = guard.allow("container.lend")) -> Response:
+        """It stays after all, and takes shards."""
+        loan = plane.lending.keep(name, version=body.version, **_because(caller, body.why))
+        assert loan is not None
+        plane.wake_shard_manager()
+        return answer(_line(loan, 0.0))
+
+    @router.post("/containers/{name}/expect", response_model=Expected, responses=problems(*ASKING))
+    @WRITES
+    def expect_container(
+        name: Name, body: Expect, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
+        """It will come from another cluster; answers the token that it comes with."""
+        because = _because(caller, body.why)
+        loan, token = plane.lending.expect(
+            name, lender=body.lender, owner=body.owner, version=body.version, **because
+        )
+        return answer({"version": loan.version, "token": token})
+
+    @router.post("/containers/{name}/forget", response_model=Loans, responses=problems(*ASKING))
+    @WRITES
+    def forget_container(
+        name: Name, body: Changed, caller: Caller = guard.allow("container.lend")
+    ) -> Response:
+        """It did not come, or is not here any more; answers what is left of its record."""
+        loan = plane.lending.forget(name, version=body.version, **_because(caller, body.why))
+        return answer({"loans": [] if loan is None else [_line(loan, 0.0)]})
+
+
+def _because(caller: Caller, why: str) -> dict[str, Any]:
+    check_line("the reason", why, length_max=REASON_MAX)
+    return {"reason": why, "actor": caller.name}
+
+
+def _line(loan: Loan, age_s: float) -> dict[str, Any]:
+    names = ("container", "owner", "peer", "refused_by", "reason", "version")
+    found = {name: getattr(loan, name) for name in names}
+    return {**found, "state": str(loan.state), "age_s": age_s, "says": whose(loan)}

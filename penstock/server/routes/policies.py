@@ -1,0 +1,170 @@
+"""Routes about policies: a look at a job now, what was decided about it and why, an end of its exclusions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict
+
+from penstock.core.journal import ENTRIES_MAX, Entry
+from penstock.db.tokens import Caller
+from penstock.fleet.sharding import shard_of
+from penstock.jobs.layer_writer import REASON_MAX
+from penstock.jobs.text_rules import check_line
+from penstock.server import bodies
+from penstock.server.answers import answer
+from penstock.server.bodies import Before, Limit, Name
+from penstock.server.pools import LONG, WRITES
+from penstock.server.replies import problems
+from penstock.server.security import Guard
+from penstock.server.services import Control, Services
+
+PAGES_MAX = 5  # of the journal that one answer reads: placement tells of everybody's shards
+TASKS_MAX = 1000
+
+
+def decisions_of(plane: Services, job: str, *, before: int | None, limit: int) -> dict[str, Any]:
+    """A page, newest first. `next` says where to go on, also where this page is not full."""
+    view = plane.jobs.view(job)
+    indices = sorted({*view.running.mapping})[:TASKS_MAX] if view.running is not None else []
+    tasks = [f"{job}/{index}" for index in indices]
+    shards = {str(shard_of(task, plane.settings.shards)) for task in tasks}
+    places = {"shards", *(row.name for row in plane.fleet.containers())} if shards else set()
+    subjects = {job, *tasks, *(f"shard {shard}" for shard in shards), *places}
+    found: list[Entry] = []
+    for _ in range(PAGES_MAX):
+        page = plane.journal.about(subjects, before=before)
+        mine = (_mine(entry, shards) if entry.subject in places else entry for entry in page)
+        for entry in filter(None, mine):
+            if len(found) == limit:
+                return _page(job, found, found[-1].id)
+            found.append(entry)
+        if len(page) < ENTRIES_MAX:
+            return _page(job, found, None)
+        before = page[-1].id
+    return _page(job, found, before)
+
+
+def _page(job: str, found: list[Entry], next_: int | None) -> dict[str, Any]:
+    return {"job": job, "decisions": [entry.to_json() for entry in found], "next": next_}
+
+
+def _mine(entry: Entry, shards: set[str]) -> Entry | None:
+    """What of a decision about many shards is about these; None: nothing."""
+    named = "moves" if "moves" in entry.data else "shards"
+    moved = {shard: to for shard, to in entry.data.get(named, {}).items() if shard in shards}
+    return replace(entry, data={named: moved}) if moved else None
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PolicySaid(_Reply):
+    """One policy's answer, what became of it, and the numbers behind it."""
+
+    policy: str
+    outcome: str
+    reason: str
+    symptom: str
+    cause: str
+    confidence: float | None
+    inputs: dict[str, Any]
+    formula: str
+    bound: str
+
+
+class PolicyChange(_Reply):
+    """The one change of a round."""
+
+    policy: str
+    what: str
+    why: str
+    outcome: Literal["done", "not done", "would be done"]
+    refused: str
+
+
+class PolicyAlert(_Reply):
+    """What somebody is told."""
+
+    policy: str
+    key: str
+    severity: str
+    text: str
+    what_to_do: str
+
+
+class ManagedJob(_Reply):
+    """What a look at a job came to."""
+
+    job: str
+    at_ms: int
+    is_dry: bool
+    change: PolicyChange | None
+    said: list[PolicySaid]
+    alerts: list[PolicyAlert]
+
+
+class Decision(_Reply):
+    """One decision about a job: by whom, what, why, and what each policy said where policies decided."""
+
+    id: int
+    at_ms: int
+    actor: str
+    kind: str
+    subject: str
+    decision: str
+    reason: str
+    data: dict[str, Any]
+
+
+class Decisions(_Reply):
+    """Decisions about a job, newest first; `next`, if there are more, to be given as `before`."""
+
+    job: str
+    decisions: list[Decision]
+    next: int | None
+
+
+class Readmitted(_Reply):
+    """How many exclusions ended."""
+
+    job: str
+    lifted: int
+
+
+def add_policy_routes(router: APIRouter, plane: Control, guard: Guard) -> None:
+    """What policies decide."""
+
+    @router.post("/jobs/{name}/manage", response_model=ManagedJob, responses=problems(404, 507))
+    @LONG
+    def manage_job(name: Name, body: bodies.Manage, caller: Caller = guard.allow("job.manage")) -> Response:
+        """Let policies look at a job now: every answer, what was done, and why not more."""
+        plane.jobs.view(name)  # who asks about nobody is told so
+        return answer(
+            plane.policies.manage(name, policy=body.policy, is_dry=body.dry_run, asked_by=caller.name)
+        )
+
+    @router.post("/jobs/{name}/readmit", response_model=Readmitted, responses=problems(404, 507))
+    @WRITES
+    def readmit_job(name: Name, body: bodies.Because, caller: Caller = guard.allow("job.manage")) -> Response:
+        """End what keeps a job away from containers. May be repeated."""
+        check_line("the reason", body.why, length_max=REASON_MAX)
+        plane.jobs.view(name)
+        lifted = plane.policies.jobs.readmit(name, by=caller.name, why=body.why)
+        plane.wake_shard_manager()
+        return answer({"job": name, "lifted": lifted})
+
+
+def add_decision_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
+    """What was decided."""
+
+    @router.get("/jobs/{name}/decisions", response_model=Decisions, responses=problems(404))
+    @LONG
+    def list_decisions(
+        name: Name, caller: Caller = guard.allow("job.read"), before: Before = None, limit: Limit = 50
+    ) -> Response:
+        """What was decided about a job and why, newest first: policies, scaler, layers, syncer, placement."""
+        return answer(decisions_of(plane, name, before=before, limit=limit))

@@ -1,0 +1,115 @@
+"""Routes about pipelines, the categories of the bus, and packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
+
+from penstock.core.errors import ConfigError
+from penstock.db.tokens import Caller
+from penstock.server import bodies, replies
+from penstock.server.answers import answer
+from penstock.server.bodies import Key, Name
+from penstock.server.limits import limited
+from penstock.server.pools import LONG
+from penstock.server.replies import WRITING, problems
+from penstock.server.security import Guard
+from penstock.server.services import Services, actor_of
+from penstock.streams.bus.log import CategorySpec
+from penstock.streams.package_shelf import PACKAGE_BYTES_MAX
+
+ZIP = "application/zip"
+ANY_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+
+def add_pipeline_routes(router: APIRouter, plane: Services, guard: Guard) -> None:
+    """Compiled pipelines."""
+
+    @router.post("/pipelines/plan", response_model=replies.Planned, responses=problems())
+    @LONG
+    def plan_pipeline(body: bodies.Plan, caller: Caller = guard.allow("pipeline.plan")) -> Response:
+        """What submitting would change. Writes nothing."""
+        return answer(plane.plan_pipeline(body.compiled))
+
+    @router.post("/pipelines", response_model=replies.Submitted, responses=problems(*WRITING))
+    @LONG
+    def submit_pipeline(
+        body: bodies.Submit, caller: Caller = guard.allow("pipeline.submit"), idempotency_key: Key = None
+    ) -> Response:
+        """Make a pipeline's jobs what is expected."""
+        done = plane.submit_pipeline(
+            body.compiled, actor=actor_of(caller), reason=body.why, idempotency_key=idempotency_key
+        )
+        return answer(done)
+
+
+def add_stream_routes(router: APIRouter, plane: Services, guard: Guard, prefix: str) -> None:
+    """Categories and packages."""
+    category_created: replies.Responses = {
+        201: {"model": replies.Category, "description": "It was not there before"}
+    }
+    package_created: replies.Responses = {
+        201: {"model": replies.PackageHash, "description": "It was not there before"}
+    }
+
+    @router.get("/categories", response_model=replies.Categories, responses=problems())
+    @LONG
+    def list_categories(caller: Caller = guard.allow("category.read")) -> Response:
+        """Every category of the bus; `unreadable`: those that are damaged, and why."""
+        return answer(plane.category_views())
+
+    @router.get("/categories/{name}", response_model=replies.Category, responses=problems(404))
+    @LONG
+    def get_category(name: Name, caller: Caller = guard.allow("category.read")) -> Response:
+        """One category: spec, birth, how much is in it, how far its watermark is."""
+        return answer(plane.category_view(name))
+
+    @router.post(
+        "/categories", response_model=replies.Category, responses=category_created | problems(*WRITING)
+    )
+    @LONG
+    def create_category(
+        body: bodies.NewCategory, caller: Caller = guard.allow("category.create")
+    ) -> Response:
+        """Create a category for records from outside; repeating it changes nothing."""
+        spec = CategorySpec(**{**body.model_dump(), "columns": tuple(body.columns)})
+        is_new = plane.create_category(spec, actor=caller.name)
+        location = f"{prefix}/categories/{spec.name}" if is_new else ""
+        return answer(plane.category_view(spec.name), status=201 if is_new else 200, location=location)
+
+    @router.put(
+        "/packages/{hash_}",
+        response_model=replies.PackageHash,
+        responses=package_created | problems(*WRITING),
+        openapi_extra={"requestBody": {"required": True, "content": {ZIP: ANY_BYTES}}},
+    )
+    async def put_package(
+        hash_: Name, request: Request, caller: Caller = guard.allow("package.write")
+    ) -> Response:
+        """Keep code under its content's hash; repeating it changes nothing."""
+        chunks = limited(request.stream(), PACKAGE_BYTES_MAX, request.scope)
+        try:
+            data = b"".join([chunk async for chunk in chunks])
+        except ClientDisconnect as error:
+            raise ConfigError(
+                "the upload broke off", why="the caller hung up", fix="send it again"
+            ) from error
+
+        def put() -> bool:
+            is_new = not plane.packages.has(hash_)
+            plane.packages.put(hash_, data)
+            return is_new
+
+        return answer({"hash": hash_}, status=201 if await LONG.run(put) else 200)
+
+    @router.get(
+        "/packages/{hash_}",
+        response_class=Response,
+        responses={200: {"description": "The package", "content": {ZIP: ANY_BYTES}}, **problems(404)},
+    )
+    @LONG
+    def get_package(hash_: Name, caller: Caller = guard.allow("package.read")) -> Response:
+        """Code by its hash."""
+        return Response(plane.packages.get(hash_), media_type=ZIP)

@@ -1,0 +1,422 @@
+"""The index of one category of the embedded log: what is visible, who is fenced, which marks there are.
+
+All SQL of the embedded log is here. Functions that take a connection run inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.core.clock import Millis
+from penstock.core.errors import CorruptData, EnvironmentProblem
+from penstock.db.sqlite_errors import translate_sqlite
+from penstock.streams.bus import admission
+from penstock.streams.bus.embedded.segments import Place
+from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec
+
+INDEX = "index.db"
+BUSY_MS: Millis = 10_000  # how long anybody waits for others
+_TURN_MS, _TURNS_MAX = 20, BUSY_MS // 20
+_FORMAT = 3
+_OLD_FORMATS = (1, 2)
+_TABLES = """
+CREATE TABLE category (one INTEGER PRIMARY KEY CHECK (one = 1), spec TEXT NOT NULL, birth TEXT NOT NULL,
+    low INTEGER NOT NULL, marked_ms INTEGER);
+CREATE TABLE partitions (partition INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL);
+CREATE TABLE segments (id INTEGER PRIMARY KEY AUTOINCREMENT, visible INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    payload BLOB, seen_ms INTEGER);
+CREATE INDEX pending ON segments (id) WHERE visible = 0;
+CREATE TABLE batches (partition INTEGER, first INTEGER, rows INTEGER NOT NULL, segment INTEGER NOT NULL,
+    position INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL, skip INTEGER NOT NULL,
+    ts_min INTEGER NOT NULL, ts_max INTEGER NOT NULL, at_ms INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (partition, first)) WITHOUT ROWID;
+CREATE TABLE producers (producer TEXT PRIMARY KEY, epoch INTEGER, low INTEGER) WITHOUT ROWID;
+CREATE TABLE sequences (producer TEXT, partition INTEGER, last INTEGER NOT NULL, next INTEGER NOT NULL,
+    PRIMARY KEY (producer, partition)) WITHOUT ROWID;
+CREATE TABLE marks (partition INTEGER, low INTEGER, next INTEGER NOT NULL, marked_ms INTEGER NOT NULL,
+    PRIMARY KEY (partition, low)) WITHOUT ROWID;
+"""
+# Of event-time categories: what is known of each partition, marks of idle ones, when records were
+# appended; and of all categories the percentiles that somebody asked for.
+_EVENT_TIME_TABLES = (
+    "CREATE TABLE IF NOT EXISTS seen (partition INTEGER PRIMARY KEY, low INTEGER NOT NULL,"
+    " next INTEGER NOT NULL, since_ms INTEGER NOT NULL, noted_ms INTEGER, follows INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS idle_marks (partition INTEGER, low INTEGER, next INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, low)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS appends (partition INTEGER, first INTEGER, at_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, first)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS percentiles (percent INTEGER PRIMARY KEY, low INTEGER NOT NULL)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A visible run of records: offsets [first, first + rows) are the stored batch's rows from `skip` on."""
+
+    partition: int
+    first: int
+    rows: int
+    segment: int
+    place: Place
+    skip: int
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Of a run: its smallest and largest event time, and when it was appended."""
+
+    min: Millis
+    max: Millis
+    at_ms: Millis
+
+
+class LogIndex:
+    """One category's index file. Connections are pooled per process and never used across a fork."""
+
+    def __init__(self, folder: Path, fault: Callable[[str], None]) -> None:
+        self.folder, self._fault = folder, fault
+        self._pool: tuple[int, list[sqlite3.Connection]] = (os.getpid(), [])
+        # What came over a fork is kept and never touched: SQLite forbids even to close it here.
+        self._inherited: list[list[sqlite3.Connection]] = []
+
+    def close(self) -> None:
+        """Close this process's idle connections; others are opened when needed."""
+        idle = self._idle()
+        while idle:
+            idle.pop().close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Everything inside sees one state of the index."""
+        with self._connection() as connection:
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def writing(self, effect: str) -> Iterator[sqlite3.Connection]:
+        """Everything inside is written and on disk, or nothing is."""
+        with self._connection() as connection:
+            _begin(connection)
+            yield connection
+            self._fault(f"{effect}:before")
+            connection.execute("COMMIT")
+        self._fault(f"{effect}:after")
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        idle = self._idle()
+        try:
+            connection = idle.pop()  # atomic: no two threads get the same one
+        except IndexError:
+            connection = self._open()
+        is_sound = True
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            is_sound = False
+            raise translate_sqlite(error, f"{self.folder.name}/{INDEX}: {error}") from error
+        finally:
+            if is_sound and connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if is_sound:
+                idle.append(connection)
+            else:
+                connection.close()  # rolls back what is open
+
+    def _idle(self) -> list[sqlite3.Connection]:
+        pid, idle = self._pool
+        if pid != os.getpid():
+            self._inherited.append(idle)
+            idle = []
+            self._pool = (os.getpid(), idle)
+        return idle
+
+    def _open(self) -> sqlite3.Connection:
+        path = self.folder / INDEX
+        if not path.exists():
+            raise admission.missing(self.folder.name)
+        try:
+            return connect(path, create=False)
+        except sqlite3.Error as error:
+            raise translate_sqlite(error, f"{path}: {error}") from error
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Become the writer. SQLite itself asks more and more seldom, so of twenty who write all the time one may
+    never get its turn; beginning to ask anew every few milliseconds all have the same chance.
+    """
+    connection.execute(f"PRAGMA busy_timeout={_TURN_MS}")
+    try:
+        for attempt in range(_TURNS_MAX):
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or attempt == _TURNS_MAX - 1:
+                    raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+
+
+def connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    """A connection whose commits are on disk when they return."""
+    mode = "rwc" if create else "rw"
+    # The pool hands a connection to one thread at a time, so SQLite's own check is not needed.
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        (journal,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        connection.execute("PRAGMA synchronous=FULL")
+        (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
+        assert (journal, synchronous) == ("wal", 2), "an acknowledged write must be on disk"
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def build(folder: Path, category: Category) -> None:
+    """Write a new category's index; when it returns, the file stands alone and is on disk."""
+    path = folder / INDEX
+    connection = None
+    try:
+        connection = connect(path, create=True)
+        more = "; ".join(_EVENT_TIME_TABLES)
+        connection.executescript(f"BEGIN; {_TABLES} {more}; PRAGMA user_version={_FORMAT}; COMMIT;")
+        connection.execute("BEGIN IMMEDIATE")
+        spec = json.dumps(asdict(category.spec))
+        connection.execute("INSERT INTO category VALUES (1, ?, ?, ?, NULL)", (spec, category.birth, LOW_MIN))
+        partitions = ((partition,) for partition in range(category.spec.partitions))
+        connection.executemany("INSERT INTO partitions VALUES (?, 0, 0)", partitions)
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise translate_sqlite(error, f"{path}: {error}") from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring an index of an older format to this one. What format 1 holds was appended at an unknown time:
+    long ago.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 1:
+        connection.execute("ALTER TABLE batches ADD COLUMN at_ms INTEGER NOT NULL DEFAULT 0")
+    if version in _OLD_FORMATS:
+        for table in _EVENT_TIME_TABLES:
+            connection.execute(table)
+        connection.execute("INSERT OR IGNORE INTO appends SELECT partition, first, at_ms FROM batches")
+        connection.execute(f"PRAGMA user_version={_FORMAT}")
+
+
+def is_old(connection: sqlite3.Connection) -> bool:
+    """Whether the index has a format that can be brought to this one."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version in _OLD_FORMATS
+
+
+def load_category(connection: sqlite3.Connection) -> Category:
+    """The category as it was created."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != _FORMAT:
+        raise EnvironmentProblem(
+            "the log was written by another version of Penstock",
+            why=f"its index has format {version}, this version reads format {_FORMAT}",
+            fix="run the version that wrote it, or use another folder",
+        )
+    found = connection.execute("SELECT spec, birth FROM category").fetchone()
+    try:
+        data = json.loads(found[0])
+        data["columns"] = tuple((name, kind) for name, kind in data["columns"])
+        return Category(spec=CategorySpec(**data), birth=found[1])
+    except (TypeError, ValueError, KeyError) as error:
+        raise CorruptData(
+            "the index of a category is damaged",
+            why=f"what it says of the category cannot be read: {error}",
+            fix=f"restore its {INDEX} from a backup",
+        ) from error
+
+
+def load_ends(connection: sqlite3.Connection) -> tuple[int, ...]:
+    """One past the last record of each partition."""
+    return tuple(row[0] for row in connection.execute("SELECT next FROM partitions ORDER BY partition"))
+
+
+def load_starts(connection: sqlite3.Connection) -> tuple[int, ...]:
+    """The first offset of each partition that is still there."""
+    return tuple(row[0] for row in connection.execute("SELECT first FROM partitions ORDER BY partition"))
+
+
+def load_epoch(connection: sqlite3.Connection, producer: str) -> int | None:
+    """The highest epoch seen of a producer."""
+    row = connection.execute("SELECT epoch FROM producers WHERE producer = ?", (producer,)).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def raise_epoch(connection: sqlite3.Connection, producer: str, epoch: int) -> None:
+    """Remember the highest epoch."""
+    connection.execute(
+        "INSERT INTO producers VALUES (?, ?, NULL)"
+        " ON CONFLICT (producer) DO UPDATE SET epoch = excluded.epoch"
+        " WHERE epoch IS NULL OR epoch < excluded.epoch",
+        (producer, epoch),
+    )
+
+
+def load_sequences(connection: sqlite3.Connection, producer: str) -> dict[int, int]:
+    """The dedup marks of a producer, per partition."""
+    rows = connection.execute("SELECT partition, last FROM sequences WHERE producer = ?", (producer,))
+    return {int(partition): int(last) for partition, last in rows}
+
+
+def register_segment(connection: sqlite3.Connection, size: int) -> int:
+    """Announce a file before it is written; the commit and the cleaner compete for this row."""
+    cursor = connection.execute("INSERT INTO segments (visible, bytes) VALUES (0, ?)", (size,))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def insert_inline(connection: sqlite3.Connection, payload: bytes) -> int:
+    """A small segment kept in the index itself."""
+    cursor = connection.execute(
+        "INSERT INTO segments (visible, bytes, payload) VALUES (1, ?, ?)", (len(payload), payload)
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def show_segment(connection: sqlite3.Connection, segment: int) -> bool:
+    """Make a written file count; False if the cleaner was faster."""
+    return (
+        connection.execute(
+            "UPDATE segments SET visible = 1, seen_ms = NULL WHERE id = ? AND visible = 0", (segment,)
+        ).rowcount
+        == 1
+    )
+
+
+def drop_segment(connection: sqlite3.Connection, segment: int) -> bool:
+    """Give up a pending file; False if it is visible, or gone already."""
+    return connection.execute("DELETE FROM segments WHERE id = ? AND visible = 0", (segment,)).rowcount == 1
+
+
+def append(connection: sqlite3.Connection, entry: Entry, *, times: Times, producer: str, last: int) -> None:
+    """Show one run of records and move the dedup mark past it. Requires: `entry.first` is the end offset."""
+    place = entry.place
+    connection.execute(
+        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(entry.partition, entry.first, entry.rows, entry.segment),
+            *(place.position, place.length, place.crc, entry.skip, times.min, times.max, times.at_ms),
+        ),
+    )
+    following = entry.first + entry.rows
+    connection.execute("UPDATE partitions SET next = ? WHERE partition = ?", (following, entry.partition))
+    # To a second, and never changed, also when runs are put together: decisions rest on it.
+    connection.execute(
+        "INSERT INTO appends SELECT :p, :first, :at_ms WHERE NOT EXISTS (SELECT 1 FROM"
+        " (SELECT at_ms FROM appends WHERE partition = :p ORDER BY first DESC LIMIT 1)"
+        " WHERE :at_ms BETWEEN at_ms AND at_ms + 999)",
+        {"p": entry.partition, "first": entry.first, "at_ms": times.at_ms},
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO sequences VALUES (?, ?, ?, ?)", (producer, entry.partition, last, following)
+    )
+
+
+def load_entries(connection: sqlite3.Connection, partition: int, start: int, end: int) -> list[Entry]:
+    """The runs that hold offsets [start, end), in order."""
+    rows = connection.execute(
+        "SELECT b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
+        " FROM batches b JOIN segments s ON s.id = b.segment"
+        " WHERE b.partition = :partition AND b.first < :end"
+        " AND b.first >= (SELECT max(first) FROM batches WHERE partition = :partition AND first <= :start)"
+        " ORDER BY b.first",
+        {"partition": partition, "start": start, "end": end},
+    )
+    return [entry_of(partition, *row) for row in rows]
+
+
+def entry_of(
+    partition: int,
+    first: int,
+    rows: int,
+    segment: int,
+    position: int,
+    length: int,
+    crc: int,
+    skip: int,
+    payload: bytes | None,
+) -> Entry:
+    """A run from the columns of its row, and the bytes of its segment if they lie in the index."""
+    return Entry(
+        partition=partition,
+        first=first,
+        rows=rows,
+        segment=segment,
+        place=Place(position=position, length=length, crc=crc),
+        skip=skip,
+        payload=payload,
+    )
+
+
+def load_lows(connection: sqlite3.Connection) -> dict[str, Millis]:
+    """Registered producers and their output lows."""
+    return dict(connection.execute("SELECT producer, low FROM producers WHERE low IS NOT NULL"))
+
+
+def load_watermark(connection: sqlite3.Connection) -> tuple[Millis, Millis | None]:
+    """W of the last mark, and when it was made."""
+    low, marked_ms = connection.execute("SELECT low, marked_ms FROM category").fetchone()
+    return low, marked_ms
+
+
+def set_low(connection: sqlite3.Connection, producer: str, low: Millis | None) -> None:
+    """Set a producer's output low; None unregisters it, but keeps its epoch."""
+    connection.execute(
+        "INSERT INTO producers VALUES (?, NULL, ?) ON CONFLICT (producer) DO UPDATE SET low = excluded.low",
+        (producer, low),
+    )
+
+
+def append_mark(connection: sqlite3.Connection, low: Millis, now_ms: Millis) -> None:
+    """(W, end offsets), as they are in this transaction."""
+    connection.execute("UPDATE category SET low = ?, marked_ms = ?", (low, now_ms))
+    connection.execute("INSERT INTO marks SELECT partition, ?, next, ? FROM partitions", (low, now_ms))
+
+
+def load_pending(connection: sqlite3.Connection) -> dict[int, Millis | None]:
+    """Announced, not yet visible files, and when the cleaner first saw each."""
+    return dict(connection.execute("SELECT id, seen_ms FROM segments WHERE visible = 0"))
+
+
+def see_pending(connection: sqlite3.Connection, now_ms: Millis) -> None:
+    """Start the clock of pending files that the cleaner sees for the first time since the machine's start."""
+    connection.execute(
+        "UPDATE segments SET seen_ms = :now WHERE visible = 0 AND (seen_ms IS NULL OR seen_ms > :now)",
+        {"now": now_ms},
+    )
+
+
+def known_segments(connection: sqlite3.Connection, segments: Iterable[int]) -> Mapping[int, bool]:
+    """Which of these segments have a row, and whether they are visible."""
+    found = {}
+    for segment in segments:
+        row = connection.execute("SELECT visible FROM segments WHERE id = ?", (segment,)).fetchone()
+        if row is not None:
+            found[segment] = bool(row[0])
+    return found

@@ -1,0 +1,444 @@
+"""The bus on one machine's disk: a folder per category with Arrow segments and the SQLite index over them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.disk import make_folder, sync_folder
+from penstock.core.errors import CorruptData, PenstockError
+from penstock.core.system_clock import SystemClock
+from penstock.core.system_clock import boot_id as this_boot
+from penstock.streams.bus import admission, idle
+from penstock.streams.bus.embedded import index as log_index
+from penstock.streams.bus.embedded import marks as log_marks
+from penstock.streams.bus.embedded import retention as log_retention
+from penstock.streams.bus.embedded.clean import (
+    UNFINISHED,
+    clean_category,
+    clean_unfinished,
+    compact_category,
+    expire_category,
+    truncate_category,
+)
+from penstock.streams.bus.embedded.index import Entry, LogIndex
+from penstock.streams.bus.embedded.publish import Publish, SegmentCleaned, publish_once
+from penstock.streams.bus.embedded.segments import read_batch, segment_path, translated
+from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
+
+# How often a publish starts again when the cleaner took its file for a dead publisher's.
+PUBLISH_TRIES = 5
+_CLOCK = SystemClock()
+
+
+class EmbeddedLog:
+    """The `Log` protocol on a folder, shared by any number of handles, threads and processes of one host.
+
+    `fault(point)` is called around every effect ("publish:before", "publish:after", "write:before", ...):
+    tests crash there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fault: Callable[[str], None] | None = None,
+        new_birth: Callable[[], str] = lambda: secrets.token_hex(8),
+        now_ms: Callable[[], Millis] = _CLOCK.now_ms,
+        boot_id: str | None = None,
+    ) -> None:
+        self._folder = folder.absolute()
+        self._fault, self._new_birth, self._now_ms = fault or (lambda point: None), new_birth, now_ms
+        self._boot_id = this_boot() if boot_id is None else boot_id
+        self._unfinished: dict[
+            str, Millis
+        ] = {}  # categories that were never finished: when each was first seen
+        self._opened: dict[str, tuple[int, LogIndex, Category]] = {}  # with the index file's inode
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Handles travel to Spark's workers; connections and hooks do not.
+        return EmbeddedLog, (self._folder,)
+
+    def close(self) -> None:
+        """Close this process's idle connections; the handle may be used again."""
+        for _, index, _ in self._opened.values():
+            index.close()
+
+    def create(self, spec: CategorySpec) -> Category:
+        """Create, or return the existing category if its spec is the same. The first creator wins."""
+        admission.check_spec(spec)
+        with translated(self._folder / spec.name):
+            if not (self._folder / spec.name / log_index.INDEX).exists():
+                self._build(spec)
+            sync_folder(self._folder)  # also for the loser of a race, whose winner may not be there yet
+        self._fault("create:after")
+        category = self.describe(spec.name)
+        admission.check_same(category, spec)
+        return category
+
+    def describe(self, name: str) -> Category:
+        """NotFound if there is none."""
+        return self._of(name)[1]
+
+    def categories(self) -> tuple[Category, ...]:
+        """All categories, by name."""
+        return tuple(self.describe(name) for name in self.names())
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all categories, also of those that cannot be read."""
+        found = (path.parent.name for path in self._folder.glob(f"*/{log_index.INDEX}"))
+        return tuple(sorted(name for name in found if not name.startswith(".")))
+
+    def publish(
+        self,
+        category: str,
+        *,
+        producer: str,
+        epoch: int,
+        batches: Mapping[int, pa.RecordBatch],
+        gapless: bool,
+    ) -> Published:
+        """Append what is new of each batch, all partitions or none; on disk when it returns."""
+        index, described = self._of(category)
+        arranged = admission.arrange(described.spec, batches)
+        publish = Publish(
+            category=category, producer=producer, epoch=epoch, batches=arranged, gapless=gapless
+        )
+        for _ in range(PUBLISH_TRIES - 1):
+            try:
+                return publish_once(index, publish, self._fault, self._now_ms())
+            except SegmentCleaned:
+                continue
+        return publish_once(index, publish, self._fault, self._now_ms())
+
+    def start_offsets(self, category: str) -> tuple[int, ...]:
+        """The first offset of each partition that is still there."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_starts(connection)
+
+    def truncate(self, category: str, before: Mapping[int, int]) -> None:
+        """Let the records below these offsets go; files go when nothing in them is left."""
+        index, described = self._of(category)
+        with index.reading() as connection:
+            admission.check_truncate(described.spec, before, log_index.load_ends(connection))
+        truncate_category(index, before)
+
+    def end_offsets(self, category: str) -> tuple[int, ...]:
+        """One past the last record of each partition."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_ends(connection)
+
+    def read(self, category: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Records [start, end) in offset order. The index is read now, the segments as asked for."""
+        assert start >= 0, "offsets count from 0"
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        if end <= start:
+            return iter(())
+        with index.reading() as connection:
+            admission.check_range(described.spec, partition, end, log_index.load_ends(connection)[partition])
+            admission.check_start(category, partition, start, log_index.load_starts(connection)[partition])
+            entries = log_index.load_entries(connection, partition, start, end)
+        _check_whole(index.folder, entries, start, end)
+        return _batches(index, described.spec.schema(), entries, start, end)
+
+    def scan(self, category: str, partition: int, start: int, end: int) -> Iterator[Run]:
+        """As `read`, each batch with the offsets of its rows."""
+        return admission.count_offsets(start, self.read(category, partition, start, end))
+
+    def scan_timed(self, category: str, partition: int, start: int, end: int) -> Iterator[TimedRun]:
+        """As `scan`, with the time at which each row was appended."""
+        runs = self.scan(category, partition, start, end)
+        with self._of(category)[0].reading() as connection:
+            firsts, times = log_marks.load_appends(connection, partition, start, end)
+        for offsets, batch in runs:
+            places = np.searchsorted(firsts, offsets, side="right") - 1
+            yield offsets, times[np.maximum(places, 0)], batch
+
+    def times(self, category: str, partition: int, start: int, end: int) -> tuple[Millis, Millis] | None:
+        """The smallest and the largest `_ts` in [start, end): from the index, but at the edges."""
+        self.read(category, partition, start, end)  # refuses what cannot be asked
+        with self._of(category)[0].reading() as connection:
+            found = log_retention.load_times(connection, partition, start, max(start, end))
+        edges = (admission.times_of(self.read(category, partition, *cut)) for cut in found.cut)
+        times = [*found.whole, *(edge for edge in edges if edge is not None)]
+        return (min(low for low, _ in times), max(high for _, high in times)) if times else None
+
+    def lag(self, category: str, positions: Mapping[int, int], *, now_ms: Millis) -> Lag:
+        """What a reader at these positions has yet to read."""
+        index, described = self._of(category)
+        for partition in positions:
+            admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            return admission.sum_lags(
+                log_retention.load_lag(connection, partition, position, now_ms)
+                for partition, position in positions.items()
+            )
+
+    def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
+        """Up to where records from `start` have about so many bytes."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            sizes = log_retention.load_sizes(connection, partition, start, end)
+            return admission.fit_bytes(sizes, start, end, bytes_max)
+
+    def published_to(self, category: str, producer: str) -> Mapping[int, int]:
+        """The highest sequence this producer ever appended, per partition."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_sequences(connection, producer)
+
+    def fence(self, category: str, producer: str, epoch: int, *, is_new_life: bool = False) -> None:
+        """Refuse every smaller epoch of this producer from now on."""
+        with self._of(category)[0].writing("fence") as connection:
+            if is_new_life:
+                highest = log_index.load_epoch(connection, producer)
+                admission.check_new_epoch(category, producer, epoch=epoch, highest=highest)
+            log_index.raise_epoch(connection, producer, epoch)
+
+    def register_producer(self, category: str, producer: str) -> None:
+        """Count this producer in the category's watermark, from the W there is. Repeated it does nothing."""
+        with self._of(category)[0].writing("register_producer") as connection:
+            if producer not in log_index.load_lows(connection):
+                log_index.set_low(connection, producer, log_index.load_watermark(connection)[0])
+
+    def unregister_producer(self, category: str, producer: str) -> None:
+        """Count it no longer; W rises with the next report of another producer."""
+        with self._of(category)[0].writing("unregister_producer") as connection:
+            if producer in log_index.load_lows(connection):
+                log_index.set_low(connection, producer, None)
+
+    def producers(self, category: str) -> Mapping[str, Millis]:
+        """Registered producers and their output lows."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_lows(connection)
+
+    def report_low(self, category: str, *, producer: str, epoch: int, low: Millis, now_ms: Millis) -> None:
+        """Raise the producer's output low, append a mark if one is due; writes only what changes."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            change = _decide_report(connection, category, producer, epoch, low, now_ms)
+        if change == _LowChange():
+            return
+        with index.writing("report_low") as connection:
+            change = _decide_report(connection, category, producer, epoch, low, now_ms)
+            if change.epoch is not None:
+                log_index.raise_epoch(connection, producer, change.epoch)
+            if change.low is not None:
+                log_index.set_low(connection, producer, change.low)
+            if change.mark is not None:
+                log_index.append_mark(connection, change.mark, now_ms)
+
+    def advance(self, category: str, *, now_ms: Millis) -> None:
+        """Append the marks that are due, if any."""
+        index, described = self._of(category)
+        with index.reading() as connection:
+            is_due = _decide_advance(connection, now_ms) is not None
+        if is_due:
+            with index.writing("advance") as connection:
+                due = _decide_advance(connection, now_ms)
+                if due is not None:
+                    log_index.append_mark(connection, due, now_ms)
+        self._note(index, described.spec, {}, now_ms)
+
+    def observe(self, category: str, *, partition: int, low: Millis, now_ms: Millis) -> None:
+        """A reader has reached this low; idle partitions follow."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        self._note(index, described.spec, {partition: low}, now_ms)
+
+    def observed(self, category: str) -> tuple[Seen, ...]:
+        """What was noted of each partition."""
+        index, described = self._of(category)
+        if not described.spec.idle_after_ms:
+            return ()
+        with index.reading() as connection:
+            return log_marks.load_seen(connection, described.spec)
+
+    def _note(
+        self, index: LogIndex, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
+    ) -> None:
+        if not spec.idle_after_ms:
+            return
+        with index.reading() as connection:
+            if not _decide_idle(connection, spec, observed, now_ms)[0]:
+                return
+        with index.writing("observe") as connection:
+            log_marks.note_seen(connection, *_decide_idle(connection, spec, observed, now_ms))
+
+    def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
+        """Marks of one partition with low > `above` and end <= `up_to`, in order."""
+        index, described = self._of(category)
+        admission.check_partition(described.spec, partition)
+        with index.reading() as connection:
+            return log_marks.load_marks(connection, partition, above=above, up_to=up_to)
+
+    def watermark(self, category: str) -> Millis:
+        """W of the last mark, LOW_MIN if none."""
+        with self._of(category)[0].reading() as connection:
+            return log_index.load_watermark(connection)[0]
+
+    def raise_percentile(self, category: str, *, percent: int, low: Millis) -> Millis:
+        """Keep the low that so many per cent have reached; it only rises."""
+        index, _ = self._of(category)
+        with index.reading() as connection:
+            kept = log_marks.load_percentile(connection, percent)
+        if low <= kept:
+            return kept
+        with index.writing("raise_percentile") as connection:
+            kept = max(low, log_marks.load_percentile(connection, percent))
+            log_marks.keep_percentile(connection, percent, kept)
+        return kept
+
+    def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
+        """Remove what dead publishers and creators left, and what is past its retention; move small publishes
+        from the index into files. Returns how many files and folders went.
+
+        A category that cannot be cleaned does not keep the others from it. `now_ms` is of the clock that runs
+        since the machine's start. A pending file's age counts from the first `clean` that saw it. A live
+        publisher whose file is taken publishes again, so `older_than_ms` only has to be longer than most
+        publishes.
+        """
+        removed, failed = 0, dict[str, PenstockError]()
+        for name in self.names():
+            try:
+                index, category = self._of(name)
+                removed += clean_category(index, now_ms=now_ms, older_than_ms=older_than_ms)
+                removed += expire_category(index, category.spec, boot_id=self._boot_id, now_ms=now_ms)
+            except PenstockError as error:
+                failed[name] = error
+        removed += clean_unfinished(
+            self._folder, self._unfinished, now_ms=now_ms, older_than_ms=older_than_ms
+        )
+        for name in self.names():  # last: it needs room, the others make some
+            if name not in failed:
+                try:
+                    index, category = self._of(name)
+                    compact_category(index, category.spec.schema(), self._fault)
+                except PenstockError as error:
+                    failed[name] = error
+        if failed:
+            raise admission.NotAllCleaned(failed)
+        return removed
+
+    def _of(self, name: str) -> tuple[LogIndex, Category]:
+        admission.check_name(name)
+        try:
+            # A category that was removed, or made anew, must not live on in an open file.
+            inode = os.stat(self._folder / name / log_index.INDEX).st_ino
+        except FileNotFoundError:
+            raise admission.missing(name) from None
+        found = self._opened.get(name)
+        if found is None or found[0] != inode:
+            index = LogIndex(self._folder / name, self._fault)
+            with index.reading() as connection:
+                is_old = log_index.is_old(connection)
+            if is_old:
+                with index.writing("upgrade") as connection:
+                    log_index.upgrade(connection)
+            with index.reading() as connection:
+                found = (inode, index, log_index.load_category(connection))
+            self._opened[name] = found
+        return found[1], found[2]
+
+    def _build(self, spec: CategorySpec) -> None:
+        """Made aside and renamed, so that nobody ever sees half a category."""
+        unfinished = self._folder / f"{UNFINISHED}{secrets.token_hex(8)}"
+        try:
+            make_folder(unfinished)
+            log_index.build(unfinished, Category(spec=spec, birth=self._new_birth()))
+            sync_folder(unfinished)
+            self._fault("create:before")
+            unfinished.rename(self._folder / spec.name)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # somebody else was faster
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LowChange:
+    """What a report changes; None: nothing."""
+
+    epoch: int | None = None
+    low: Millis | None = None
+    mark: Millis | None = None
+
+
+def _decide_report(
+    connection: sqlite3.Connection, category: str, producer: str, epoch: int, low: Millis, now_ms: Millis
+) -> _LowChange:
+    highest = log_index.load_epoch(connection, producer)
+    admission.check_epoch(category, producer, epoch=epoch, highest=highest)
+    lows = log_index.load_lows(connection)
+    if producer not in lows:
+        raise admission.not_registered(category, producer)
+    raised = low if low > lows[producer] else None
+    lows[producer] = max(low, lows[producer])
+    last, last_ms = log_index.load_watermark(connection)
+    return _LowChange(
+        epoch=epoch if highest is None or epoch > highest else None,
+        low=raised,
+        mark=admission.decide_mark(lows, last=last, last_ms=last_ms, now_ms=now_ms),
+    )
+
+
+def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | None:
+    last, last_ms = log_index.load_watermark(connection)
+    return admission.decide_mark(log_index.load_lows(connection), last=last, last_ms=last_ms, now_ms=now_ms)
+
+
+def _decide_idle(
+    connection: sqlite3.Connection, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
+) -> tuple[dict[int, Seen], dict[int, Millis]]:
+    seen = log_marks.load_seen(connection, spec)
+    noted = idle.decide_idle(
+        seen,
+        log_index.load_ends(connection),
+        observed=observed,
+        idle_after_ms=spec.idle_after_ms,
+        now_ms=now_ms,
+        last=log_index.load_watermark(connection)[0],
+    )
+    return noted, idle.due_marks(seen, noted)
+
+
+def _check_whole(folder: Path, entries: list[Entry], start: int, end: int) -> None:
+    position = entries[0].first if entries else end
+    is_whole = position <= start
+    for entry in entries:
+        is_whole = is_whole and entry.first == position
+        position = entry.first + entry.rows
+    if not is_whole or position < end:
+        raise CorruptData(
+            f"the index of category {folder.name!r} has a hole between offsets {start} and {end}",
+            why="offsets have no gaps, so rows of the index were lost or changed",
+            fix=f"restore {folder / log_index.INDEX} from a backup",
+        )
+
+
+def _batches(
+    index: LogIndex, schema: pa.Schema, entries: list[Entry], start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    for entry in entries:
+        path = segment_path(index.folder, entry.segment)
+        try:
+            batch = read_batch(schema, entry.place, path=path, inline=entry.payload)
+        except CorruptData:
+            with index.reading() as connection:
+                first = log_index.load_starts(connection)[entry.partition]
+            admission.check_start(index.folder.name, entry.partition, max(start, entry.first), first)
+            raise
+        first, last = max(start, entry.first), min(end, entry.first + entry.rows)
+        yield batch.slice(entry.skip + first - entry.first, last - first)

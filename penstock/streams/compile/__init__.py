@@ -1,0 +1,1 @@
+"""From a pipeline to jobs: graph, schemas, expressions, optimizer, cutting, packages."""

@@ -1,0 +1,1 @@
+"""What users write: pipelines in Python and SQL, computations, windows, injectors."""

@@ -1,0 +1,236 @@
+"""The file injector of MillWheel's Figure 10: publishes the lines of growing files, once each, with a low
+watermark from the oldest line that is not sent yet.
+
+A line's sequence is the position behind it in its file, under a producer of that file: whoever comes after a
+crash asks the bus how far each file is, and goes on there. Files are appended to and keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.clock import Millis
+from penstock.core.errors import ConfigError, EnvironmentProblem
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
+from penstock.streams.dsl.injector import SkewLimit
+from penstock.streams.inspect.record_lines import LINE_BYTES_MAX, LineRules, parse_lines, split_by_partition
+
+BATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePlace:
+    """How far one file is: `last` is the newest event time that was sent, `next` that of the first line
+    which was not; None: there is none. `is_open`: it has lines to send, and none of them tells its time.
+    """
+
+    last: Millis | None = None
+    next: Millis | None = None
+    is_open: bool = False
+
+
+def low_of_files(places: Sequence[FilePlace]) -> Millis | None:
+    """The low watermark of files in their order; None: nothing can be said now. Pure.
+
+    A file with lines to send holds at the first of them. One that is at its end holds at its last line while
+    it is the newest; once there is a newer file nothing more is expected of it.
+    """
+    if any(place.is_open and place.next is None for place in places):
+        return None
+    lows = [place.next for place in places if place.next is not None]
+    newest = places[-1] if places else FilePlace()
+    if newest.next is None and newest.last is not None:
+        lows.append(newest.last)
+    return min(lows, default=None)
+
+
+@dataclass(slots=True)
+class _File:
+    position: int  # everything before it is on the bus
+    last: Millis | None = None
+    records: pa.Table | None = None  # read ahead: the next ones to send
+    first: Millis | None = None  # the event time of the first of them that tells it
+    end: int = 0  # the position behind them
+
+    def place(self) -> FilePlace:
+        return FilePlace(last=self.last, next=self.first, is_open=self.records is not None)
+
+
+class FileInjector:
+    """One process that injects files. `epoch` must grow with every life of the same name."""
+
+    def __init__(
+        self, log: Log, rules: LineRules, name: str, *, epoch: int, limit: SkewLimit | None = None
+    ) -> None:
+        self._log, self._rules, self._name, self._epoch, self._limit = log, rules, name, epoch, limit
+        self._category = rules.spec.name
+        self._files: dict[Path, _File] = {}
+        log.register_producer(self._category, name)
+        log.fence(self._category, name, epoch)
+
+    def round(self, paths: Iterable[Path], *, now_ms: Millis, is_last: bool = False) -> int:
+        """Send what is there of these files, in order; returns how many lines. May be cut off anywhere.
+
+        `is_last`: nothing is appended any more, so a last line needs no line break.
+        """
+        order, sent = sorted(set(paths)), 0
+        for path in order:
+            if path not in self._files:
+                self._files[path] = self._resume(path)
+            self._read_ahead(path, now_ms, is_last)
+        for path in order:
+            file = self._files[path]
+            while file.records is not None:
+                self._report(order, now_ms)
+                sent += self._send(path, file)
+                self._read_ahead(path, now_ms, is_last)
+        self._report(order, now_ms)
+        return sent
+
+    def close(self, *, now_ms: Millis) -> None:
+        """Everything has been sent, and no file comes any more: the watermark ends."""
+        self._tell(LOW_MAX, now_ms)
+
+    def _resume(self, path: Path) -> _File:
+        """Where the last life stopped: a publish is on the bus whole, so that is the largest position."""
+        producer = self._producer(path)
+        self._log.fence(self._category, producer, self._epoch)
+        position = max(self._log.published_to(self._category, producer).values(), default=0)
+        return _File(position)
+
+    def _producer(self, path: Path) -> str:
+        return f"{self._name}/{path.absolute()}"
+
+    def _read_ahead(self, path: Path, now_ms: Millis, is_last: bool) -> None:
+        file = self._files[path]
+        if file.records is not None or not self._has_grown(path, file.position):
+            return
+        lines, file.end = _next_lines(path, file.position, is_last)
+        if lines:
+            file.records, file.first = self._records(lines, path, now_ms)
+
+    def _has_grown(self, path: Path, position: int) -> bool:
+        size = _size(path)
+        if size < position:
+            raise ConfigError(
+                f"{path} is shorter than what was sent of it",
+                why=f"it has {size} bytes, {position} are on the bus: it was cut or replaced",
+                fix="give files that are written anew a new name, or inject under another --name",
+            )
+        return size > position
+
+    def _send(self, path: Path, file: _File) -> int:
+        records = file.records
+        assert records is not None
+        if self._limit is not None and file.first is not None:
+            self._limit.wait(file.first)
+        self._log.publish(
+            self._category,
+            producer=self._producer(path),
+            epoch=self._epoch,
+            batches=split_by_partition(records, self._rules.spec),
+            gapless=False,
+        )
+        if file.first is not None:
+            file.last = max(file.first, file.last or file.first, pc.max(records.column("_ts")).as_py())
+        file.position, file.records, file.first = file.end, None, None
+        return int(records.num_rows)
+
+    def _records(
+        self, lines: list[tuple[int, bytes]], path: Path, now_ms: Millis
+    ) -> tuple[pa.Table, Millis | None]:
+        """Lines as records, and the first event time among them. A JSON category takes what cannot be read
+        too: its readers put it aside.
+        """
+        spec = self._rules.spec
+        parsed = parse_lines(lines, replace(self._rules, now_ms=now_ms))
+        good = parsed.records
+        first = good.column("_ts")[0].as_py() if good.num_rows else None
+        if not parsed.bad:
+            return good, first
+        if spec.format != "json":
+            raise ConfigError(
+                f"a line of {path} is no record of {self._category!r}",
+                why=f"the line that ends at byte {parsed.bad[0].number}: {parsed.bad[0].reason}",
+                fix="correct the line; what lies before it is sent, and is not sent again",
+            )
+        numbers = {bad.number for bad in parsed.bad}
+        raw = [(number, line) for number, line in lines if number in numbers]
+        stamp = LOW_MIN if first is None else first  # their readers do not look at it
+        both = pa.concat_tables([good, _raw(raw, spec, max(stamp, 0), good.schema)])
+        return both.sort_by("_seq"), first
+
+    def _report(self, order: Sequence[Path], now_ms: Millis) -> None:
+        low = low_of_files([self._files[path].place() for path in order])
+        if low is not None and self._rules.spec.watermark == "injector":
+            self._tell(low - self._rules.spec.lateness_ms, now_ms)
+
+    def _tell(self, low: Millis, now_ms: Millis) -> None:
+        self._log.report_low(self._category, producer=self._name, epoch=self._epoch, low=low, now_ms=now_ms)
+
+
+def _next_lines(path: Path, position: int, is_last: bool) -> tuple[list[tuple[int, bytes]], int]:
+    """The next whole lines, each with the position behind it, and the position behind all that was looked
+    at.
+    """
+    lines: list[tuple[int, bytes]] = []
+    start = position
+    with _opened(path) as file:
+        file.seek(position)
+        while position - start < BATCH_BYTES:
+            line = file.readline(LINE_BYTES_MAX + 2)
+            if not line or not (line.endswith(b"\n") or is_last or len(line) > LINE_BYTES_MAX):
+                break  # its writer is not done with it
+            position += len(line)
+            if line.strip():
+                lines.append((position, line.rstrip(b"\r\n")))
+    return lines, position
+
+
+def find_files(given: Iterable[Path]) -> list[Path]:
+    """Files as they are now: those given, and those in folders given, by name."""
+    found: list[Path] = []
+    for path in given:
+        found += sorted(item for item in path.iterdir() if item.is_file()) if path.is_dir() else [path]
+    return list(dict.fromkeys(found))
+
+
+def _raw(lines: list[tuple[int, bytes]], spec: CategorySpec, stamp: Millis, schema: pa.Schema) -> pa.Table:
+    count = len(lines)
+    columns = {
+        "_seq": pa.array([number for number, _ in lines], pa.int64()),
+        "_ts": pa.array([stamp] * count, pa.int64()),
+        "_key": pa.nulls(count, pa.string()),
+        "_late": pa.array([False] * count, pa.bool_()),
+        "_value": pa.array([line[:LINE_BYTES_MAX] for _, line in lines], pa.binary()),
+        "_partition": pa.array([number % spec.partitions for number, _ in lines], pa.int64()),
+    }
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> EnvironmentProblem:
+    return EnvironmentProblem(f"cannot read {path}", why=str(error), fix="check the path and its rights")

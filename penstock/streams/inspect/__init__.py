@@ -1,0 +1,1 @@
+"""Looking at streams from outside: watermarks, kept state, records as lines."""

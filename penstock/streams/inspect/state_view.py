@@ -1,0 +1,335 @@
+"""What jobs keep, for people who look: states and timers, decoded, a page at a time.
+
+Nothing is owned or locked: a task goes on writing, and what is read of an interval at once is of one version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from penstock.core.errors import ConfigError, IntervalMissing, NotFound
+from penstock.jobs.births import interval_birth
+from penstock.jobs.config import JobConfig
+from penstock.jobs.state_fit import STATEFUL
+from penstock.streams.bus.log import Log
+from penstock.streams.inspect.state_decode import decode_block, decode_state, is_in_blocks
+from penstock.streams.keys import NULL_KEY, partition_of
+from penstock.streams.rows.codec import PAGE_BYTES, key_after
+from penstock.streams.rows.row_store import IntervalRef, Look, RowStore, ScannedState, ScannedTimer
+
+ROWS_PER_READ = 1000
+_FITS = {
+    "bigint": re.compile(r"-?[0-9]{1,19}"),
+    "int": re.compile(r"-?[0-9]{1,10}"),
+    "boolean": re.compile("true|false"),
+    "double": re.compile(r"-?([0-9.]+(E-?[0-9]+)?|Infinity)|NaN"),
+}
+_FITS["float"] = _FITS["double"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptJob:
+    """A job as it runs, or ran last: state is told by the config that wrote it."""
+
+    name: str
+    birth: str
+    config: JobConfig
+
+    @property
+    def computation(self) -> Mapping[str, Any]:
+        """What its plan says of its state."""
+        return self.config.computation
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of what it produces: an operator has one stream."""
+        return tuple(name for output in self.config.outputs[:1] for name, _ in output.columns)
+
+    @property
+    def partitions(self) -> int:
+        """How many intervals it has."""
+        return self.config.partitions
+
+
+class Place(NamedTuple):
+    """Behind which row a page begins."""
+
+    partition: int
+    key: str | None = None
+    tag: str | None = None
+
+    @staticmethod
+    def of(text: str, length: int) -> Place:
+        """From the `next` of an earlier page; ConfigError if it is none."""
+        try:
+            kind: Any = tuple[int, str] if length == 2 else tuple[int, str, str]
+            partition, *rest = msgspec.json.decode(text, type=kind)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            example = '[0,"north"]' if length == 2 else '[0,"north","t"]'
+            raise ConfigError(
+                f"{text[:200]!r} is not a place to go on from",
+                why=f"expected is the `next` of an earlier page, such as {example}",
+                fix="give it as it was printed, in quotes, or leave it out to begin at the beginning",
+            ) from error
+        return Place(max(0, partition), *rest)
+
+
+class StateView:
+    """Reads what jobs keep."""
+
+    def __init__(self, log: Log, rows: RowStore) -> None:
+        self._log, self._rows = log, rows
+
+    def get(self, job: KeptJob, key: str) -> dict[str, Any]:
+        """One key: its state and its timers, or NotFound."""
+        check_keeps(job)
+        stored = self._stored_key(job, key)
+        home = partition_of(stored, job.partitions)
+        # A source that somebody partitioned by rules of their own may have put it elsewhere.
+        for partition in sorted(range(job.partitions), key=lambda other: other != home):
+            with self._look(job, partition) as moment:
+                states = _states_of(job, moment, stored)
+                timers = list(_timers_of(moment, stored))
+                if states or timers:
+                    return {
+                        "job": job.name,
+                        "key": stored,
+                        "partition": partition,
+                        "version": moment.row.version,
+                        "states": states,
+                        "timers": [timer_json(partition, found) for found in timers],
+                    }
+        raise NotFound(
+            f"job {job.name!r} keeps nothing for the key {stored[:200]!r}",
+            why="it has neither state nor timers; a state like the default is not stored",
+            fix=f"`penstock state scan {job.name}` lists the keys that have some",
+        )
+
+    def scan(self, job: KeptJob, *, prefix: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+        """States by interval and key: {states, versions, next}; `next`: the `after` of the next page."""
+        check_keeps(job)
+
+        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+            start = prefix if place.key is None else max(prefix, key_after(place.key))
+            for found in _all_states(moment, start):
+                if not found.key.startswith(prefix):
+                    return
+                there = Place(place.partition, found.key)
+                yield there, state_json(job, place.partition, found), len(found.value or b"")
+
+        return self._page(job, "states", rows, Place.of(after, 2) if after else Place(0), limit)
+
+    def timers(self, job: KeptJob, *, key: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+        """Timers by interval, key and tag, of all keys or of one: {timers, versions, next}."""
+        check_keeps(job)
+        stored = self._stored_key(job, key) if key else None
+
+        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+            start = (stored or "", "")
+            if place.key is not None and place.tag is not None:
+                start = max(start, (place.key, key_after(place.tag)))
+            for found in _all_timers(moment, start):
+                if stored is not None and found.key != stored:
+                    return
+                yield Place(place.partition, found.key, found.tag), timer_json(place.partition, found), 0
+
+        return self._page(job, "timers", rows, Place.of(after, 3) if after else Place(0), limit)
+
+    def export(self, job: KeptJob, partition: int) -> Iterator[dict[str, Any]]:
+        """Every state of one interval at one version; blocks of windows key by key."""
+        check_keeps(job)
+        if not 0 <= partition < job.partitions:
+            raise NotFound(
+                f"job {job.name!r} has no partition {partition}",
+                why=f"it has {job.partitions}, from 0 on",
+                fix="name one of these",
+            )
+        with self._look(job, partition) as moment:
+            version = moment.row.version
+            for found in _all_states(moment, ""):
+                for line in _exploded(job, partition, found):
+                    yield {**line, "version": version}
+
+    def _page(
+        self,
+        job: KeptJob,
+        what: str,
+        rows: Callable[[Look, Place], Iterator[tuple[Place, dict[str, Any], int]]],
+        begin: Place,
+        limit: int,
+    ) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+        versions: dict[str, int] = {}
+        size, last = 0, begin
+        for partition in range(begin.partition, job.partitions):
+            with self._look(job, partition) as moment:
+                versions[str(partition)] = moment.row.version
+                place = begin if partition == begin.partition else Place(partition)
+                for there, line, weight in rows(moment, place):
+                    if len(found) == limit or size >= PAGE_BYTES:
+                        return _page_json(job, what, found, versions, last)
+                    found.append(line)
+                    size, last = size + weight, there
+        return _page_json(job, what, found, versions, None)
+
+    @contextmanager
+    def _look(self, job: KeptJob, partition: int) -> Iterator[Look]:
+        birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
+        ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
+        try:
+            with self._rows.look(ref) as moment:
+                yield moment
+        except IntervalMissing as error:
+            raise NotFound(
+                f"job {job.name!r} has no rows in partition {partition}",
+                why=f"{error.what}: {error.why}",
+                fix="wait for its plan to create them; `penstock status` shows how far it is",
+            ) from error
+
+    def _stored_key(self, job: KeptJob, key: str) -> str:
+        keys: Sequence[Any] = job.computation.get("keys") or []
+        if job.computation.get("operator") == "join":
+            keys = keys[0]
+        several = job.computation.get("inputs") is not None  # of each input its key, as one text
+        names = str(keys[0]).split(", ") if several and keys else [str(name) for name in keys]
+        return key_text(job.name, names, self._key_types(job), key)
+
+    def _key_types(self, job: KeptJob) -> dict[str, str]:
+        columns = dict(column for output in job.config.outputs for column in output.columns)
+        for source in job.config.inputs:
+            try:
+                columns |= dict(self._log.describe(source.category).spec.columns)
+            except NotFound:
+                continue
+        return columns
+
+
+def check_keeps(job: KeptJob) -> None:
+    """ConfigError if it has no state to look at."""
+    kind = job.config.kind
+    if kind != STATEFUL:
+        raise ConfigError(
+            f"job {job.name!r} keeps no state",
+            why=f"it is of kind {kind}: only jobs of kind {STATEFUL} keep some per key",
+            fix="`penstock job ls` shows the kind of each job",
+        )
+
+
+def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: str) -> str:
+    """The text under which a key is stored; ConfigError if it cannot be a key of these columns. Pure."""
+    if len(names) <= 1:
+        if given == NULL_KEY:
+            return given
+        return _checked(job, names[0] if names else "", types, given)
+    example = json.dumps([f"<{name}>" for name in names])
+    try:
+        parts = msgspec.json.decode(given, type=list[str | int | float | bool | None])
+    except msgspec.MsgspecError as error:
+        raise _bad_key(job, given, f"it is keyed by {', '.join(names)}: {error}", example) from error
+    if len(parts) != len(names):
+        raise _bad_key(job, given, f"it is keyed by {', '.join(names)}, given are {len(parts)}", example)
+    texts = [
+        None if part is None else _checked(job, name, types, _text_of(part))
+        for name, part in zip(names, parts, strict=True)
+    ]
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+
+
+def state_json(job: KeptJob, partition: int, found: ScannedState) -> dict[str, Any]:
+    """One stored row."""
+    line: dict[str, Any] = {"partition": partition, "key": found.key}
+    if found.value is None:
+        return {**line, "state": None, "bytes": 0, "problem": found.damage}
+    told = decode_state(job.computation, found.key, found.value, job.columns)
+    return {**line, "bytes": len(found.value), **told}
+
+
+def timer_json(partition: int, found: ScannedTimer) -> dict[str, Any]:
+    """One timer; what is damaged says so."""
+    line: dict[str, Any] = {"partition": partition, "key": found.key, "tag": found.tag}
+    if found.timer is None:
+        return {**line, "problem": found.damage}
+    return {**line, **{name: value for name, value in asdict(found.timer).items() if name not in line}}
+
+
+def _page_json(
+    job: KeptJob, what: str, found: list[dict[str, Any]], versions: dict[str, int], last: Place | None
+) -> dict[str, Any]:
+    behind = None if last is None else [part for part in last if part is not None]
+    text = None if behind is None else json.dumps(behind, ensure_ascii=False, separators=(",", ":"))
+    return {"job": job.name, what: found, "versions": versions, "next": text}
+
+
+def _states_of(job: KeptJob, moment: Look, key: str) -> list[dict[str, Any]]:
+    """What is kept of a key: one row, or what each block of a window has of it."""
+    if not is_in_blocks(job.computation):
+        found = moment.states(start=key, limit=1)
+        return [_without_place(state_json(job, 0, row)) for row in found if row.key == key]
+    return [
+        _without_place(line)
+        for row in _all_states(moment, "")
+        for line in _exploded(job, 0, row)
+        if line["key"] == key
+    ]
+
+
+def _without_place(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in ("partition", "key")}
+
+
+def _exploded(job: KeptJob, partition: int, found: ScannedState) -> Iterator[dict[str, Any]]:
+    if found.value is None or not is_in_blocks(job.computation):
+        yield state_json(job, partition, found)
+        return
+    try:
+        lines = list(decode_block(found.key, found.value))
+    except (msgspec.MsgspecError, pa.ArrowException, ValueError, KeyError):
+        yield state_json(job, partition, found)
+        return
+    for key, state in lines:
+        yield {"partition": partition, "key": key, "state": state}
+
+
+def _timers_of(moment: Look, key: str) -> Iterator[ScannedTimer]:
+    for found in _all_timers(moment, (key, "")):
+        if found.key != key:
+            return
+        yield found
+
+
+def _all_states(moment: Look, start: str) -> Iterator[ScannedState]:
+    while page := moment.states(start=start, limit=ROWS_PER_READ):
+        yield from page
+        start = key_after(page[-1].key)
+
+
+def _all_timers(moment: Look, start: tuple[str, str]) -> Iterator[ScannedTimer]:
+    while page := moment.timers(start=start, limit=ROWS_PER_READ):
+        yield from page
+        start = (page[-1].key, key_after(page[-1].tag))
+
+
+def _text_of(part: str | float | bool) -> str:
+    return str(part).lower() if isinstance(part, bool) else str(part)
+
+
+def _checked(job: str, name: str, types: Mapping[str, str], given: str) -> str:
+    kind = types.get(name, "string")
+    fits = _FITS.get(kind)
+    if fits is not None and given and fits.fullmatch(given) is None:
+        raise _bad_key(job, given, f"its key {name!r} is of type {kind}", f"a {kind}")
+    return given
+
+
+def _bad_key(job: str, given: str, why: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{given[:200]!r} is no key of job {job!r}", why=why, fix=f"give {expected}, in quotes of the shell"
+    )

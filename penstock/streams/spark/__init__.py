@@ -1,0 +1,1 @@
+"""Everything that needs Spark: the source, queries, tasks, Python workers, backfill."""

@@ -1,0 +1,395 @@
+"""User code over the records and due timers of one step, and what it changed: in memory until the commit.
+
+Pure: no clock, no store, no bus. The same log, marks and state give the same changes, however the log is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from operator import index, itemgetter
+from types import TracebackType
+from typing import Any
+
+from penstock.core.clock import Millis
+from penstock.core.errors import PenstockError, ProductionRefused, StateMismatch, StateRefused, TimerRefused
+from penstock.streams.bus.log import LOW_MAX, LOW_MIN
+from penstock.streams.dsl.computation import Computation, Context, Record, Timer, record_type
+from penstock.streams.dsl.user_errors import (
+    MESSAGE_CHARS_MAX,
+    Place,
+    blaming,
+    cut_short,
+    said_by,
+    shown_key,
+    user_line,
+)
+from penstock.streams.rows.row_store import TimerRow
+from penstock.streams.step.outbox import Production, fits
+from penstock.streams.step.watermark import Cut
+
+# How many timers set at or before the low may fire in one step: more is a loop.
+TIMERS_PER_STEP_MAX = 1_000_000
+
+_Pending = tuple[Millis, Millis, bool, bool]  # (time, hold, is late, is of the wall)
+
+
+class KeyedWork:
+    """One run of the hooks. Give it the snapshot, call `run` once, then read what changed."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        *,
+        job: str,
+        low: Millis,
+        now_ms: Millis = 0,
+        states: Mapping[str, bytes] | None = None,
+        timers: Iterable[TimerRow] = (),
+        timers_max: int = TIMERS_PER_STEP_MAX,
+        aside: SetAside | None = None,
+        late: str | None = None,
+    ) -> None:
+        self._drops_late = (late or computation.late) == "drop"
+        self._aside = aside  # None: a record at which user code raises stops the step
+        self._computation, self._job, self._low, self._timers_max = computation, job, low, timers_max
+        self.produced: dict[str, list[Production]] = {stream: [] for stream in computation.outputs}
+        self.counters = {"records": 0, "late": 0, "dropped": 0, "behind_low": 0, "timers": 0}
+        self._pickers = {stream: _picker(tuple(columns)) for stream, columns in computation.outputs.items()}
+        self._stored: Mapping[str, bytes] = states or {}
+        self._states: dict[str, Any] = {}  # of the keys whose hooks ran
+        self._pending: dict[tuple[str, str], _Pending] = {
+            (timer.key, timer.tag): (timer.at_ms, timer.hold_ms, timer.late, timer.wall) for timer in timers
+        }
+        self._touched: set[tuple[str, str]] = set()
+        found = sorted((at, key, tag, wall) for (key, tag), (at, _, _, wall) in self._pending.items())
+        self._due = [(at, key, tag) for at, key, tag, wall in found if not wall]  # a heap
+        self._wall = [(at, key, tag) for at, key, tag, wall in found if wall]  # a heap: all of it is due now
+        self._up_to = low  # timers beyond it cannot fire in this step
+        self._behind_count = 0
+        self._ctx = Context(self)
+        self._ctx.low_watermark, self._ctx.now = low, now_ms
+        self._where: tuple[str, int | None] = ("", None)  # what runs, should it fail
+
+    def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
+        """Wall timers that are due, records up to a cut, then the timers due at its low, on to the next."""
+        self._up_to = cuts[-1].low if cuts else self._low
+        with blaming(self._place):
+            done = 0
+            self._fire_due()
+            for cut in cuts:
+                self._process(records[done : cut.position], offsets[done : cut.position])
+                self._low = self._ctx.low_watermark = cut.low
+                self._fire_due()
+                done = cut.position
+            self._process(records[done:], offsets[done:])
+        self.counters["productions"] = sum(map(len, self.produced.values()))
+
+    def _place(self) -> Place:
+        what, offset = self._where
+        at = "" if offset is None else f" at {offset}"
+        name = f"key {shown_key(self._ctx.key)}, {what}{at}"
+        return Place(self._job, name, key=self._ctx.key, offset=offset)
+
+    def state_changes(self) -> dict[str, bytes | None]:
+        """New state of each key that a hook changed; None where all values are back at their defaults."""
+        changes, encode = {}, self._computation.state_codec.encode
+        for key, state in self._states.items():
+            try:
+                after = encode(state)
+            except StateRefused as error:
+                error.what = f"{error.what} (job {self._job!r}, key {key!r})"
+                error.job, error.key = self._job, key
+                raise
+            if self._stored.get(key) != after:
+                changes[key] = after
+        return changes
+
+    def timer_changes(self) -> tuple[tuple[TimerRow, ...], tuple[tuple[str, str], ...]]:
+        """Timers set and not fired yet; (key, tag) of those that fired or were deleted."""
+        kept = [
+            TimerRow(key=name[0], tag=name[1], at_ms=at, hold_ms=hold, late=late, wall=wall)
+            for name in self._touched
+            if name in self._pending
+            for at, hold, late, wall in [self._pending[name]]
+        ]
+        return tuple(kept), tuple(name for name in self._touched if name not in self._pending)
+
+    def set_timer(
+        self, key: str, tag: str, at_ms: Millis, hold_ms: Millis | None, *, floor: Millis, is_late: bool
+    ) -> None:
+        """What `Context.set_timer` does."""
+        low, name = self._low, (key, tag)
+        if hold_ms is None and self._pending.get(name) == (at_ms, at_ms - 1, False, False) and at_ms > low:
+            return  # most records of a window set the timer that the first one set
+        at = at_ms if type(at_ms) is int else index(at_ms)
+        if hold_ms is None:
+            hold = at - 1
+            if hold < low and not is_late:
+                # Nothing can be held before the low any more; what is on time stays on time.
+                hold = max(hold, min(low, floor))
+        else:
+            hold = index(hold_ms)
+        self._check_timer(tag, at, hold, floor if hold_ms is not None else LOW_MIN)
+        pending = (at, hold, is_late and hold < low, False)
+        if self._pending.get(name) == pending:
+            return
+        self._remember(name)
+        self._pending[name] = pending
+        self._touched.add(name)
+        if at <= self._up_to:
+            heappush(self._due, (at, key, tag))
+        if at <= low:
+            self._count_due("the low watermark", "ctx.low_watermark, and none once that is the end of input")
+
+    def set_wall_timer(self, key: str, tag: str, at_ms: Millis, *, floor: Millis) -> None:
+        """What `Context.set_wall_timer` does."""
+        at, name = index(at_ms), (key, tag)
+        self._check_timer(tag, at, at, LOW_MIN)
+        # It holds nothing; its record's time is its stamp only where no low is known when it fires.
+        pending = (at, floor if self._low <= LOW_MIN else 0, False, True)
+        if self._pending.get(name) == pending:
+            return
+        self._remember(name)
+        self._pending[name] = pending
+        self._touched.add(name)
+        if at <= self._ctx.now:
+            heappush(self._wall, (at, key, tag))
+            self._count_due("now", "ctx.now")
+
+    def delete_timer(self, key: str, tag: str) -> None:
+        """What `Context.delete_timer` does."""
+        self._remember((key, tag))
+        self._pending.pop((key, tag), None)
+        self._touched.add((key, tag))  # it may be stored beyond what this step has read
+
+    def produce(
+        self,
+        values: Mapping[str, Any],
+        stream: str,
+        ts: Millis,
+        key: str,
+        *,
+        floor: Millis,
+        is_late: bool,
+    ) -> None:
+        """What `Context.produce` does."""
+        stamp = ts if type(ts) is int else index(ts)
+        if stamp < floor:
+            raise ProductionRefused(
+                f"a production for stream {stream!r} is stamped {stamp}, before {floor}",
+                why="it would come before its record or its timer's hold, where downstream no longer waits",
+                fix="stamp it later, or give set_timer a hold_ms as early as the stamp",
+            )
+        picker = self._pickers.get(stream)
+        if picker is None or not isinstance(key, str):
+            raise self._misfit(stream, f"the declared streams are {list(self._pickers)}, the key was {key!r}")
+        row = picker(values)
+        if row is None:
+            expected = list(self._computation.outputs[stream])
+            raise self._misfit(stream, f"its columns are {expected}, given were {list(values)}")
+        if self._aside is not None:
+            self._check_types(stream, row)
+        self.produced[stream].append((stamp, key, is_late and stamp < self._low, row))
+
+    def undo(self, key: str, produced: Mapping[str, int]) -> None:
+        """Take back what one hook did: its productions, timers and changes of state. Requires: `aside`."""
+        assert self._aside is not None, "nothing was remembered"
+        for stream, count in produced.items():
+            del self.produced[stream][count:]
+        for name, pending, was_touched in reversed(self._aside.timers):
+            self._pending.pop(name, None)
+            if pending is not None:
+                self._pending[name] = pending  # it is still in its heap: nothing fires while a hook runs
+            if not was_touched:
+                self._touched.discard(name)
+        saved = self._aside.saved.get(key, self._stored.get(key))
+        codec = self._computation.state_codec
+        self._states[key] = codec.blank() if saved is None else codec.decode(saved)
+
+    def _remember(self, name: tuple[str, str]) -> None:
+        if self._aside is not None:
+            self._aside.timers.append((name, self._pending.get(name), name in self._touched))
+
+    def _check_types(self, stream: str, row: tuple[object, ...]) -> None:
+        """Found here, a wrong value is this record's; found when all is packed, it is nobody's."""
+        columns = self._computation.outputs[stream].items()
+        for value, (name, kind) in zip(row, columns, strict=True):
+            if not fits(value, kind):
+                raise self._misfit(stream, f"column {name!r} is declared {kind!r}, the value was {value!r}")
+
+    def _process(self, records: Sequence[Record], offsets: Sequence[int]) -> None:
+        ctx, hook, states = self._ctx, self._computation.process_record, self._states
+        due, wall, aside = self._due, self._wall, self._aside
+        drop, low, late, behind = self._drops_late, self._low, 0, 0
+        for record, offset in zip(records, offsets, strict=True):
+            if record.late:
+                late += 1
+                if drop:
+                    continue
+            elif record.ts < low:
+                behind += 1  # somebody upstream broke a promise: an alarm, never a silent drop
+            key = record.key
+            state = states.get(key)
+            if state is None:
+                state = self._load(key)
+            ctx.enter(key, state, record.ts, record.late)
+            self._where = ("record", offset)
+            if aside is None:
+                hook(record, ctx)
+            else:
+                with _Skipping(self, aside, record, offset):
+                    hook(record, ctx)
+                    aside.saved[key] = self._computation.state_codec.encode(state)
+            if wall or (due and due[0][0] <= low):
+                self._fire_due()
+        self.counters["records"] += len(records)
+        self.counters["late"] += late
+        self.counters["dropped"] += late if drop else 0
+        self.counters["behind_low"] += behind
+
+    def _fire_due(self) -> None:
+        due, wall, low = self._due, self._wall, self._low
+        while True:
+            if due and due[0][0] <= low:
+                self._fire(*heappop(due), is_wall=False)
+            elif wall:
+                self._fire(*heappop(wall), is_wall=True)
+            else:
+                return
+
+    def _fire(self, at: Millis, key: str, tag: str, *, is_wall: bool) -> None:
+        pending = self._pending.get((key, tag))
+        if pending is None or pending[0] != at or pending[3] != is_wall:
+            return  # deleted, or set to another time since
+        del self._pending[key, tag]
+        self._touched.add((key, tag))
+        state = self._states.get(key)
+        if state is None:
+            state = self._load(key)
+        _, hold, late, _ = pending
+        if is_wall and self._low > LOW_MIN:
+            hold = self._low  # it held nothing: what it produces may not come before what is promised by now
+        self._ctx.enter(key, state, hold, late)
+        self._where = (f"timer {tag!r}", None)
+        self._computation.process_timer(Timer(key, tag, at, hold, late, is_wall), self._ctx)
+        self.counters["timers"] += 1
+        if self._aside is not None:
+            self._aside.saved[key] = self._computation.state_codec.encode(state)
+
+    def _count_due(self, what: str, after: str) -> None:
+        self._behind_count += 1
+        if self._behind_count > self._timers_max:
+            raise TimerRefused(
+                f"timers set at or before {what} fired {self._timers_max} times in one step",
+                why="each fires at once, and sets another one that is due at once",
+                fix=f"set the next timer after {after}",
+            )
+
+    def _load(self, key: str) -> Any:
+        stored, codec = self._stored.get(key), self._computation.state_codec
+        try:
+            state = codec.blank() if stored is None else codec.decode(stored)
+        except StateMismatch as error:
+            error.what = f"{error.what} (job {self._job!r}, key {key!r})"
+            raise
+        self._states[key] = state
+        return state
+
+    def _check_timer(self, tag: str, at: Millis, hold: Millis, hold_min: Millis) -> None:
+        if hold < hold_min:
+            raise TimerRefused(
+                f"timer {tag!r} would hold from {hold}, before {hold_min}",
+                why="a hold stands for a later production, and none may come before its record or timer",
+                fix="use a hold_ms that is not before the record's ts",
+            )
+        if not isinstance(tag, str) or not LOW_MIN < hold <= LOW_MAX or not LOW_MIN < at <= LOW_MAX:
+            raise TimerRefused(
+                f"timer {tag!r} at {at} cannot be set",
+                why="a tag is a string, a time is milliseconds since 1970",
+                fix="look at how the tag and the time are computed",
+            )
+
+    def _misfit(self, stream: str, why: str) -> ProductionRefused:
+        return ProductionRefused(
+            f"a production for stream {stream!r} does not fit what the computation declares",
+            why=why,
+            fix="produce exactly the declared columns, with None for null, or declare others in `outputs`",
+        )
+
+
+class SetAside:
+    """Records at which user code raised, as dead letters, and what it takes to undo a hook."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self.letters: list[Production] = []
+        self.saved: dict[str, bytes | None] = {}  # the states of keys after their last good record
+        self.timers: list[tuple[tuple[str, str], _Pending | None, bool]] = []  # of the hook that runs
+
+    def put(self, record: Record, offset: int, why: str) -> None:
+        """One more dead letter: why, the record as JSON, and where it lies."""
+        value = json.dumps(record.as_dict(), default=str).encode()
+        reason = f"{why} (key {shown_key(record.key)}, stream {record.stream!r})"
+        self.letters.append((record.ts, record.key, record.late, (reason, value, self._partition, offset)))
+
+
+class _Skipping:
+    """One hook of one record: if it raises, all that it did is undone and the record is put aside."""
+
+    def __init__(self, work: KeyedWork, aside: SetAside, record: Record, offset: int) -> None:
+        self._work, self._aside, self._record, self._offset = work, aside, record, offset
+        self._produced = {stream: len(made) for stream, made in work.produced.items()}
+        aside.timers.clear()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._work.undo(self._record.key, self._produced)
+        line = user_line(error)
+        why = said_by(error)
+        if isinstance(error, PenstockError):
+            why = cut_short(f"{type(error).__name__}: {error.what}: {error.why}", MESSAGE_CHARS_MAX)
+        self._aside.put(self._record, self._offset, f"{why}, at {line}" if line else why)
+        return True
+
+
+def try_computation(
+    computation: Computation,
+    records: Iterable[tuple[str, Millis] | tuple[str, Millis, Mapping[str, Any]]],
+    *,
+    low: Millis = LOW_MAX,
+) -> list[tuple[str, Millis, str, dict[str, Any]]]:
+    """Run a computation in memory: (key, ts[, columns]) in, then the low; (stream, ts, key, columns) out."""
+    made = []
+    for key, ts, *rest in records:
+        columns: Mapping[str, Any] = rest[0] if rest else {}
+        made.append(record_type(tuple(columns))(key, ts, False, tuple(columns.values())))
+    work = KeyedWork(computation, job="try", low=LOW_MIN)
+    work.run(made, range(len(made)), [Cut(position=len(made), low=low)])
+    return [
+        (stream, ts, key, dict(zip(computation.outputs[stream], row, strict=True)))
+        for stream, produced in work.produced.items()
+        for ts, key, _, row in produced
+    ]
+
+
+def _picker(columns: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[object, ...] | None]:
+    """A function from named values to a row in column order; None unless exactly these columns are given."""
+    pick = itemgetter(*columns) if len(columns) > 1 else None
+
+    def picked(values: Mapping[str, Any]) -> tuple[object, ...] | None:
+        if len(values) != len(columns):
+            return None
+        try:
+            return pick(values) if pick is not None else tuple(values[name] for name in columns)
+        except KeyError:
+            return None
+
+    return picked

@@ -1,0 +1,1 @@
+"""Pipelines and computations in memory, for users' tests: see `penstock.testing`."""

@@ -1,0 +1,465 @@
+"""A computation tried by hand: records, watermarks and the clock go in one by one, the real step runs.
+
+A script can be repeated with a crash after every effect, or with other cuts of batches: it must end the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.clock import Millis
+from penstock.core.errors import PipelineError
+from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, CategorySpec
+from penstock.streams.dsl.computation import Computation, Timer
+from penstock.streams.dsl.windows import duration_ms
+from penstock.streams.step.step import DEAD_COLUMNS
+from penstock.streams.trial.jobs import Faults, Trial, TrialJob
+
+IN, DEAD = "in", "dead"
+_KINDS = {bool: "boolean", int: "bigint", float: "double", str: "string", bytes: "binary"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produced:
+    """One record of an output stream."""
+
+    ts: Millis
+    key: str | None
+    values: Mapping[str, Any]
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Schedule:
+    """When steps run while a script goes on: after which of its calls, and with how many records at most."""
+
+    settles: frozenset[int] | None = None  # None: after each
+    rows_max: int = 1_000_000
+    calls: list[str] = field(default_factory=list)
+
+
+class Scripted(ABC):
+    """What every run has: calls that a script makes, and steps between them as a schedule says."""
+
+    def __init__(self) -> None:
+        self.trial, self.schedule = Trial(), Schedule()
+        self._holds = False
+        self._sequences: dict[str, dict[int, int]] = {}
+
+    def prepare(self, schedule: Schedule, faults: Faults) -> None:
+        """How the script is to be run. Requires: nothing was done yet."""
+        self.schedule, self.trial.faults, self.trial.rows_max = schedule, faults, schedule.rows_max
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All calls inside are one batch: nothing runs until the end, unless something is asked for."""
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+        self._called("batch()")
+
+    def advance_clock(self, now_ms: Millis) -> None:
+        """Set the clock to this time. All calls before are done before."""
+        self.trial.settle()
+        if now_ms < self.trial.now_ms:
+            raise _backwards("the clock", self.trial.now_ms, now_ms)
+        self.trial.now_ms = now_ms
+        self._called(f"advance_clock({now_ms})", settles=True)
+
+    def dead_letters(self, category: str = DEAD) -> list[dict[str, Any]]:
+        """What was put aside, and why; of a pipeline the dead letters of one category."""
+        return [dict(row.values) for row in self._records(category)]
+
+    def _append(self, category: str, partition: int, row: Mapping[str, Any]) -> None:
+        sequences = self._sequences.setdefault(category, {})
+        sequences[partition] = sequences.get(partition, 0) + 1
+        schema = self.trial.log.describe(category).spec.schema()
+        batch = pa.RecordBatch.from_pydict(
+            {name: [value] for name, value in {"_seq": sequences[partition], "_late": False, **row}.items()},
+            schema=schema,
+        )
+        self.trial.log.publish(category, producer="script", epoch=1, batches={partition: batch}, gapless=True)
+
+    def _report(self, category: str, low: Millis) -> None:
+        before = self.trial.log.producers(category)["script"]
+        if low < before:
+            raise _backwards(f"the low watermark of {category!r}", before, low)
+        report_ms = self.trial.next_report_ms()
+        self.trial.log.report_low(category, producer="script", epoch=1, low=low, now_ms=report_ms)
+
+    def _records(self, category: str) -> list[Produced]:
+        """All of a category, partition by partition."""
+        self.trial.settle()
+        log, found = self.trial.log, []
+        for partition, end in enumerate(log.end_offsets(category)):
+            for batch in log.read(category, partition, 0, end):
+                for row in batch.to_pylist():
+                    values = {name: value for name, value in row.items() if not name.startswith("_")}
+                    found.append(Produced(ts=row["_ts"], key=row["_key"], values=values, late=row["_late"]))
+        return found
+
+    def _called(self, what: str, *, settles: bool = False) -> None:
+        number, planned = len(self.schedule.calls), self.schedule.settles
+        self.schedule.calls.append(what)
+        if settles or (not self._holds and (planned is None or number in planned)):
+            self.trial.settle()
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """All that must be the same however the work was cut and cut off, by name."""
+
+
+class Run(Scripted):
+    """One computation in memory. Each call is one step of its own: see what the computation makes of it.
+
+    `inputs`: the columns of each input stream and their types; without, the first record tells. The clock
+    stands at 0 and the low watermark before everything until you move them.
+    """
+
+    def __init__(
+        self, computation: Computation, *, inputs: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        super().__init__()
+        inputs = inputs or computation.inputs
+        self._made = copy.deepcopy(computation)
+        self._kind = type(computation)
+        self._columns: dict[str, dict[str, str]] = {
+            name: dict(given) for name, given in (inputs or {}).items()
+        }
+        self._streams = list(inputs or {IN: {}})
+        self._values: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._streams}
+        self._keys: set[str] = set()  # only keys of records have state
+        for name in self._streams:
+            spec = CategorySpec(name=name, partitions=1, columns=(), watermark="injector")
+            self.trial.log.create(spec)
+            self.trial.log.register_producer(name, "script")
+        self._job = TrialJob(
+            name=self._kind.__name__,
+            config=_config(self._kind, self._streams),
+            stages=self._with_columns,
+            # A new one for each step, as a task does: what is kept on `self` is gone.
+            computation=lambda: copy.deepcopy(self._made),
+        )
+        self._set_columns()
+        self.trial.add(self._job)
+
+    def record(self, key: str, ts: Millis, stream: str = "", /, **columns: Any) -> None:
+        """A record of this key and event time arrives, on the only input stream or the one that is named."""
+        stream = self._stream(stream)
+        known = self._known(stream, columns)
+        row = tuple(_checked(columns[name], name, kind) for name, kind in known.items())
+        self._append(stream, 0, {"_ts": ts, "_key": key})
+        self._values[stream].append(row)
+        self._keys.add(key)
+        self._called(f"record({key!r}, {ts})")
+
+    def advance_watermark(self, low: Millis, stream: str = "") -> None:
+        """From now on no record before `low` comes but late ones, on all inputs or the one named."""
+        for name in [self._stream(stream)] if stream else self._streams:
+            self._report(name, low)
+        self._called(f"advance_watermark({low})")
+
+    def close(self) -> None:
+        """Nothing more comes: every timer at the low watermark fires."""
+        self.advance_watermark(LOW_MAX)
+
+    def outputs(self, stream: str = "out") -> list[dict[str, Any]]:
+        """The columns of all that was produced for a stream, in order."""
+        return [dict(made.values) for made in self.productions(stream)]
+
+    def productions(self, stream: str = "out") -> list[Produced]:
+        """All that was produced for a stream, in order, with stamps and keys."""
+        if stream not in self._kind.outputs:
+            raise PipelineError(
+                f"computation {self._kind.__name__!r} has no stream {stream!r}",
+                why=f"it declares {', '.join(map(repr, self._kind.outputs)) or 'none'}",
+                fix="ask for one of these, or declare it in `outputs`",
+            )
+        return self._records(f"to-{stream}")
+
+    def state(self, key: str) -> Any:
+        """What is stored for a key, as hooks see it; the defaults if nothing is."""
+        stored = self._snapshot(key).states.get(key)
+        codec = self._kind.state_codec
+        return codec.blank() if stored is None else codec.decode(stored)
+
+    def timers(self, key: str) -> list[Timer]:
+        """The timers that are set for a key, the next one first."""
+        return [
+            Timer(row.key, row.tag, row.at_ms, row.hold_ms, row.late, row.wall)
+            for row in self._snapshot(key).timers
+            if row.key == key
+        ]
+
+    def counters(self) -> dict[str, int]:
+        """How many records, late ones, timers and productions there were."""
+        self.trial.settle()
+        return dict(self.trial.rows.peek(self._job.ref(0)).counters)
+
+    @property
+    def low_watermark(self) -> Millis:
+        """What downstream waits for: nothing on time comes before it any more."""
+        self.trial.settle()
+        return self.trial.rows.peek(self._job.ref(0)).output_low
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for stream in self._kind.outputs:
+            for made in self.productions(stream):
+                found.setdefault(f"stream {stream!r}, key {made.key!r}", []).append(made)
+        snapshot = self._snapshot()
+        for key, data in snapshot.states.items():
+            found[f"state of key {key!r}"] = self._kind.state_codec.plain(data)
+        for row in snapshot.timers:
+            found[f"timer {row.tag!r} of key {row.key!r}"] = row
+        if self._kind.poison == "skip":
+            found["dead letters"] = self.dead_letters()
+        return {**found, "output low": self.low_watermark}
+
+    def _snapshot(self, key: str | None = None) -> Any:
+        self.trial.settle()
+        ref = self._job.ref(0)
+        token = self.trial.rows.peek(ref).token
+        keys = sorted(self._keys) if key is None else [key]
+        return self.trial.rows.snapshot(ref, token=token, keys=keys, timers_up_to=LOW_MAX, wall_up_to=LOW_MAX)
+
+    def _stream(self, stream: str) -> str:
+        if stream in self._streams or (not stream and len(self._streams) == 1):
+            return stream or self._streams[0]
+        raise PipelineError(
+            f"there is no input stream {stream!r}"
+            if stream
+            else "it must be said which input stream is meant",
+            why=f"this run has {', '.join(map(repr, self._streams))}",
+            fix=f"write run.record(key, ts, {self._streams[0]!r}, …)",
+        )
+
+    def _known(self, stream: str, columns: Mapping[str, Any]) -> dict[str, str]:
+        if stream not in self._columns:
+            self._columns[stream] = {name: _kind_of(name, columns[name]) for name in columns}
+            self._set_columns()
+        known = self._columns[stream]
+        if set(known) != set(columns):
+            raise PipelineError(
+                f"a record of stream {stream!r} has other columns than those before it",
+                why=f"they are {list(known)}, given were {list(columns)}",
+                fix="give every record the same columns, None for null",
+            )
+        return known
+
+    def _set_columns(self) -> None:
+        """Write the columns of the inputs into the plan of a job with several inputs."""
+        if len(self._streams) > 1:
+            listed = [[name, list(self._columns.get(name, {}))] for name in self._streams]
+            self._job.config["plan"]["computation"]["inputs"] = listed
+
+    def _with_columns(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """The columns of the records, which the log in memory does not keep; null where an input has none."""
+        stream = self._streams[rows.column("_input")[0].as_py()]
+        chosen = [self._values[stream][place] for place in rows.column("_offset").to_pylist()]
+        own = {name: place for place, name in enumerate(self._columns[stream])}
+        together = {name: kind for columns in self._columns.values() for name, kind in columns.items()}
+        for name, kind in together.items():
+            values = [row[own[name]] if name in own else None for row in chosen]
+            rows = rows.append_column(name, pa.array(values, ARROW_TYPES[kind]))
+        return [rows]
+
+
+def _config(kind: type[Computation], streams: list[str]) -> dict[str, Any]:
+    written = [(stream, f"to-{stream}", list(columns.items())) for stream, columns in kind.outputs.items()]
+    if kind.poison == "skip":
+        written.append(("dead", DEAD, list(DEAD_COLUMNS)))
+    outputs = [
+        {"stream": stream, "category": category, "partitions": 1, "columns": columns, "internal": False}
+        for stream, category, columns in written
+    ]
+    return {
+        "name": kind.__name__,
+        "pipeline": kind.__name__,
+        "poison": kind.poison,
+        "productions": kind.productions,
+        "dedup": kind.dedup,
+        "kind": "stateful",
+        "lineage": 0,
+        "partitions": 1,
+        "inputs": [{"category": name} for name in streams],
+        "outputs": outputs,
+        "plan": {"computation": {"class": kind.__name__, **_ids_of(kind)}},
+    }
+
+
+def _ids_of(kind: type[Computation]) -> dict[str, Any]:
+    if not kind.record_id:
+        return {}
+    return {"ids": {"column": kind.record_id, "slack_ms": duration_ms(kind.record_id_slack)}}
+
+
+def _kind_of(name: str, value: Any) -> str:
+    """The type of a column whose first value is this."""
+    of_items = isinstance(value, list) and bool(value)
+    kind = _KINDS.get(type(value[0] if of_items else value))
+    if kind is None or name.startswith("_"):
+        raise PipelineError(
+            f"the type of column {name!r} cannot be told from {value!r}",
+            why=f"a column holds {', '.join(kind.__name__ for kind in _KINDS)} or lists of these, and the "
+            "first value tells; names with an underscore in front belong to Penstock",
+            fix='say it: Run(MyComputation(), inputs={"in": {"amount": "double"}})',
+        )
+    return f"array<{kind}>" if of_items else kind
+
+
+def _checked(value: Any, name: str, kind: str) -> Any:
+    try:
+        if ARROW_TYPES[kind] in (pa.int64(), pa.int32()) and isinstance(value, float):
+            raise TypeError("a fraction is no whole number")
+        return pa.array([value], ARROW_TYPES[kind])[0].as_py()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
+        raise PipelineError(
+            f"column {name!r} cannot hold {value!r}",
+            why=f"it is {kind!r}, as declared or as in the first record: {error}",
+            fix=f"give it values of one type, one of {', '.join(ARROW_TYPES)}",
+        ) from error
+
+
+def _backwards(what: str, before: Millis, after: Millis) -> PipelineError:
+    return PipelineError(
+        f"{what} cannot go back from {before} to {after}",
+        why="time only moves forward, here as in a fleet",
+        fix="advance it to a later time, or begin a new run",
+    )
+
+
+# --- the same script again -------------------------------------------------------------------------------
+
+CUTS_MAX = 200
+Factory = Callable[[], Any]  # a Computation (its class will do), a Run or a PipelineRun
+Script = Callable[[Any], object]
+
+
+class OutputsDiffer(AssertionError):
+    """The same script ended otherwise. Says where it was disturbed, and what is different."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """How often a script was repeated, and what came out each time: productions, states, timers by name."""
+
+    runs: int
+    result: Mapping[str, Any]
+
+
+def crash_everywhere(factory: Factory, script: Script) -> Tried:
+    """Repeat the script with a crash after every effect, and before every commit, when user code has run.
+
+    An effect is what others can see: a commit, a publish, a report of a low watermark, taking over. Whoever
+    crashed starts again and goes on. `OutputsDiffer` if productions, states or timers are not those of a run
+    without a crash.
+    """
+    faults = Faults()
+    expected = _played(factory, script, Schedule(), faults)
+    for at in range(faults.passed):
+        here = Faults(at=at)
+        found = _played(factory, script, Schedule(), here)
+        assert here.where, f"crash {at} did not come"
+        _compare(expected, found, f"with a crash {here.where}")
+    return Tried(runs=faults.passed + 1, result=expected)
+
+
+def cut_everywhere(factory: Factory, script: Script, *, seed: int = 0) -> Tried:
+    """Repeat the script with its calls cut into other batches: all at once, and up to 200 other ways.
+
+    `advance_clock` always ends a batch, and so does asking for outputs, state or timers. Results must be a
+    function of the records and the watermarks between them: `OutputsDiffer` if they are not.
+    """
+    first = Schedule()
+    expected, runs = _played(factory, script, first, Faults()), 1
+    for settles, rows_max in _cuts(len(first.calls), random.Random(seed)):
+        ends = (
+            "at the end alone"
+            if not settles
+            else f"after call {', '.join(str(n + 1) for n in sorted(settles))}"
+        )
+        where = f"with steps {ends}, of {rows_max} records at most"
+        schedule = Schedule(settles=settles, rows_max=rows_max)
+        _compare(expected, _played(factory, script, schedule, Faults(), where), where)
+        runs += 1
+    return Tried(runs=runs, result=expected)
+
+
+def _cuts(calls: int, dice: random.Random) -> Iterator[tuple[frozenset[int], int]]:
+    """All ways if there are few; else none, each single one, and drawn ones."""
+    places = range(calls)
+    whole = 1_000_000
+    if 2**calls <= CUTS_MAX:
+        for count in range(calls):
+            yield from ((frozenset(chosen), whole) for chosen in combinations(places, count))
+    else:
+        yield frozenset(), whole
+        yield from ((frozenset({place}), whole) for place in list(places)[: CUTS_MAX // 2])
+        for _ in range(CUTS_MAX // 2):
+            yield (
+                frozenset(place for place in places if dice.random() < 0.3),
+                dice.choice((1, 2, 3, 5, whole)),
+            )
+    yield from ((frozenset(), rows_max) for rows_max in (1, 2, 3))
+
+
+def _played(
+    factory: Factory,
+    script: Script,
+    schedule: Schedule,
+    faults: Faults,
+    where: str = "",
+) -> dict[str, Any]:
+    run = _run_of(factory)
+    run.prepare(schedule, faults)
+    with _Noting(faults, where):
+        script(run)
+        run.trial.settle()
+    return run.result()
+
+
+def _run_of(factory: Factory) -> Scripted:
+    made = factory()
+    if isinstance(made, Computation):
+        made = Run(made)
+    if not isinstance(made, Scripted) or made.schedule.calls:
+        raise PipelineError(
+            "there is nothing to repeat",
+            why=f"the factory returned {made!r}; it must make a new computation or run each time",
+            fix="give a Computation's class, or: lambda: testing.Run(MyComputation(), inputs=…)",
+        )
+    return made
+
+
+class _Noting:
+    """An error of the script itself says under which disturbance it came."""
+
+    def __init__(self, faults: Faults, where: str) -> None:
+        self._faults, self._where = faults, where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        where = f"with a crash {self._faults.where}" if self._faults.where else self._where
+        if error is not None and where:
+            error.add_note(f"the script was run {where}")
+
+
+def _compare(expected: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
+    for name in (*expected, *(name for name in found if name not in expected)):
+        before, after = expected.get(name, "nothing"), found.get(name, "nothing")
+        if before != after:
+            raise OutputsDiffer(f"{name} differs {where}:\n  expected {before}\n  found    {after}")

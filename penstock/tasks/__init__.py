@@ -1,1 +1,0 @@
-"""Where it runs: task specs, shards, containers, failover (Turbine IV)."""

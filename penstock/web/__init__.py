@@ -1,1 +1,0 @@
-"""HTTP: the API and who may call it."""

@@ -1,0 +1,20 @@
+"""Task descriptors that name only what a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.jobs.tasks import single_task
+from penstock.streams.step.task import TaskDescriptor
+
+
+def a_descriptor(
+    kind: str = "stateless", plan: Mapping[str, Any] | None = None, **fields: Any
+) -> TaskDescriptor:
+    """A task of one partition that reads and writes nothing, unless `fields` say so."""
+    config = {"kind": kind, "partitions": 1, "package": {"hash": "", "entry": ""}, "plan": plan or {}}
+    nothing: dict[str, Any] = {"intervals": (), "inputs": (), "outputs": ()}
+    bare = TaskDescriptor(spec=single_task("j", "b", config), bus="", rows="", package_folder="", **nothing)
+    return replace(bare, **fields)
