@@ -51,9 +51,8 @@ WARM_UP_S = 3.0
 def serve(folder: Path, database: str, jobs: int) -> None:
     """Run a control plane with its jobs; say where it is; end with standard input."""
     from penstock.app import ControlPlane
-    from penstock.core.tuning import tune_process
     from penstock.server.serving import Listening, bind
-    from penstock.server.workers import ApiProcesses
+    from penstock.server.workers import ApiProcesses, tune_process
     from penstock.settings import Settings
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -135,7 +135,7 @@ class Feeder:
 @contextmanager
 def installation(folder: Path) -> Iterator[Client]:
     """A real `penstock up` with two containers."""
-    from penstock.cli.connection import connect
+    from penstock.cli.output import connect
 
     command = [sys.executable, "-m", "penstock.cli.main", "up", "--folder", str(folder)]
     command += ["--containers", "2", "--port", "0"]

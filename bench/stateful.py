@@ -168,7 +168,7 @@ class Ours:
 
 def _progress(stage: Stage, job: str, total: int) -> int:
     """Records that the job with state has committed; the low is told to the bus on the way."""
-    from penstock.jobs.births import interval_birth
+    from penstock.jobs.tasks import interval_birth
     from penstock.streams.rows.row_store import IntervalRef
 
     for view in stage.tasks.poll():

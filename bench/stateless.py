@@ -277,7 +277,7 @@ def _seconds(text: str) -> float:
 
 
 def _read(stage: Stage, job: str) -> int:
-    from penstock.jobs.births import interval_birth
+    from penstock.jobs.tasks import interval_birth
     from penstock.streams.rows.row_store import IntervalRef
 
     config, birth = stage.configs[job], stage.birth(job)

@@ -32,15 +32,15 @@ from penstock.core import text as json_text
 from penstock.core.errors import CorruptData
 from penstock.core.loop import AsideThreads, WorkerThreads
 from penstock.core.system_clock import SystemClock
-from penstock.core.tuning import tune_process
 from penstock.db.bulk import insert_rows, is_one_of
 from penstock.db.database import COUNTERS, Database, next_value, next_values, take_term
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS, JobStore
 from penstock.jobs.layer_store import LAYERS
-from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.running_store import PLANS, RETIREMENTS, RUNNING, TASKS_COUNTER
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
+from penstock.jobs.tasks import map_partitions
+from penstock.server.workers import tune_process
 
 LIMITS_S = {"release": 10.0, "idle": 2.0, "sweep": 2.0, "plans": 30.0, "plans_poison": 30.0}
 CALL_S = 0.05

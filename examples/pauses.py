@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from penstock.client import Client
-from penstock.jobs.births import interval_birth
+from penstock.jobs.tasks import interval_birth
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import IntervalRef
 

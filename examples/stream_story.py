@@ -15,7 +15,7 @@ from story import Story
 from watching import ready, size
 
 from penstock import open_log
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.cli.pipelines import compile_file
 from penstock.client import Client
 from penstock.container.sessions import kill_session

@@ -15,28 +15,26 @@ import structlog
 from penstock.alarms import checks as levels
 from penstock.alarms.checks import BehindLow, CategoryTrouble, LoopTrouble
 from penstock.alarms.delivery import AlarmSender, Refusal, routes_of
-from penstock.alarms.facts import AlarmFacts
-from penstock.alarms.service import AlarmService, AlarmWatch
+from penstock.alarms.service import AlarmFacts, AlarmService, AlarmWatch
 from penstock.alarms.store import AlarmStore
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
 from penstock.core.loop import AsideThreads, Loop, WorkerThreads
-from penstock.core.pace import REST_MS, Rest, RoundPace, no_rest
 from penstock.core.system_clock import sleep_ms
 from penstock.core.text import some_of
+from penstock.core.workers import REST_MS, Rest, RoundPace, no_rest
 from penstock.db.database import Database, open_database
 from penstock.db.journal_store import JournalStore
 from penstock.db.leases import RoleLease
 from penstock.fleet.container_store import ContainerRow
-from penstock.fleet.fleet_view import FleetView
 from penstock.fleet.loan_service import LendingService, LoanStore
 from penstock.fleet.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
 from penstock.fleet.shard_manager import Pace, ShardManager
-from penstock.fleet.shard_store import ShardStore
+from penstock.fleet.shard_store import FleetView, ShardStore
 from penstock.fleet.task_service import TaskService
+from penstock.jobs.job_reads import JobView
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.job_view import JobView
 from penstock.jobs.running_store import RunningStore
 from penstock.jobs.syncer.plan_runner import Outcome
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
@@ -47,8 +45,7 @@ from penstock.scaling.metrics.retriever import ScalerMinutes
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
 from penstock.scaling.policies.desk import PolicyDesk, PolicyRecordStore
 from penstock.scaling.policies.ports import AlertSink
-from penstock.scaling.policies.records import flat
-from penstock.scaling.policies.round import FleetState
+from penstock.scaling.policies.round import FleetState, flat
 from penstock.scaling.scaler.apply import ACTOR
 from penstock.scaling.scaler.auto_scaler import AutoScaler
 from penstock.scaling.scaler.observation import KINDS, Room

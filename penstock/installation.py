@@ -23,12 +23,11 @@ from penstock.core.folder import (
     write_endpoint,
     write_private,
 )
-from penstock.core.tuning import tune_process
 from penstock.db.tokens import revoke_token
 from penstock.fleet.container_store import ContainerState
 from penstock.jobs.layer_writer import Actor
 from penstock.server.serving import Listening, Tls, bind
-from penstock.server.workers import ApiProcesses
+from penstock.server.workers import ApiProcesses, tune_process
 from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
 from penstock.streams.places import settle_bus, settle_rows
 from penstock.streams.spark.java import require_spark

@@ -192,7 +192,7 @@ def count_pins(lock: Path) -> int:
 
 def archive_classes(java_home: Path) -> None:
     """Let Java write Spark's classes as it maps them. Nothing depends on it: without, Spark starts later."""
-    command = [str(VENV / "bin" / "python"), "-m", "penstock.streams.spark.class_archive"]
+    command = [str(VENV / "bin" / "python"), "-m", "penstock.streams.spark.java"]
     result = subprocess.run(
         command,
         cwd=ROOT,

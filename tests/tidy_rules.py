@@ -79,7 +79,7 @@ MAY_CATCH_ALL: Mapping[str, str] = {
     "db/database.py": "a bug in one of several writes is told to whoever asked for that one",
     "core/loop.py": "a bug in one round must not end the service",
     **dict.fromkeys(("policy_host.py", "scaling/policies/service.py"), "a policy's errors are told"),
-    "streams/dsl/user_errors.py": "user code raises what it likes; the error says for whom it ran",
+    "streams/dsl/computation.py": "user code raises what it likes; the error says for whom it ran",
     "streams/spark/tasks.py": "a query ends with whatever the user's code raised; the run tells it and ends",
 }
 

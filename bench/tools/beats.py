@@ -45,10 +45,9 @@ def serve(folder: Path, jobs: int) -> None:
     """Run a control plane; obey lines of standard input; end with it."""
     from bench.syncer import expect_change, seed_jobs
     from penstock.app import ControlPlane
-    from penstock.core.tuning import tune_process
     from penstock.db.database import Database
     from penstock.server.serving import Listening, bind
-    from penstock.server.workers import ApiProcesses
+    from penstock.server.workers import ApiProcesses, tune_process
     from penstock.settings import Settings
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -19,7 +19,7 @@ from typing import Any
 import traces
 from story import Story, tell
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.client import Client, new_key
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.clock import Millis
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from penstock.scaling.policies.policy import SEVERITIES, RaiseAlert, Severity
 
 QUIET_MS: Millis = 5 * 60_000  # it is over when it was not seen for so long

@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
-from penstock.cli.output import EXIT_CODES, FAILED, Form, Output, show
+from penstock.cli.output import EXIT_CODES, FAILED, FOLDER, Folder, Form, Output, connect, show
 from penstock.cli.tables import new_table, text, when
 from penstock.client.client import new_key
 from penstock.core.errors import ConfigError, NotFound

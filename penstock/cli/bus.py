@@ -22,8 +22,18 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import EXIT_CODES, Form, Output, err, show, show_line, tell_unreadable
+from penstock.cli.output import (
+    EXIT_CODES,
+    FOLDER,
+    Folder,
+    Form,
+    Output,
+    connect,
+    err,
+    show,
+    show_line,
+    tell_unreadable,
+)
 from penstock.cli.tables import categories_table, low, new_table, number, printable, text
 from penstock.cli.watching import until_ctrl_c
 from penstock.core.clock import Millis
@@ -42,8 +52,8 @@ from penstock.streams.catalogue import (
 )
 from penstock.streams.dsl.file_injector import FileInjector, find_files
 from penstock.streams.dsl.injector import Skew, SkewLimit, dismiss_injector, expect_injectors
-from penstock.streams.inspect.held_back import moment
 from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
+from penstock.streams.inspect.watermark_view import moment
 from penstock.streams.places import kept_bus, open_log
 
 app = typer.Typer(name="bus", help="Categories and their records.", no_args_is_help=True)

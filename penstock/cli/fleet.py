@@ -15,16 +15,15 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.connection import FOLDER, Folder, connect
 from penstock.cli.jobs import Why
-from penstock.cli.output import EXIT_CODES, Form, Output, err, out, show, show_line
+from penstock.cli.output import EXIT_CODES, FOLDER, Folder, Form, Output, connect, err, out, show, show_line
 from penstock.cli.tables import lag, new_table, printable, state_text, text, when
 from penstock.cli.watching import News, stop_on_signals, until_ctrl_c, watch
 from penstock.client.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.fleet.failures import shortly
+from penstock.fleet.messages import shortly
 
 container = typer.Typer(
     name="container",

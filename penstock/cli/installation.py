@@ -15,9 +15,9 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from penstock.cli.connection import Folder
+from penstock.cli.output import Folder
 from penstock.cli.watching import stop_on_signals
-from penstock.container.engine_failure import last_failure
+from penstock.container.sessions import last_failure
 from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.core.folder import own_folder, tokens_folder
 from penstock.jobs.config import NAME_PATTERN

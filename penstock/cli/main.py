@@ -18,7 +18,6 @@ from penstock.cli import (
     fleet,
     installation,
     jobs,
-    overrides,
     pipelines,
     policies,
     runs,
@@ -40,7 +39,7 @@ app = typer.Typer(
 )
 fleet.container.callback(invoke_without_command=True, epilog=EXIT_CODES)(installation.join)
 fleet.container.command("run", hidden=True, epilog=EXIT_CODES)(installation.run)
-groups = (jobs.app, bus.app, overrides.oncall, overrides.config, fleet.container, fleet.shard, fleet.task)
+groups = (jobs.app, bus.app, admin.oncall, admin.config, fleet.container, fleet.shard, fleet.task)
 for group in (*groups, state.app, alarms.alarm, admin.layer, admin.token):
     app.add_typer(group)
 app.command(epilog="Exit codes: 0 stopped by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.")(

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import tables as change_tables
-from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import Form, Output, as_yaml, out, show
+from penstock.cli.output import FOLDER, Folder, Form, Output, as_yaml, connect, out, show
 from penstock.client.client import Client, new_key
 from penstock.core.errors import NeedsConsent
 from penstock.jobs.provision import cannot_run, state_refusal

@@ -9,8 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import Form, Output, show
+from penstock.cli.output import FOLDER, Folder, Form, Output, connect, show
 from penstock.cli.tables import text, when
 
 TIMEOUT_S = 100  # a policy of a user's own may have to start first

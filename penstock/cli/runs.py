@@ -19,8 +19,7 @@ import structlog
 import typer
 
 from penstock.cli.bus import Bus, find_place
-from penstock.cli.connection import FOLDER, Folder
-from penstock.cli.output import Form, Output, err, show
+from penstock.cli.output import FOLDER, Folder, Form, Output, err, show
 from penstock.cli.watching import stop_on_signals
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, StoreUnavailable

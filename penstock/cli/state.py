@@ -15,8 +15,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from penstock.cli.connection import FOLDER, Folder, connect
-from penstock.cli.output import EXIT_CODES, Form, Output, err, show
+from penstock.cli.output import EXIT_CODES, FOLDER, Folder, Form, Output, connect, err, show
 from penstock.cli.tables import low, new_table, number, text
 from penstock.client.client import Client
 from penstock.core.errors import ConfigError, EnvironmentProblem

@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from penstock.cli import tables
-from penstock.cli.connection import FOLDER, Folder, connect, find_access
-from penstock.cli.output import Form, Output, out, show
+from penstock.cli.output import FOLDER, Folder, Form, Output, connect, find_access, out, show
 from penstock.cli.tables import low, new_table, number, span, text
 from penstock.cli.watching import News, until_ctrl_c, watch
 from penstock.client.client import Client

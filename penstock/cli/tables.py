@@ -14,9 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.fleet.failures import shortly
+from penstock.fleet.messages import shortly
 from penstock.jobs.config import JobConfig
-from penstock.jobs.partition_tasks import FIELD, why_ignored
+from penstock.jobs.tasks import FIELD, why_ignored
 
 
 def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableType:

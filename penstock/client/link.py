@@ -29,7 +29,7 @@ from penstock.fleet.messages import read_message
 _TOKEN = re.compile(r"[A-Za-z0-9_.~+/=-]+")
 RETRY_MS: Millis = 100  # doubled each time
 RETRY_AFTER_MS_MAX: Millis = 10_000
-# An answer that a worker passed on names here where its control plane listens itself (`server/pass_on.py`).
+# An answer that a worker passed on names here where its control plane listens itself (`server/api.py`).
 CONTROL_HEADER = "Penstock-Control"
 CONNECT_S, UNREACHABLE_MS = 1.0, 60_000  # where no connection is made so soon, none is tried for so long
 # The server says something at least every 15 s; a stream that is silent for longer is dead.

@@ -22,9 +22,8 @@ import structlog
 
 from penstock.client.client import Client
 from penstock.container.container import ContainerSettings, read_capacity, take_rows
-from penstock.container.engine_failure import forget_failure, note_failure
 from penstock.container.process_runner import ProcessRunner, find_groups
-from penstock.container.sessions import kill_own_session
+from penstock.container.sessions import forget_failure, kill_own_session, note_failure
 from penstock.container.task_manager import TaskManager
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError

@@ -27,8 +27,7 @@ from penstock.container.container import (
     folder_id,
     join_settings,
 )
-from penstock.container.engine_failure import forget_failure
-from penstock.container.sessions import reap_leftovers, write_pid_file
+from penstock.container.sessions import forget_failure, reap_leftovers, write_pid_file
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import EnvironmentProblem, NotFound, PenstockError
 from penstock.core.folder import folder_lock

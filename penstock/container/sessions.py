@@ -74,3 +74,30 @@ def reap_leftovers(path: Path) -> int:
         sleep_ms(20)  # a process that was sent SIGKILL may still finish a write
     path.unlink(missing_ok=True)
     return killed
+
+
+CHARS_MAX = 4_000
+
+
+def note_failure(folder: Path, reason: str) -> None:
+    """Say why the engine ends."""
+    with contextlib.suppress(OSError):  # it is in the log too
+        _file(folder).write_text(reason[:CHARS_MAX], encoding="utf-8")
+
+
+def forget_failure(folder: Path) -> None:
+    """An engine is ready, or another life of the container begins."""
+    with contextlib.suppress(OSError):
+        _file(folder).unlink(missing_ok=True)
+
+
+def last_failure(folder: Path) -> str:
+    """Why the last engine ended, if none was ready since; "" if one was, or if the folder is elsewhere."""
+    try:
+        return _file(folder).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _file(folder: Path) -> Path:
+    return folder / "failure"

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
-from penstock.fleet.failures import count_failure
 from penstock.fleet.messages import (
     HeartbeatReply,
     RestartOrder,
@@ -18,6 +17,7 @@ from penstock.fleet.messages import (
     ShardState,
     TaskReport,
     Verdict,
+    count_failure,
 )
 from penstock.fleet.shard_load import LoadBook, LoadPace
 from penstock.fleet.sharding import shard_of

@@ -18,8 +18,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from penstock.container.engine_failure import last_failure, note_failure
-from penstock.container.sessions import is_session_alive, kill_session, reap_leftovers, write_pid_file
+from penstock.container.sessions import (
+    is_session_alive,
+    kill_session,
+    last_failure,
+    note_failure,
+    reap_leftovers,
+    write_pid_file,
+)
 from penstock.container.watchdog import MISSED_BEATS, Contact, End, Lease, Renewal, Watchdog
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import EnvironmentProblem, PenstockError

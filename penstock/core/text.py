@@ -52,3 +52,9 @@ def some_of(names: Iterable[str]) -> str:
     every = sorted(names)
     rest = len(every) - SHOWN_MAX
     return (", ".join(every[:SHOWN_MAX]) or "none") + (f" and {rest} more" if rest > 0 else "")
+
+
+def make_known(*kinds: Any) -> None:
+    """Have msgspec gather what it needs of these types, and of those that they hold, now."""
+    for kind in kinds:
+        msgspec.json.Decoder(kind)

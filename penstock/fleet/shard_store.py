@@ -21,6 +21,7 @@ from penstock.db.journal_store import JournalStore
 from penstock.fleet.container_store import (
     ContainerRow,
     ContainerState,
+    decode_tasks,
     insert_container,
     live_among,
     read_container,
@@ -31,7 +32,7 @@ from penstock.fleet.container_store import (
     update_container,
     write_container,
 )
-from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, Verdict
+from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, TaskReport, Verdict
 from penstock.fleet.placement.placement import Move, Placement
 
 EPOCHS = "shard_epoch"
@@ -518,3 +519,37 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
     # One that cost two containers goes to no third, though the second dropped it after its restart.
     given = {row.shard: row.target for row in done if row.target in takers and not row.is_quarantined}
     put_shards(connection, [Put(row, given.get(row.shard), ShardState.OWNED) for row in done])
+
+
+class FleetView:
+    """Containers, shards and tasks as last recorded. No lock: nobody waits for a round."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+
+    def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
+        """Whether no task of `job` up to `generation` runs: each container proved it or its lease is over."""
+        return all(
+            row.list_version >= list_version
+            and not any(task.generation <= generation for task in row.tasks_of(job))
+            for row in self._store.containers()
+            if row.may_run
+        )
+
+    def containers(self) -> tuple[ContainerRow, ...]:
+        """Every container ever heard of; `state` says whether it lives."""
+        return self._store.containers()
+
+    def shards(self) -> tuple[ShardRow, ...]:
+        """Every shard's record."""
+        return self._store.shards()
+
+    def task_reports(self, job: str | None = None) -> tuple[tuple[str, TaskReport], ...]:
+        """(container, task) as last reported by containers that may still run something."""
+        return tuple(
+            (name, task)
+            for name, text in self._store.reports()
+            if job is None or f'"{job}"' in text
+            for task in decode_tasks(text)
+            if job is None or task.job == job
+        )

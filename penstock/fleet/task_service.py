@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from penstock.fleet.messages import read_message
 from penstock.fleet.shard_load import Vector, reserved_load
 from penstock.fleet.sharding import reserved_loads, shard_of

@@ -16,9 +16,20 @@ from penstock.db.database import next_value
 from penstock.db.tokens import ROLES
 from penstock.jobs import job_store
 from penstock.jobs.config import FIELD_WRITERS, validate_config
-from penstock.jobs.job_reads import JobReads, any_record, check_new_name, find_record, layer_body, layers_at
+from penstock.jobs.job_reads import (
+    Applied,
+    JobReads,
+    JobView,
+    Page,
+    StateSet,
+    Submitted,
+    any_record,
+    check_new_name,
+    find_record,
+    layer_body,
+    layers_at,
+)
 from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
-from penstock.jobs.job_view import Applied, JobView, Page, StateSet, Submitted
 from penstock.jobs.layer_store import insert_kind
 from penstock.jobs.layer_writer import (
     Actor,

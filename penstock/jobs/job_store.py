@@ -16,8 +16,8 @@ from penstock.core.clock import Millis
 from penstock.core.errors import KeyReused, NotFound, VersionConflict
 from penstock.db.bulk import ByName
 from penstock.db.database import METADATA, NAME, Database, current_value, next_value
+from penstock.db.journal_store import AuditRow, read_audit
 from penstock.jobs import running_store as running_tables
-from penstock.jobs.audit_store import AuditRow, read_audit
 from penstock.jobs.layer_store import delete_layers, read_history, read_kinds, read_layers
 from penstock.jobs.layers import Layer, LayerRow
 from penstock.jobs.running_store import (

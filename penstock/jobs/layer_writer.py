@@ -16,18 +16,15 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, Refused, VersionConflict
 from penstock.core.journal import Entry
 from penstock.db.database import GroupedWrites
-from penstock.db.journal_store import JournalStore
+from penstock.db.journal_store import AuditRow, JournalStore, append_audit
 from penstock.jobs import job_store
 from penstock.jobs import job_store as key_store
-from penstock.jobs.audit_store import AuditRow, append_audit
-from penstock.jobs.config import JobConfig, validate_config, writers_of
-from penstock.jobs.guarantees import why_no_skip
+from penstock.jobs.config import JobConfig, validate_config, why_no_skip, writers_of
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore, put_labels
 from penstock.jobs.layer_store import put_layer, read_kinds
 from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, leaves, merge_layers
-from penstock.jobs.partition_tasks import check_asked
-from penstock.jobs.provision import check_state_fits
-from penstock.jobs.state_fit import KEPT_FIELDS
+from penstock.jobs.provision import KEPT_FIELDS, check_state_fits
+from penstock.jobs.tasks import check_asked
 from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:

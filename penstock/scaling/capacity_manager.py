@@ -13,14 +13,13 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
-from penstock.core.pace import Rest, no_rest
+from penstock.core.workers import Rest, no_rest
 from penstock.fleet.container_store import ContainerRow, ContainerState
-from penstock.fleet.fleet_view import FleetView
 from penstock.fleet.messages import TaskReport
 from penstock.fleet.shard_load import KINDS, reserved_of, seen_load
+from penstock.fleet.shard_store import FleetView
 from penstock.jobs.config import JobConfig
-from penstock.jobs.job_reads import JobReads
-from penstock.jobs.job_view import JobView
+from penstock.jobs.job_reads import JobReads, JobView
 from penstock.jobs.layer_writer import Actor
 from penstock.jobs.layers import DEFAULT_LAYERS
 from penstock.scaling.capacity import (

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.db.tokens import ID_LENGTH
 from penstock.jobs.config import NAME_PATTERN
-from penstock.jobs.job_view import STATES
+from penstock.jobs.job_reads import STATES
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import LINE_PATTERN
 from penstock.streams.bus.log import AHEAD_MAX_MS, LATENESS_MS

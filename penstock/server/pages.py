@@ -13,13 +13,12 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from penstock.container.engine_failure import last_failure
+from penstock.container.sessions import last_failure
 from penstock.core.clock import Millis
 from penstock.db.tokens import Caller
 from penstock.fleet.container_store import ContainerState
-from penstock.fleet.failures import shortly
-from penstock.fleet.messages import TaskReport
-from penstock.jobs.job_view import JobView
+from penstock.fleet.messages import TaskReport, shortly
+from penstock.jobs.job_reads import JobView
 from penstock.jobs.running_store import RunningRow
 from penstock.server import replies
 from penstock.server.answers import answer

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.jobs.job_view import STATES
+from penstock.jobs.job_reads import STATES
 from penstock.server.answers import PROBLEM
 
 

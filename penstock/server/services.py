@@ -18,16 +18,15 @@ from penstock.core.system_clock import SystemClock
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
 from penstock.db.tokens import Caller, TokenStore
-from penstock.fleet.fleet_view import FleetView
 from penstock.fleet.messages import Heartbeat, HeartbeatReply
-from penstock.fleet.shard_store import ShardStore
+from penstock.fleet.shard_store import FleetView, ShardStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_writer import Asked
 from penstock.jobs.layers import merge_layers
 from penstock.jobs.text_rules import shown
 from penstock.jobs.token_service import TokenService
-from penstock.scaling.metrics.reports import JobLoad
+from penstock.scaling.metrics.frames import JobLoad
 from penstock.scaling.metrics.store import MetricStore
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec

@@ -9,8 +9,7 @@ import sys
 from collections import Counter
 
 from penstock.core.system_clock import SystemClock
-from penstock.sim.options import DRAWS
-from penstock.sim.scenario import run_seed
+from penstock.sim.scenario import DRAWS, run_seed
 from penstock.sim.simulation import InvariantBroken
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalError, IntervalMissing, PenstockError
-from penstock.jobs.births import interval_birth
 from penstock.jobs.config import JobConfig
-from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec
+from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec, interval_birth
 from penstock.sim.simulation import Action, Process, Simulation
 
 
@@ -154,7 +153,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Pace:
+class SimPace:
     """How long things take in a container, and how often they go wrong."""
 
     start_ms: Millis = 1_500
@@ -209,7 +208,7 @@ class SimRunner:
         incarnation: str,
         data_plane: ModelDataPlane,
         population: Population,
-        pace: Pace,
+        pace: SimPace,
     ) -> None:
         self._process, self._data_plane = process, data_plane
         self._container, self._incarnation = container, incarnation

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
-from penstock.jobs.births import interval_birth, producer_of
-from penstock.jobs.config import Input, JobConfig, Output, StreamJob
-from penstock.jobs.guarantees import why_no_skip
-from penstock.jobs.tasks import TaskSpec
+from penstock.jobs.config import Input, JobConfig, Output, StreamJob, why_no_skip
+from penstock.jobs.tasks import TaskSpec, interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.places import checkpoint_folder
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore

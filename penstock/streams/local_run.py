@@ -25,7 +25,7 @@ from penstock.streams.compile.packages import Package, build_package, load_pipel
 from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.data_plane import StreamDataPlane, intervals_of
 from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
-from penstock.streams.inspect.state_decode import is_in_blocks
+from penstock.streams.inspect.state_view import is_in_blocks
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.codec import key_after

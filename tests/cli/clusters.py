@@ -178,7 +178,7 @@ class Clusters:
         store = self.planes[cluster].plane.lending._store
         loan = store.loan(container)
         assert loan is not None
-        from penstock.fleet.loans import Change
+        from penstock.fleet.loan_service import Change
 
         older = replace(loan, at_ms=loan.at_ms - int(seconds * 1000))
         assert store.keep(loan, Change(loan=older), None)

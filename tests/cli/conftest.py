@@ -74,7 +74,7 @@ def world(empty: World, run: Run) -> World:
 
 
 def create(world: World) -> None:
-    from penstock.cli.connection import connect
+    from penstock.cli.output import connect
 
     client = connect(world.folder)
     columns = [["query", "string"], ["lang", "string"], ["ts", "bigint"]]

@@ -95,7 +95,7 @@ def test_a_bad_override_is_explained_and_not_made(
 
 @pytest.fixture(scope="module")
 def submitted(shared: World) -> World:
-    from penstock.cli.connection import connect
+    from penstock.cli.output import connect
     from penstock.cli.pipelines import compile_file
 
     with connect(shared.folder) as client:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.client import Client
 from penstock.core.folder import token_file, tokens_folder
 from tests.cli.world import COUNT, PARSE, QUERIES_SIX, ZEITGEIST, Run, World

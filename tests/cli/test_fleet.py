@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.connection import connect
 from penstock.cli.fleet import follow_log, split_task
+from penstock.cli.output import connect
 from penstock.client import Client
-from penstock.container.process_runner import RotatedFile
-from penstock.container.task_logs import log_file
+from penstock.container.process_runner import RotatedFile, log_file
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.loop import Loop
 from penstock.fleet.messages import Heartbeat, TaskReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.cli.tables import status_tables
 from penstock.core.errors import ConfigError
 from penstock.settings import Settings

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.job_files import BYTES_MAX, DEPTH_MAX, VALUES_MAX, read_job_text, split_name
+from penstock.cli.jobs import BYTES_MAX, DEPTH_MAX, VALUES_MAX, read_job_text, split_name
 from penstock.cli.output import as_yaml
 from penstock.core.errors import ConfigError
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.client import Client
 from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
-from penstock.fleet.loans import AGAIN_MS
+from penstock.fleet.loan_service import AGAIN_MS
 from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, decide_round
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters

@@ -94,7 +94,7 @@ def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: 
     assert "'windows.join' cannot be run yet" in said and "by session" in said
     assert empty.everything() == before
     # A client that does not check is refused all the same.
-    from penstock.cli.connection import connect
+    from penstock.cli.output import connect
     from penstock.core.errors import PenstockError
 
     package = compiled["package"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.core.errors import ConfigError
 from penstock.settings import FILE, JoinSettings, Settings
 from tests.cli.world import Run, Up

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from penstock.jobs.births import interval_birth
+from penstock.jobs.tasks import interval_birth
 from penstock.streams.dsl.state import StateCodec, Value
 from penstock.streams.keys import partition_of
 from penstock.streams.places import open_rows

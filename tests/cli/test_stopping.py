@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.cli.watching import stop_on_signals, until_ctrl_c
 from penstock.streams.bus.embedded.log import EmbeddedLog
 from penstock.streams.bus.log import CategorySpec

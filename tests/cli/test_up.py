@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.cli.pipelines import compile_file
 from penstock.client import Client
 from penstock.container.container import ContainerSettings, folder_lock

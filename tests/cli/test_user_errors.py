@@ -12,7 +12,7 @@ from penstock.cli.fleet import tasks_table
 from penstock.cli.policies import doctor_text
 from penstock.core.errors import ComputationFailed, PenstockError
 from penstock.scaling.doctor.doctor import examine
-from penstock.streams.dsl.user_errors import Place, blaming
+from penstock.streams.dsl.computation import Place, blaming
 from penstock.streams.spark.run_errors import readable
 from tests.cli.by_hand import Container
 from tests.cli.test_oncall_settings import HALVES, JOB, SHUFFLE, Records, inject, settle, shops

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from penstock.cli.connection import connect
-from penstock.cli.output import Form
+from penstock.cli.output import Form, connect
 from penstock.cli.watching import SETTLE_MS, News, watch
 from penstock.core.errors import PenstockError, StoreUnavailable
 from tests.cli.world import COUNT, World

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core import text as json_text
 from penstock.db.database import Database
-from penstock.jobs.audit_store import AUDIT
+from penstock.db.journal_store import AUDIT
 
 texts = st.text() | st.text(alphabet=st.characters(max_codepoint=0x2FF)) | st.just("\x00\u2028\U0001f600\x7f")
 numbers = st.integers() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)

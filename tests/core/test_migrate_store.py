@@ -12,9 +12,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
-from penstock.db import migrate as migrate_store
-from penstock.db.database import METADATA, Database, current_value, next_value
-from penstock.db.migrate import FIRST, known_steps
+from penstock.db import database as migrate_store
+from penstock.db.database import FIRST, METADATA, Database, current_value, known_steps, next_value
 from tests.tidy_rules import ROOT
 
 # A table is known once its store is imported.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.pace import SLICE, RoundPace, share_of
+from penstock.core.workers import SLICE, RoundPace, share_of
 
 
 def test_a_rest_comes_after_so_many_steps():

@@ -8,9 +8,15 @@ import threading
 import pytest
 import sqlalchemy as sa
 
-from penstock.core.errors import CorruptData, DiskFull, Fenced, OutcomeUnknown, StoreUnavailable
+from penstock.core.errors import (
+    CorruptData,
+    DiskFull,
+    Fenced,
+    OutcomeUnknown,
+    StoreUnavailable,
+    translate_sqlite,
+)
 from penstock.db.database import Database, check_term, current_value, next_value, take_term
-from penstock.db.sqlite_errors import translate_sqlite
 
 
 class Fault:

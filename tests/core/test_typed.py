@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from tests.tidy_rules import ROOT, package_sources
 from tests.waiting import LIMIT_S
 

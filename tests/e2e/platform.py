@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from penstock.cli.connection import connect
+from penstock.cli.output import connect
 from penstock.client import Client
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.log import LOW_MAX, Log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.fleet.failures import CLASSES_MAX, OTHER, count_failure, failure_class, shortly
+from penstock.fleet.messages import CLASSES_MAX, OTHER, count_failure, failure_class, shortly
 
 
 @pytest.mark.parametrize(

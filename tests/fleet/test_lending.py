@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import NotFound, Refused, VersionConflict
-from penstock.fleet.loans import (
+from penstock.fleet.loan_service import (
     AGAIN_MS,
     Loan,
     LoanState,

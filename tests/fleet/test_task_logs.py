@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.container.process_runner import RotatedFile
-from penstock.container.task_logs import ANSWER_BYTES_MAX, Piece, log_file, read_on, read_tail
+from penstock.container.process_runner import (
+    ANSWER_BYTES_MAX,
+    Piece,
+    RotatedFile,
+    log_file,
+    read_on,
+    read_tail,
+)
 
 
 def on(path: Path, piece: Piece) -> Piece:

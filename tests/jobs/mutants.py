@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from penstock.jobs.job_reads import JobView
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.job_view import JobView
 from penstock.jobs.layer_writer import Asked, LayerWriter, WriteDesk
 
 

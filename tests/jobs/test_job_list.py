@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from penstock.core.errors import ConfigError
 from penstock.db.database import Database
+from penstock.jobs.job_reads import STATES
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JOB_LABELS, JOBS
-from penstock.jobs.job_view import STATES
 from penstock.jobs.layer_store import put_layer
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError, Refused
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_service import Actor
-from penstock.jobs.partition_tasks import asked_mapping, map_partitions, tell_moves, why_ignored, why_unfit
 from penstock.jobs.provision import plan_change
 from penstock.jobs.running_store import RunningRow
 from penstock.jobs.syncer.sync_plan import (
@@ -24,7 +23,7 @@ from penstock.jobs.syncer.sync_plan import (
     plan_mapping,
     plan_sync,
 )
-from penstock.jobs.tasks import task_specs
+from penstock.jobs.tasks import asked_mapping, map_partitions, task_specs, tell_moves, why_ignored, why_unfit
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_config, a_job, a_process
 from tests.jobs.world import World
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import PenstockError
 from penstock.jobs.config import SYNC_OF, Sync, validate_config
 from penstock.jobs.layers import LayerRow, merge_layers
-from penstock.jobs.partition_tasks import map_partitions
-from penstock.jobs.syncer.quick_look import RELEASE_FIELDS, QuickLook
+from penstock.jobs.syncer.batches import RELEASE_FIELDS, QuickLook
 from penstock.jobs.syncer.sync_plan import InSync, RunningView, SimpleSync, plan_sync
+from penstock.jobs.tasks import map_partitions
 from tests.builders import PACKAGE, a_body, a_stored_config, an_output
 
 JOB = "demo.count"

@@ -14,8 +14,8 @@ from penstock.jobs.config import LATER_PART_FIELDS, JobConfig
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layer_store import LAYERS
-from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.syncer.sync_plan import InSync, RunningView, plan_sync
+from penstock.jobs.tasks import map_partitions
 from tests.builders import ONCALL, a_config, a_job
 
 OLD = {"enabled": True, "settle_s": 10.0, "task_count_min": 1}

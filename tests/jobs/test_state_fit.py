@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, Refused
-from penstock.jobs.state_fit import state_conflict
+from penstock.jobs.provision import state_conflict
 from tests.builders import a_body, a_pipeline, config_of
 from tests.jobs.test_job_service import call, submit
 from tests.jobs.world import DEVELOPER, World

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow
-from penstock.jobs.partition_tasks import map_partitions
 from penstock.jobs.syncer.sync_plan import (
     ComplexSync,
     InSync,
@@ -22,6 +21,7 @@ from penstock.jobs.syncer.sync_plan import (
     steps_of,
     why_replace,
 )
+from penstock.jobs.tasks import map_partitions
 from tests.builders import a_config, an_output
 
 CHANGES: dict[str, st.SearchStrategy[Any]] = {

@@ -12,13 +12,11 @@ import sqlalchemy as sa
 
 from penstock.core.errors import Fenced, StoreUnavailable
 from penstock.db.database import COUNTERS, take_term
-from penstock.db.journal_store import JOURNAL
-from penstock.jobs.audit_store import AUDIT
+from penstock.db.journal_store import AUDIT, JOURNAL
 from penstock.jobs.job_store import EXPECTED_COUNTER, JOBS
 from penstock.jobs.layer_store import LAYERS
 from penstock.jobs.running_store import PLANS, RUNNING
-from penstock.jobs.syncer.batches import commit_simple, open_plans, simple_commit
-from penstock.jobs.syncer.leader_store import LeaderStore
+from penstock.jobs.syncer.batches import LeaderStore, commit_simple, open_plans, simple_commit
 from penstock.jobs.syncer.plan_runner import expected_of
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 from penstock.jobs.syncer.sync_plan import plan_sync

@@ -24,7 +24,7 @@ from penstock.db.database import METADATA, Database
 from penstock.db.journal_store import JournalStore
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.syncer.leader_store import FAILPOINTS
+from penstock.jobs.syncer.batches import FAILPOINTS
 from tests.builders import DEVELOPER, ONCALL, a_job, an_output
 from tests.jobs.syncer_process import DurableTaskLayer
 from tests.jobs.world import timeless

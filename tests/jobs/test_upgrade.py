@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from penstock.db.database import Database
-from penstock.db.migrate import FIRST
+from penstock.db.database import FIRST, Database
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.layers import DEFAULT_LAYERS

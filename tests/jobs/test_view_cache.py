@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.db.database import Database
 from penstock.jobs import job_store
+from penstock.jobs.job_reads import view_of
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.job_view import view_of
 from tests.builders import ADMIN, a_body, a_job
 
 

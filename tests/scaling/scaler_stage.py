@@ -10,16 +10,14 @@ from penstock.alarms.store import AlarmStore
 from penstock.core.journal import Entry
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
-from penstock.fleet.failures import count_failure
-from penstock.fleet.messages import TaskReport
+from penstock.fleet.messages import TaskReport, count_failure
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.syncer.sync_plan import plan_mapping
 from penstock.scaling.metrics.retriever import ScalerMinutes
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
 from penstock.scaling.policies.desk import PolicyRecordStore
-from penstock.scaling.policies.records import flat
-from penstock.scaling.policies.round import FleetState
+from penstock.scaling.policies.round import FleetState, flat
 from penstock.scaling.scaler.auto_scaler import AutoScaler
 from penstock.scaling.scaler.observe import Capacity, ScalableJob
 from tests.builders import SCALER, a_job

@@ -22,7 +22,7 @@ from penstock.db.journal_store import JournalStore
 from penstock.scaling.policies.desk import POLICY_RECORDS, PolicyRecordStore
 from penstock.scaling.policies.policy import ChangeLayer, RaiseAlert
 from penstock.scaling.policies.ports import Kept
-from penstock.scaling.policies.records import JobRecord, OpenAction
+from penstock.scaling.policies.round import JobRecord, OpenAction
 
 NOW = 1_790_000_000_000
 LAG = RaiseAlert(key="lag", text="it lags", evidence={"lag_s": 200.0})

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from penstock.db.database import Database
 from penstock.scaling.policies.desk import POLICY_RECORDS
 from penstock.scaling.policies.policy import MoveTasks
-from penstock.scaling.policies.records import Change, JobRecord, OpenAction
-from penstock.scaling.policies.round import FleetState
+from penstock.scaling.policies.round import Change, FleetState, JobRecord, OpenAction
 from penstock.scaling.scaler.apply import with_part
 from penstock.scaling.scaler.observation import Room, ScalerMemory
 from penstock.scaling.scaler.observe import Capacity

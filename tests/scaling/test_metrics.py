@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.fleet.messages import TaskReport
-from penstock.scaling.metrics.reports import NEEDED, Incomplete, JobLoad, add_up
+from penstock.scaling.metrics.frames import NEEDED, Incomplete, JobLoad, add_up
 
 
 def a_report(index: int, **changes: object) -> TaskReport:

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from penstock.fleet.failures import OUT_OF_MEMORY
-from penstock.fleet.messages import Heartbeat, TaskReport
+from penstock.fleet.messages import OUT_OF_MEMORY, Heartbeat, TaskReport
 from penstock.scaling.doctor.doctor import examine, patient_of, with_now
 from penstock.scaling.doctor.patient import METRICS, MINUTES
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 from penstock.scaling.policies.facts import JobFacts, TaskFacts
-from penstock.server.routes.doctor import _whole, gather_patient
+from penstock.server.routes.policies import _whole, gather_patient
 from penstock.streams.bus.log import CategorySpec
 from tests.builders import a_body
 from tests.scaling.policies.kit import NOW_MS, a_task

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.container.process_runner import RotatedFile
-from penstock.container.task_logs import log_file
+from penstock.container.process_runner import RotatedFile, log_file
 from penstock.core.errors import ConfigError, NotFound, Refused
 from penstock.fleet.messages import Heartbeat, HeartbeatReply, ShardState, TaskReport
 from penstock.fleet.sharding import SHARD_COUNT, shard_of

@@ -26,8 +26,8 @@ from penstock.app import ControlPlane
 from penstock.client import Client
 from penstock.db.tokens import ROLES
 from penstock.fleet.messages import Heartbeat
-from penstock.scaling.metrics.reports import JobLoad
-from penstock.server.pass_on import PassOn
+from penstock.scaling.metrics.frames import JobLoad
+from penstock.server.api import PassOn
 from penstock.server.routes.status import FILES
 from penstock.server.serving import Listening, bind
 from penstock.server.workers import ApiProcesses, _end

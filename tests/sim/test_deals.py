@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 
-from penstock.jobs.partition_tasks import asked_mapping
 from penstock.jobs.running_store import RunningStore
+from penstock.jobs.tasks import asked_mapping
 from penstock.sim import scenario
-from penstock.sim.options import draw_options
-from penstock.sim.scenario import SCALER, Workload, World
+from penstock.sim.scenario import SCALER, Workload, World, draw_options
 
 EVERY_MS = 3_000
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.sim.__main__ import main
-from penstock.sim.options import FAULT_KINDS, draw_fleet_options, draw_options
-from penstock.sim.scenario import run_seed
+from penstock.sim.scenario import FAULT_KINDS, draw_fleet_options, draw_options, run_seed
 
 
 def test_never_two_owners_no_task_lost_every_plan_converges(seed: int):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.streams.spark.class_archive import archive_of
-from penstock.streams.spark.java import require_java
+from penstock.streams.spark.java import archive_of, require_java
 
 
 def test_its_jvm_maps_the_archive_of_sparks_classes(spark: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.jobs.births import stateless_producer
+from penstock.jobs.tasks import stateless_producer
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from penstock.streams.dsl.injector import Injector
 from penstock.streams.keys import partitions_of

@@ -13,7 +13,7 @@ from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, CategorySpec, Log
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
-from penstock.streams.step.logic import StepLogic
+from penstock.streams.step.keyed_work import StepLogic
 from penstock.streams.step.state_cache import StateCache
 from penstock.streams.step.stateful import InputRange, OutputSpec, StatefulStep, open_interval
 from tests.contracts.intervals import full_count, said

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.jobs.births import stateless_producer
+from penstock.jobs.tasks import stateless_producer
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.rows.memory import MemoryRows

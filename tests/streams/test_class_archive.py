@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.streams.spark.class_archive import QUIET, archive_key, archive_of, archive_options, link_home
+from penstock.streams.spark.java import QUIET, archive_key, archive_of, archive_options, link_home
 from tests.waiting import LIMIT_S
 
 JARS = (("spark-core.jar", 10, 1), ("spark-sql.jar", 20, 2))

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import ConfigError, Fenced, NotYet, StoreUnavailable
-from penstock.jobs.births import interval_birth, producer_of
 from penstock.jobs.config import JobConfig
+from penstock.jobs.tasks import interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane

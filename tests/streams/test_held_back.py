@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.inspect.held_back import (
+from penstock.streams.inspect.watermark_view import (
     CategoryLow,
     HeldBack,
     InputLow,

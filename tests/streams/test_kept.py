@@ -14,10 +14,10 @@ from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbling
-from penstock.streams.inspect.state_decode import decode_block
+from penstock.streams.inspect.state_view import decode_block
 from penstock.streams.operators.blocks import INDEX
 from penstock.streams.places import open_rows
-from penstock.streams.rows import changes as row_changes
+from penstock.streams.rows.codec import unseen_names
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
 from penstock.streams.step.state_cache import StateCache
@@ -46,7 +46,7 @@ class NotedRows(MemoryRows):
         self.unseen: list[str] = []
 
     def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
-        self.unseen += row_changes.unseen_names(self.peek(ref), changes)
+        self.unseen += unseen_names(self.peek(ref), changes)
         return super().commit(ref, token=token, version=version, changes=changes)
 
 

@@ -18,8 +18,7 @@ from penstock.streams.bus.log import LOW_MIN
 from penstock.streams.dsl.pipeline import Pipeline
 from penstock.streams.dsl.windows import Spans
 from penstock.streams.keys import partition_of
-from penstock.streams.trial.jobs import Faults
-from penstock.streams.trial.run import Schedule
+from penstock.streams.trial.run import Faults, Schedule
 
 PARTITIONS, LATENESS_MS = 2, 3
 CLICKS = {

@@ -20,8 +20,7 @@ from penstock.streams.dsl.windows import tumbling
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.step.outbox import Sending
 from penstock.streams.step.stateful import StatefulStep
-from penstock.streams.trial.jobs import Faults
-from penstock.streams.trial.run import Schedule
+from penstock.streams.trial.run import Faults, Schedule
 from tests.streams.step_world import REF, SMALL_LOG, CountPerSecond, Points, World, faulty, published
 
 

@@ -28,7 +28,7 @@ from penstock.streams.operators.build import operator_of
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import PREFIX, Changes, RowStore, Snapshot
 from penstock.streams.rows.sqlite import SqliteRows
-from penstock.streams.step.logic import KeyedLogic, StepLogic
+from penstock.streams.step.keyed_work import KeyedLogic, StepLogic
 from penstock.streams.step.record_ids import (
     CHUNK_IDS_MAX,
     DIGEST_BYTES,

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Computation, Pipeline, Value, VectorComputation, session, sliding, tumbling
 from penstock.jobs.config import validate_config
-from penstock.jobs.state_fit import state_conflict
+from penstock.jobs.provision import state_conflict
 from penstock.streams.catalogue import LogCatalogue
 from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.dsl.computation import Context, Record

@@ -11,13 +11,19 @@ import msgspec
 import pytest
 
 from penstock.core.errors import ConfigError, NotFound, PenstockError
-from penstock.jobs.births import interval_birth
+from penstock.jobs.tasks import interval_birth
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.state import Opaque, StateCodec, Value
 from penstock.streams.dsl.windows import session, tumbling
-from penstock.streams.inspect.state_decode import decode_block, decode_state, shown
-from penstock.streams.inspect.state_view import KeptJob, StateView, key_text
+from penstock.streams.inspect.state_view import (
+    KeptJob,
+    StateView,
+    decode_block,
+    decode_state,
+    key_text,
+    shown,
+)
 from penstock.streams.keys import partition_of
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow

@@ -13,8 +13,7 @@ from penstock import ListState, MapState, Opaque, Pipeline, VectorComputation, s
 from penstock.jobs.config import JobConfig
 from penstock.streams.dsl.computation import Computation, Context, Record, Value
 from penstock.streams.dsl.pipeline import Stream
-from penstock.streams.inspect.state_decode import decode_state
-from penstock.streams.inspect.state_view import KeptJob, StateView
+from penstock.streams.inspect.state_view import KeptJob, StateView, decode_state
 from penstock.streams.trial.pipeline import PipelineRun
 
 COLUMNS = [["shop", "string"], ["amount", "bigint"], ["name", "string"]]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import Fenced, IntervalError
-from penstock.jobs.births import stateless_producer
+from penstock.jobs.tasks import stateless_producer
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.rows.memory import MemoryRows

@@ -10,7 +10,7 @@ import pytest
 from penstock import Pipeline, session, sliding, testing, tumbling
 from penstock.core.errors import PipelineError
 from penstock.jobs.config import validate_config
-from penstock.jobs.state_fit import state_conflict
+from penstock.jobs.provision import state_conflict
 from penstock.streams.compile.drawing import draw_plan
 from penstock.streams.compile.graph import Aggregate, Graph
 from penstock.streams.compile.plan import compile_graph

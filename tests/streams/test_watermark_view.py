@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import NotFound
-from penstock.jobs.births import interval_birth
+from penstock.jobs.tasks import interval_birth
 from penstock.streams.bus.log import LOW_MAX, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane

@@ -26,14 +26,12 @@ from penstock.fleet.shard_store import SHARDS, Assignment, BeatOutcome, FailedOv
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.running_store import PLANS, PlanRow, RunningRow
-from penstock.jobs.syncer.leader_store import LeaderStore
+from penstock.jobs.syncer.batches import LeaderStore
 from penstock.jobs.syncer.plan_store import PlanStore
 from penstock.jobs.syncer.state_syncer import StateSyncer
 from penstock.jobs.syncer.sync_plan import PlanStep
-from penstock.sim.control import Parts
-from penstock.sim.fleet import Container, Engine
-from penstock.sim.options import Options, draw_options
-from penstock.sim.scenario import Bugs, run_seed
+from penstock.sim.fleet import Container, Engine, Parts
+from penstock.sim.scenario import Bugs, Options, draw_options, run_seed
 from penstock.sim.simulation import InvariantBroken
 
 SEEDS_MAX = 20

@@ -10,8 +10,7 @@ from typing import Any
 
 from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.jobs.config import validate_config
-from penstock.jobs.partition_tasks import map_partitions
-from penstock.jobs.tasks import FINAL, TaskSpec, single_task
+from penstock.jobs.tasks import FINAL, TaskSpec, map_partitions, single_task
 from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.catalogue import LogCatalogue, category_from_json
 from penstock.streams.compile.packages import build_package, load_pipeline

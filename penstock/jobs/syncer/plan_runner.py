@@ -16,7 +16,7 @@ from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import merge_layers
 from penstock.jobs.running_store import PlanRow, Retirement, RunningRow
-from penstock.jobs.syncer.leader_store import LeaderStore
+from penstock.jobs.syncer.batches import LeaderStore
 from penstock.jobs.syncer.plan_store import PlanStore
 from penstock.jobs.syncer.sync_plan import (
     ComplexSync,

@@ -27,8 +27,7 @@ from penstock.jobs.running_store import (
     RunningRow,
     read_running,
 )
-from penstock.jobs.syncer.batches import generation_counter, new_plans, version_of
-from penstock.jobs.syncer.leader_store import LeaderStore
+from penstock.jobs.syncer.batches import LeaderStore, generation_counter, new_plans, version_of
 from penstock.jobs.syncer.sync_plan import ComplexSync, PlanStep, is_active
 
 _OF_JOB = sa.bindparam("of_job", type_=PLANS.c.job.type)

@@ -18,15 +18,17 @@ from penstock.jobs.syncer.batches import (
     BatchResult,
     Bodies,
     Glance,
+    LeaderStore,
+    QuickLook,
     SimpleCommit,
     SyncStore,
     commit_simple,
     open_plans,
+    pass_failpoint,
     quick_commit,
     simple_commit,
     version_of,
 )
-from penstock.jobs.syncer.leader_store import LeaderStore, pass_failpoint
 from penstock.jobs.syncer.plan_runner import (
     DataPlane,
     Outcome,
@@ -36,7 +38,6 @@ from penstock.jobs.syncer.plan_runner import (
     expected_of,
 )
 from penstock.jobs.syncer.plan_store import PlanStore
-from penstock.jobs.syncer.quick_look import QuickLook
 from penstock.jobs.syncer.sync_plan import ComplexSync, SimpleSync, plan_batch, plan_sync
 
 __all__ = ["StateSyncer", "SyncReport", "SyncerSettings"]

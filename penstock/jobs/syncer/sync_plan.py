@@ -13,7 +13,7 @@ from typing import Any
 from penstock.core.clock import Millis
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow, is_same
-from penstock.jobs.partition_tasks import FIELD, asked_mapping, map_partitions, tell_moves, why_ignored
+from penstock.jobs.tasks import FIELD, asked_mapping, map_partitions, tell_moves, why_ignored
 
 Json = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from penstock.scaling.doctor.patient import (
     set_command,
     tail_command,
 )
-from penstock.scaling.doctor.slot_rules import slow_record_ms
+from penstock.scaling.doctor.resource_rules import slow_record_ms
 from penstock.scaling.policies.balance import WAIT_S, OddTask, Uneven, Unknown, judge_balance
 
 BUSY, IDLE = 0.9, 0.5

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.core.clock import Millis
-from penstock.scaling.doctor import config_rules, data_rules, failure_rules, resource_rules, slot_rules
+from penstock.scaling.doctor import config_rules, data_rules, failure_rules, resource_rules
 from penstock.scaling.doctor.patient import METRICS, MINUTES, Examination, Finding, Patient, Rule, rank
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 from penstock.scaling.policies.facts import JobFacts, TaskFacts
@@ -18,7 +18,6 @@ RULES: tuple[Rule, ...] = (
     *failure_rules.RULES,
     *config_rules.RULES,
     *data_rules.RULES,
-    *slot_rules.RULES,
 )
 
 

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.fleet.failures import shortly
-from penstock.jobs.guarantees import why_no_skip
+from penstock.fleet.messages import shortly
+from penstock.jobs.config import why_no_skip
 from penstock.scaling.doctor.patient import (
     Advice,
     Finding,

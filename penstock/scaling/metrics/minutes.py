@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.fleet.failures import OUT_OF_MEMORY
-from penstock.fleet.messages import TaskReport
+from penstock.fleet.messages import OUT_OF_MEMORY, TaskReport
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Points
 
 GAP_MAX_MS = 90_000.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,29 +12,369 @@ import msgspec
 import sqlalchemy as sa
 
 from penstock.core.clock import Clock, Millis
-from penstock.core.errors import CorruptData
+from penstock.core.errors import CorruptData, NotFound, Refused
+from penstock.core.journal import Entry
 from penstock.core.loop import WorkerThreads
 from penstock.core.system_clock import sleep_ms
+from penstock.core.text import some_of
 from penstock.core.workers import Finished, Now, Stuck, Workers
 from penstock.db.bulk import ByName
 from penstock.db.database import METADATA, NAME, Database, upsert
 from penstock.db.journal_store import JournalStore
-from penstock.fleet.exclusions import Bars, ExclusionStore, bars_of
-from penstock.fleet.fleet_view import FleetView
+from penstock.fleet.container_store import ContainerRow, ContainerState
+from penstock.fleet.exclusions import Bars, Exclusion, ExclusionStore, bars_of
+from penstock.fleet.messages import ShardState, TaskReport
+from penstock.fleet.shard_store import FleetView
+from penstock.fleet.sharding import shard_of
 from penstock.fleet.task_service import TaskService
-from penstock.jobs.job_service import JobService
-from penstock.jobs.running_store import RunningStore
+from penstock.jobs.job_reads import JobView
+from penstock.jobs.job_service import Actor, JobService
+from penstock.jobs.layer_writer import REASON_MAX
+from penstock.jobs.layers import DEFAULT_LAYERS
+from penstock.jobs.running_store import RunningRow, RunningStore
+from penstock.jobs.text_rules import is_line
 from penstock.scaling.doctor.doctor import JobDoctor
+from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
+from penstock.scaling.metrics.retriever import Retriever, Wanted, history
 from penstock.scaling.metrics.store import MetricStore
-from penstock.scaling.policies.managed_jobs import FleetJobs, FleetLimits
-from penstock.scaling.policies.policy import Action, ChangeLayer, Policy
-from penstock.scaling.policies.ports import AlertSink, Kept
+from penstock.scaling.policies.facts import JobFacts, task_facts
+from penstock.scaling.policies.policy import Action, ChangeLayer, ExcludeContainers, MoveTasks, Policy
+from penstock.scaling.policies.ports import AlertSink, Kept, ManagedJob
 from penstock.scaling.policies.process import OwnPolicy, UserPolicies
-from penstock.scaling.policies.records import JobRecord
-from penstock.scaling.policies.round import said_to_json
+from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals, flat, said_to_json
 from penstock.scaling.policies.service import Answer, Managed, PolicyService
 from penstock.scaling.policies.stragglers import StragglerDetector
 from penstock.scaling.policies.untriaged import Untriaged
+
+LAYER = "scaler"
+STALE_MS: Millis = 10_000  # what a container said longer ago is no news
+ALL = "all"  # `policies.all` of a job is about all of its policies
+MOVED_MS: Millis = 10 * 60_000  # so long a task that was moved does not come back by itself
+CHANGING_MS: Millis = 10 * 60_000  # a change that is not under way by then never will be
+
+Reports = tuple[tuple[str, TaskReport], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLimits:
+    """What one installation allows policies."""
+
+    rescales_max: int = 10
+    advice_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """The fleet at one moment."""
+
+    at_ms: Millis = -(10**15)
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by job: generation, tasks
+    reports: Mapping[str, Reports] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    takers: frozenset[str] = frozenset()  # containers that may get shards
+    exclusions: tuple[Exclusion, ...] = ()
+    changing: frozenset[str] = frozenset()
+
+    def of(self, job: str) -> Reports:
+        """What its tasks say, of the generation that runs."""
+        generation = self.counts.get(job, (0, 0))[0]
+        return tuple(found for found in self.reports.get(job, ()) if found[1].generation == generation)
+
+
+class FleetJobs:
+    """The `ManagedJobs` of a control plane, on any instance. Thread-safe: a look is one assignment."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobService,
+        running: RunningStore,
+        fleet: FleetView,
+        tasks: TaskService,
+        metrics: MetricStore,
+        exclusions: ExclusionStore,
+        clock: Clock,
+        shards: int,
+        limits: FleetLimits,
+        wake: Callable[[Action], None] = lambda action: None,
+    ) -> None:
+        """`wake(action)`: something was asked for, do not wait for the next round of whoever does it."""
+        self._jobs, self._running, self._fleet, self._tasks = jobs, running, fleet, tasks
+        self._metrics, self._retriever = metrics, Retriever(metrics)
+        self._exclusions, self._clock, self._shards = exclusions, clock, shards
+        self._limits, self._wake = limits, wake
+        self._last = _Look()
+        self._views: dict[str, JobView | None] = {}  # as they were when their round began
+        self._rescaled: dict[str, Millis] = {}  # by these policies, and not settled yet
+
+    def names(self) -> tuple[str, ...]:
+        """Every job that has tasks; looks at the fleet anew."""
+        names = self._look().counts
+        for gone in self._views.keys() - names:
+            self._views.pop(gone, None)
+        return tuple(sorted(names))
+
+    def job(self, name: str) -> ManagedJob | None:
+        return self.jobs([name]).get(name)
+
+    def jobs(self, names: Sequence[str]) -> dict[str, ManagedJob]:
+        views = self._jobs.views_of(names)
+        # What a policy is shown is the job as the round saw it.
+        self._views |= {name: views.get(name) for name in names}
+        return {name: job for name, view in views.items() if (job := self._managed(name, view)) is not None}
+
+    def _managed(self, name: str, view: JobView) -> ManagedJob | None:
+        running = _running(view)
+        if running is None:
+            return None
+        policies = dict[str, Any](running.config.policies)
+        advice_only = policies.get(ALL) == {"advice_only": True}
+        if advice_only or policies.get(ALL) == {"advice_only": False}:
+            del policies[ALL]  # anything else of that name is a mistake, which the service tells
+        metrics = [report.metrics for _, report in self._last.of(name)]
+        return ManagedJob(
+            round_job=RoundJob(
+                name=name,
+                config=running.config,
+                layer=_body(view, LAYER),
+                is_settled=_is_settled(view, running),
+                oncall=_above(view),
+                advice_only=advice_only,
+            ),
+            settings=policies,
+            signals=Signals(lag_s=_most(metrics, "lag_s"), busy=_most(metrics, "busy")),
+            expected_version=view.expected_version,
+        )
+
+    def facts(
+        self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
+    ) -> JobFacts | NoFrame:
+        view = self._views.get(name) or self._view(name)
+        look = self._last if 0 <= self._clock.now_ms() - self._last.at_ms <= STALE_MS else self._look()
+        return self._facts(name, view, look, metrics, minutes, if_known)
+
+    def facts_now(self, name: str, if_known: tuple[str, ...], minutes: int) -> JobFacts | NoFrame:
+        """The same for somebody who asks: the job and its tasks now, whatever is known."""
+        return self._facts(name, self._view(name), self._look(), (), minutes, if_known)
+
+    def _facts(
+        self,
+        name: str,
+        view: JobView | None,
+        look: _Look,
+        metrics: tuple[str, ...],
+        minutes: int,
+        if_known: tuple[str, ...],
+    ) -> JobFacts | NoFrame:
+        now_ms = self._clock.now_ms()
+        running = None if view is None else _running(view)
+        if view is None or running is None or name not in look.counts:
+            return NoFrame(job=name, reason="it does not run now", metrics=metrics)
+        reports, task_count = look.of(name), look.counts[name][1]
+        heard = len({report.task_id for _, report in reports})
+        if metrics and heard < task_count:
+            return NoFrame(job=name, reason=f"{heard} of {task_count} tasks report", metrics=metrics)
+        frame = self._frame(name, metrics, minutes, if_known, now_ms)
+        if isinstance(frame, NoFrame):
+            return frame
+        kept_away = {item.container for item in look.exclusions if item.subject == name}
+        owner = next((row for row in view.layers if row.layer == "provisioner"), None)
+        return JobFacts(
+            job=name,
+            at_ms=now_ms,
+            config=running.config,
+            task_count=task_count,
+            frame=frame,
+            tasks=task_facts(reports, look.hosts),
+            is_settled=_is_settled(view, running),
+            oncall=_above(view),
+            containers=look.takers - kept_away | {container for container, _ in reports},
+            user_update_ms=None if owner is None else owner.at_ms,
+        )
+
+    def fleet(self) -> FleetState:
+        running = self._last.changing | self._rescaled.keys()
+        return FleetState(
+            rescales_running=len(running),
+            rescales_max=self._limits.rescales_max,
+            advice_only=self._limits.advice_only,
+        )
+
+    def apply(self, name: str, policy: str, action: Action, *, expected_version: int, reason: str) -> None:
+        now_ms, why = self._clock.now_ms(), _line(reason)
+        match action:
+            case ChangeLayer():
+                self._jobs.patch_layer(
+                    name,
+                    LAYER,
+                    flat(action.changes),
+                    expected_version=expected_version,
+                    actor=Actor(name=f"policy {policy}", role="scaler"),
+                    reason=why,
+                    idempotency_key=None,
+                    now_ms=now_ms,
+                )
+                if action.is_rescale:
+                    self._rescaled[name] = now_ms
+            case ExcludeContainers():
+                self._exclude(name, policy, action, why, now_ms)
+            case MoveTasks():
+                self._move(name, policy, action, why, now_ms)
+        self._wake(action)
+
+    def readmit(self, name: str, *, by: str, why: str) -> int:
+        """End what keeps a job away from containers; returns how much that was."""
+        decision = "may be on any container again"
+        return self._exclusions.lift(name, _entry(name, by, decision, why, self._clock.now_ms()))
+
+    # -- a look -----------------------------------------------------------------------------------------
+
+    def _look(self) -> _Look:
+        now_ms, counts = self._clock.now_ms(), self._tasks.task_counts()
+        rows = [row for row in self._fleet.containers() if row.may_run and row.seen_ms >= now_ms - STALE_MS]
+        reports: dict[str, list[tuple[str, TaskReport]]] = {}
+        for row in rows:
+            for task in row.tasks:
+                reports.setdefault(task.job, []).append((row.name, task))
+        hosts = {row.name: row.host for row in rows}
+        self._last = _Look(
+            at_ms=now_ms,
+            counts=counts,
+            reports={job: tuple(found) for job, found in reports.items()},
+            # Where all are on one machine it tells no place from another.
+            hosts=hosts if len({*hosts.values()}) > 1 else {},
+            takers=frozenset(row.name for row in rows if _takes(row)),
+            exclusions=self._exclusions.current(now_ms),
+            changing=self._running.changing(),
+        )
+        self._forget_settled(now_ms)
+        return self._last
+
+    def _forget_settled(self, now_ms: Millis) -> None:
+        views = self._jobs.views_of(list(self._rescaled)) if self._rescaled else {}
+        self._rescaled = {
+            name: at_ms
+            for name, at_ms in self._rescaled.items()
+            if name in views and not views[name].is_in_sync and 0 <= now_ms - at_ms < CHANGING_MS
+        }
+
+    def _view(self, name: str) -> JobView | None:
+        try:
+            view = self._jobs.view(name)
+        except NotFound:
+            return None  # removed while its tasks still end
+        return None if _running(view) is None else view
+
+    def _frame(
+        self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...], now_ms: Millis
+    ) -> Frame | NoFrame:
+        frame: Frame | NoFrame = Frame(job=name, first_minute=now_ms // MINUTE_MS - minutes, values={})
+        if metrics:
+            frame = self._retriever.frame(name, Wanted(metrics=metrics, minutes=minutes), now_ms=now_ms)
+        if isinstance(frame, NoFrame) or not if_known:
+            return frame
+        end_ms = (frame.first_minute + minutes) * MINUTE_MS  # both up to the same minute
+        rest = history(self._metrics, name, if_known, minutes, now_ms=end_ms)
+        return Frame(job=name, first_minute=frame.first_minute, values={**frame.values, **rest.values})
+
+    # -- places -----------------------------------------------------------------------------------------
+
+    def _exclude(self, name: str, policy: str, action: ExcludeContainers, why: str, now_ms: Millis) -> None:
+        look, birth = self._look(), self._birth(name)
+        known = {item.container for item in look.exclusions if item.subject == name}
+        if not look.takers - known - {*action.containers}:
+            raise _nowhere(name, action.containers, look.takers)
+        until_ms = now_ms + action.minutes * MINUTE_MS
+        wishes = [
+            Exclusion(subject=name, birth=birth, container=container, until_ms=until_ms, reason=why)
+            for container in action.containers
+        ]
+        decision = f"kept away from {', '.join(action.containers)} for {action.minutes} min"
+        self._exclusions.put(wishes, _entry(name, f"policy {policy}", decision, why, now_ms))
+
+    def _move(self, name: str, policy: str, action: MoveTasks, why: str, now_ms: Millis) -> None:
+        look, birth = self._look(), self._birth(name)
+        homes = {report.task_id: container for container, report in look.of(name)}
+        shards = {row.shard: row for row in self._fleet.shards()}
+        wishes = []
+        for task in action.tasks:
+            home, row = homes.get(task), shards.get(shard_of(task, self._shards))
+            if home is None or row is None:
+                raise Refused(
+                    f"no container runs {task} now",
+                    why="its job is stopped or changing, or its shard is on its way",
+                    fix=f"`penstock task ls {name}` shows where its tasks are",
+                )
+            if row.state is ShardState.DROPPING or row.container != home:
+                raise Refused(
+                    f"{task} is on its way already",
+                    why=f"its shard {row.shard} leaves {home}",
+                    fix="nothing: it is decided again when it has arrived",
+                )
+            if row.is_quarantined:
+                raise Refused(
+                    f"{task} cannot be moved",
+                    why=f"its shard {row.shard} cost {row.blame} containers and is quarantined",
+                    fix=f"look at its tasks, then `penstock shard release {row.shard}`",
+                )
+            if not look.takers - {home}:
+                raise _nowhere(task, (home,), look.takers)
+            until_ms = now_ms + MOVED_MS
+            wishes.append(Exclusion(subject=task, birth=birth, container=home, until_ms=until_ms, reason=why))
+        away = ", ".join(f"{item.subject} away from {item.container}" for item in wishes)
+        decision = f"{away}, with its shard"
+        self._exclusions.put(wishes, _entry(name, f"policy {policy}", decision, why, now_ms))
+
+    def _birth(self, name: str) -> str:
+        view = self._view(name)
+        if view is None or view.running is None:
+            raise Refused(f"{name} does not run any more", why="it was stopped or removed", fix="nothing")
+        return view.running.birth
+
+
+def _entry(name: str, actor: str, decision: str, reason: str, now_ms: Millis) -> Entry:
+    return Entry(at_ms=now_ms, actor=actor, kind="exclusion", subject=name, decision=decision, reason=reason)
+
+
+def _nowhere(who: str, away: tuple[str, ...], takers: frozenset[str]) -> Refused:
+    return Refused(
+        f"{who} has nowhere else to go",
+        why=f"it would leave {', '.join(away)}; those that may take shards: {some_of(takers)}",
+        fix="add a container, or uncordon one: `penstock container ls`",
+    )
+
+
+def _takes(row: ContainerRow) -> bool:
+    is_live = row.state is ContainerState.LIVE and row.engine_ready
+    return is_live and not (row.known_dead or row.cordoned or row.draining)
+
+
+def _running(view: JobView) -> RunningRow | None:
+    return view.running if view.running is not None and view.running.state == "running" else None
+
+
+def _is_settled(view: JobView, running: RunningRow) -> bool:
+    return view.is_in_sync and not running.is_held
+
+
+def _body(view: JobView, layer: str) -> Mapping[str, Any]:
+    return next((row.body for row in view.layers if row.layer == layer), {})
+
+
+def _above(view: JobView) -> frozenset[str]:
+    """The paths that oncall, or a layer of somebody's own above the scaler's, has set."""
+    own = next(layer.precedence for layer in DEFAULT_LAYERS if layer.name == LAYER)
+    return frozenset(path for row in view.layers if row.precedence > own for path in flat(row.body))
+
+
+def _most(metrics: Sequence[Mapping[str, float]], name: str) -> float | None:
+    return max((values[name] for values in metrics if name in values), default=None)
+
+
+def _line(reason: str) -> str:
+    """A policy's reason as a layer's write takes it: one line of plain text."""
+    return "".join(letter if is_line(letter) else " " for letter in reason)[:REASON_MAX] or "no reason"
+
 
 POLICY_RECORDS = sa.Table(
     "policy_records",

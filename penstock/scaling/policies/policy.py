@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.core.errors import ConfigError
-from penstock.core.text import did_you_mean, some_of
-from penstock.core.typed import make_known
+from penstock.core.text import did_you_mean, make_known, some_of
 from penstock.scaling.policies.facts import JobFacts
 
 Seconds = Annotated[float, Meta(ge=0, le=30 * 24 * 3600)]

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
 from penstock.core.journal import Entry
+from penstock.core.text import make_known
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.facts import JobFacts
 from penstock.scaling.policies.policy import Action, RaiseAlert
-from penstock.scaling.policies.records import JobRecord
-from penstock.scaling.policies.round import FleetState, RoundJob, Signals
+from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals
+
+make_known(JobRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

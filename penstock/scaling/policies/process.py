@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from penstock.jobs.config import JobConfig
 from penstock.scaling.metrics.frames import METRICS, Frame
 from penstock.scaling.policies.facts import JobFacts, TaskFacts

@@ -17,9 +17,8 @@ import structlog
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
 from penstock.core.journal import Entry, Journal
-from penstock.core.pace import Rest, RoundPace, no_rest, share_of
 from penstock.core.text import did_you_mean, some_of
-from penstock.core.workers import Now, Workers
+from penstock.core.workers import Now, Rest, RoundPace, Workers, no_rest, share_of
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.policy import (
     Broken,
@@ -31,10 +30,10 @@ from penstock.scaling.policies.policy import (
 )
 from penstock.scaling.policies.ports import AlertSink, Kept, ManagedJob, ManagedJobs, Records
 from penstock.scaling.policies.process import Declared, Runnable
-from penstock.scaling.policies.records import JobRecord
 from penstock.scaling.policies.round import (
     Apply,
     Due,
+    JobRecord,
     Rival,
     RoundDecision,
     decide_due,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from penstock.scaling.policies.balance import OddTask, Uneven, judge_balance
 from penstock.scaling.policies.facts import JobFacts, TaskFacts
 from penstock.scaling.policies.policy import (

@@ -13,8 +13,8 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from penstock.core.typed import make_known
-from penstock.fleet.failures import shortly
+from penstock.core.text import make_known
+from penstock.fleet.messages import shortly
 from penstock.scaling.doctor.doctor import examine, patient_of
 from penstock.scaling.doctor.failure_rules import is_fresh, kind_of
 from penstock.scaling.doctor.patient import METRICS, MINUTES

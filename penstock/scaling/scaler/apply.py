@@ -12,11 +12,17 @@ from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.fleet.messages import TaskReport
 from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
-from penstock.jobs.partition_tasks import FIELD
+from penstock.jobs.tasks import FIELD
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.policies.policy import ChangeLayer, ControlSettings, RaiseAlert, Symptom, Verdict
-from penstock.scaling.policies.records import JobRecord
-from penstock.scaling.policies.round import FleetState, Rival, RoundDecision, RoundJob, decide_round
+from penstock.scaling.policies.round import (
+    FleetState,
+    JobRecord,
+    Rival,
+    RoundDecision,
+    RoundJob,
+    decide_round,
+)
 from penstock.scaling.scaler.decide import record_applied
 from penstock.scaling.scaler.observation import (
     KINDS,

@@ -16,15 +16,12 @@ import structlog
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
-from penstock.core.pace import Rest, RoundPace, no_rest, share_of
-from penstock.fleet.failures import shortly
-from penstock.fleet.messages import TaskReport
-from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
-from penstock.scaling.metrics.reports import Incomplete, JobLoad, add_up
+from penstock.core.workers import Rest, RoundPace, no_rest, share_of
+from penstock.fleet.messages import TaskReport, shortly
+from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
 from penstock.scaling.policies.ports import AlertSink, Kept, Records
-from penstock.scaling.policies.records import JobRecord
-from penstock.scaling.policies.round import FleetState, forget_action
+from penstock.scaling.policies.round import FleetState, JobRecord, forget_action
 from penstock.scaling.policies.service import Quiet, keep_quiet
 from penstock.scaling.scaler.apply import (
     NAME,

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError
-from penstock.jobs.partition_tasks import map_partitions
+from penstock.jobs.tasks import map_partitions
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 
 Generation = Literal["reactive", "proactive", "preactive"]

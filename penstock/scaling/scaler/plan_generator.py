@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from penstock.jobs.partition_tasks import tell_moves
+from penstock.jobs.tasks import tell_moves
 from penstock.scaling.metrics.frames import Frame
 from penstock.scaling.scaler.estimators import estimate_needs, task_resources
 from penstock.scaling.scaler.growth import (

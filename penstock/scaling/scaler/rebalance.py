@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.fleet.messages import TaskReport
-from penstock.jobs.partition_tasks import tell_moves
+from penstock.jobs.tasks import tell_moves
 from penstock.scaling.scaler.observation import Inputs, Observation, PartitionLoads, Rebalance, mapping_of
 from penstock.scaling.scaler.outcome import rebalance_that_did_not_help
 from penstock.scaling.scaler.window import Window

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict
 
 from penstock.alarms.decide import ID_LENGTH, Alarm, Silence
 from penstock.db.tokens import Caller
@@ -14,9 +15,111 @@ from penstock.server.answers import answer
 from penstock.server.bodies import Key, NameQuery, WhyQuery
 from penstock.server.pools import LONG, WRITES
 from penstock.server.replies import WRITING, Responses, problems
-from penstock.server.routes import alarm_replies
 from penstock.server.security import Guard
 from penstock.server.services import Ask, Control
+
+SeverityName = Literal["info", "warning", "critical"]
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AlarmReply(_Reply):
+    """One trouble, from when it was first seen until it is over."""
+
+    id: str
+    name: str
+    job: str
+    source: str
+    kind: str
+    severity: SeverityName
+    text: str
+    what_to_do: str
+    evidence: dict[str, float | int | str]
+    is_firing: bool
+    is_silenced: bool
+    first_ms: int
+    last_ms: int
+    count: int
+    told_ms: int | None
+    acked_by: str
+    acked_ms: int | None
+    resolved_ms: int | None
+
+
+class Alarms(_Reply):
+    """Alarms, those that fire first, the worst first; and the routes by which people are told."""
+
+    alarms: list[AlarmReply]
+    routes: list[str]
+
+
+class SilenceReply(_Reply):
+    """Nobody is told of these until then."""
+
+    id: str
+    job: str
+    kind: str
+    severity: SeverityName
+    until_ms: int
+    by: str
+    why: str
+
+
+class Silences(_Reply):
+    """Those that hold."""
+
+    silences: list[SilenceReply]
+
+
+class RouteAnswer(_Reply):
+    """What a route said to a test."""
+
+    route: str
+    is_taken: bool
+    answer: str
+
+
+class RouteAnswers(_Reply):
+    """What each route said to a test."""
+
+    routes: list[RouteAnswer]
+
+
+class CapacityKind(_Reply):
+    """One resource of the cluster; null: that is not limited."""
+
+    kind: str
+    total: float | None
+    reserved: float
+    used: float
+    remaining: float | None
+
+
+class StoppedJob(_Reply):
+    """A job that the capacity manager stopped, and what it would need."""
+
+    job: str
+    priority: int
+    reason: str
+    reserved: dict[str, float]
+
+
+class Capacity(_Reply):
+    """What the cluster has, what is reserved and used of it, and who was stopped for it."""
+
+    is_limited: bool
+    containers: int
+    boundless: list[str]
+    kinds: list[CapacityKind]
+    short_of: list[str]
+    refused: list[str]
+    lent: list[str]
+    borrowed: list[str]
+    jobs: int
+    stopped: list[StoppedJob]
+
 
 AlarmId = Annotated[str, Path(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
 All = Annotated[bool, Query(description="Also those that are over.")]
@@ -25,7 +128,7 @@ All = Annotated[bool, Query(description="Also those that are over.")]
 def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
     """What is wrong."""
 
-    @router.get("/alarms", response_model=alarm_replies.Alarms, responses=problems())
+    @router.get("/alarms", response_model=Alarms, responses=problems())
     @LONG
     def list_alarms(
         caller: Caller = guard.allow("alarm.read"), job: NameQuery = None, all: All = False
@@ -36,21 +139,21 @@ def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
         lines = [_alarm(alarm, silences, plane.clock.now_ms()) for alarm in found]
         return answer({"alarms": lines, "routes": list(plane.alarms.route_names)})
 
-    @router.get("/alarms/{alarm_id}", response_model=alarm_replies.Alarm, responses=problems(404))
+    @router.get("/alarms/{alarm_id}", response_model=AlarmReply, responses=problems(404))
     @LONG
     def get_alarm(alarm_id: AlarmId, caller: Caller = guard.allow("alarm.read")) -> Response:
         """One alarm."""
         silences, now_ms = plane.alarms.store.silences(plane.clock.now_ms()), plane.clock.now_ms()
         return answer(_alarm(plane.alarms.store.alarm(alarm_id), silences, now_ms))
 
-    @router.get("/silences", response_model=alarm_replies.Silences, responses=problems())
+    @router.get("/silences", response_model=Silences, responses=problems())
     @LONG
     def list_silences(caller: Caller = guard.allow("alarm.read")) -> Response:
         """The silences that hold."""
         found = plane.alarms.store.silences(plane.clock.now_ms())
         return answer({"silences": [_silence(silence) for silence in found]})
 
-    @router.get("/capacity", response_model=alarm_replies.Capacity, responses=problems())
+    @router.get("/capacity", response_model=Capacity, responses=problems())
     @LONG
     def get_capacity(caller: Caller = guard.allow("status.read")) -> Response:
         """What the cluster has, and how much of it is reserved and used."""
@@ -61,11 +164,9 @@ def add_alarm_reads(router: APIRouter, plane: Control, guard: Guard) -> None:
 def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
     """What people do about it."""
     ask = Ask(plane)
-    created: Responses = {201: {"model": alarm_replies.Silence, "description": "It holds now"}}
+    created: Responses = {201: {"model": SilenceReply, "description": "It holds now"}}
 
-    @router.post(
-        "/alarms/{alarm_id}/acknowledge", response_model=alarm_replies.Alarm, responses=problems(*WRITING)
-    )
+    @router.post("/alarms/{alarm_id}/acknowledge", response_model=AlarmReply, responses=problems(*WRITING))
     @WRITES
     def acknowledge_alarm(
         alarm_id: AlarmId,
@@ -81,7 +182,7 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
     @router.post(
         "/silences",
         status_code=201,
-        response_model=alarm_replies.Silence,
+        response_model=SilenceReply,
         responses=created | problems(*WRITING),
     )
     @WRITES
@@ -100,9 +201,7 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
         )
         return answer(_silence(silence), status=201)
 
-    @router.delete(
-        "/silences/{silence_id}", response_model=alarm_replies.Silence, responses=problems(*WRITING)
-    )
+    @router.delete("/silences/{silence_id}", response_model=SilenceReply, responses=problems(*WRITING))
     @WRITES
     def end_silence(
         silence_id: AlarmId,
@@ -113,9 +212,7 @@ def add_alarm_writes(router: APIRouter, plane: Control, guard: Guard) -> None:
         """End a silence before its time."""
         return answer(_silence(plane.alarms.unsilence(silence_id, **ask(caller, why, idempotency_key))))
 
-    @router.post(
-        "/alarm-routes/test", response_model=alarm_replies.RouteAnswers, responses=problems(*WRITING)
-    )
+    @router.post("/alarm-routes/test", response_model=RouteAnswers, responses=problems(*WRITING))
     @LONG
     def test_routes(body: bodies.Because, caller: Caller = guard.allow("alarm.write")) -> Response:
         """Send a notice through each route, and say what each answered."""

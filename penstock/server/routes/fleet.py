@@ -12,14 +12,13 @@ from fastapi import APIRouter, Query, Response
 from fastapi import Path as InPath
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.container.task_logs import log_file, read_on, read_tail
+from penstock.container.process_runner import log_file, read_on, read_tail
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.text import did_you_mean, some_of
 from penstock.db.tokens import Caller
 from penstock.fleet.container_store import ContainerRow
-from penstock.fleet.failures import shortly
 from penstock.fleet.loan_service import whose
-from penstock.fleet.messages import TaskReport
+from penstock.fleet.messages import TaskReport, shortly
 from penstock.fleet.orders import no_container, no_shard
 from penstock.fleet.placement.placement import KINDS, history_of, say_outlook
 from penstock.fleet.shard_load import KINDS as LOAD_KINDS

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.db.tokens import Caller
-from penstock.fleet.loan_service import whose
-from penstock.fleet.loans import Loan, LoanState
+from penstock.fleet.loan_service import Loan, LoanState, whose
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import check_line
 from penstock.server.answers import answer

@@ -6,8 +6,16 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.jobs.config import ExplodeStage, FilterStage, JobConfig, KeyStage, Output, SelectStage, Stage
-from penstock.jobs.guarantees import guarantees_of
+from penstock.jobs.config import (
+    ExplodeStage,
+    FilterStage,
+    JobConfig,
+    KeyStage,
+    Output,
+    SelectStage,
+    Stage,
+    guarantees_of,
+)
 from penstock.jobs.provision import cannot_run
 from penstock.streams.compile.compiled import CompiledJob, CompiledPipeline
 from penstock.streams.compile.graph import Graph

@@ -21,7 +21,7 @@ from typing import Literal
 
 from penstock.core.errors import PenstockError, PipelineError
 from penstock.core.system_clock import TookTooLong, time_limit
-from penstock.streams.dsl.user_errors import USER_FOLDERS
+from penstock.streams.dsl.computation import USER_FOLDERS
 
 IMPORT_S = 30.0  # how long a file's import may take, with all that it imports
 

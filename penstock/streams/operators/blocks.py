@@ -9,7 +9,7 @@ for a day has a handful of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +17,39 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.operators.aggregates import CELL, Aggregates, Partials
-from penstock.streams.step.logic import StepInput
+from penstock.streams.step.keyed_work import StepInput
+
+
+def decode_rows(states: Mapping[str, bytes], schema: pa.Schema, *, job: str, operator: str) -> pa.Table:
+    """All rows kept under these keys, key by key; the schema's first column is the key.
+
+    StateMismatch: another plan wrote them.
+    """
+    names = schema.names
+    rows: list[tuple[Any, ...]] = []
+    for key, data in sorted(states.items()):
+        try:
+            found = msgspec.msgpack.decode(data, type=list[list[Any]])
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise _mismatch(key, job, operator, str(error)) from error
+        if any(len(row) != len(names) - 1 for row in found):
+            raise _mismatch(key, job, operator, "it has other columns")
+        rows += [(key, *row) for row in found]
+    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
+    try:
+        arrays = [pa.array(column, schema.field(number).type) for number, column in enumerate(columns)]
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise _mismatch(min(states), job, operator, str(error)) from error
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _mismatch(key: str, job: str, operator: str, why: str) -> StateMismatch:
+    return StateMismatch(
+        f"the state of key {key!r} of job {job!r} does not fit its {operator}",
+        why=why,
+        fix="reset the job's state: another plan wrote it",
+    )
+
 
 INDEX = "#index"
 FAN = 8

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.streams.dsl.computation import Computation
 from penstock.streams.operators.dedup import Dedup, DedupSpec
 from penstock.streams.operators.joins import JoinSpec, StreamJoin
-from penstock.streams.operators.phases import CombinedAggregate, PartialAggregate
 from penstock.streams.operators.sessions import SessionAggregate, SessionFirings
 from penstock.streams.operators.top import TopOfWindow, TopSpec
-from penstock.streams.operators.windowed import FiringAggregate, WindowedAggregate, WindowSpec
-from penstock.streams.step.logic import StepLogic
+from penstock.streams.operators.windowed import (
+    CombinedAggregate,
+    FiringAggregate,
+    PartialAggregate,
+    WindowedAggregate,
+    WindowSpec,
+)
+from penstock.streams.step.keyed_work import KeyedLogic, StepLogic
+from penstock.streams.step.record_ids import DropRepeated, IdFilters
+from penstock.streams.step.step import is_dead
+from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.vectorised import VectorComputation, VectorLogic
 
 
 def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> StepLogic:
@@ -37,4 +47,47 @@ def operator_of(plan: Mapping[str, Any], columns: Sequence[tuple[str, str]]) -> 
         f"{plan['operator']!r} cannot be run",
         why="this version has no such operator",
         fix="do it in a Computation, with state and timers",
+    )
+
+
+def logic_of(
+    task: TaskDescriptor,
+    partition: int,
+    make: Callable[[str], Computation | VectorComputation],
+    filters: IdFilters,
+) -> StepLogic:
+    """What the steps of a stateful task run; `make`: a computation by the name of its class.
+
+    If the plan says that records have ids of their own, those whose id came before are left out.
+    """
+    computation = task.plan["computation"]
+    logic, ids = _logic(task, partition, make), computation.get("ids")
+    if ids is None:
+        return logic
+    return DropRepeated(
+        logic,
+        column=ids["column"],
+        slack_ms=ids["slack_ms"],
+        filters=filters,
+        inputs=[name for name, _ in computation.get("inputs", ())],
+    )
+
+
+def _logic(
+    task: TaskDescriptor, partition: int, make: Callable[[str], Computation | VectorComputation]
+) -> StepLogic:
+    computation = task.plan["computation"]
+    if "operator" in computation:
+        return operator_of(computation, task.outputs[0].columns)
+    found = make(computation["class"])
+    late = task.plan.get("late")
+    if isinstance(found, VectorComputation):
+        return VectorLogic(found, late=late)
+    # Without a place for dead letters a record that raises stops it.
+    dead = next((output.stream for output in task.outputs if is_dead(output.stream)), None)
+    return KeyedLogic(
+        found,
+        inputs=computation.get("inputs", ()),
+        late=late,
+        dead=(dead, partition) if dead is not None and task.poison == "skip" else None,
     )

@@ -20,7 +20,7 @@ from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN
 from penstock.streams.operators.windowed import STREAM, Lateness, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
-from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
 _TAG = "dedup"

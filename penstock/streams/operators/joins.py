@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.keys import has_null_part
-from penstock.streams.operators.kept_rows import decode_rows
+from penstock.streams.operators.blocks import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
 from penstock.streams.rows.row_store import TimerRow
-from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
 LEFT, RIGHT = 0, 1

@@ -29,7 +29,7 @@ from penstock.streams.operators.windowed import (
     window_rows,
 )
 from penstock.streams.rows.row_store import TimerRow
-from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
 _END = "end.max"  # merged by max

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.dsl.windows import RANK, WINDOW_END
 from penstock.streams.operators.aggregates import in_order
-from penstock.streams.operators.kept_rows import decode_rows
+from penstock.streams.operators.blocks import decode_rows
 from penstock.streams.operators.windowed import STREAM, Lateness, kept_result
 from penstock.streams.rows.row_store import TimerRow
-from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
 
 _TAG = "top"

@@ -9,7 +9,18 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows import changes as row_changes
+from penstock.streams.rows.codec import (
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    new_row,
+    unseen_names,
+)
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
@@ -65,10 +76,10 @@ class MemoryRows:
         with self._lock:
             found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
             if found is None:
-                row = row_changes.new_row(ref, offsets, low)
+                row = new_row(ref, offsets, low)
                 self._intervals[ref.job_birth, ref.partition, ref.birth] = _Interval(row)
             else:
-                found.row = row_changes.after_repeated_create(ref, found.row, offsets)
+                found.row = after_repeated_create(ref, found.row, offsets)
 
     def exists(self, ref: IntervalRef) -> bool:
         """True if there is one of this birth."""
@@ -80,16 +91,14 @@ class MemoryRows:
         """Take ownership under a new token."""
         with self._lock:
             found = self._of(ref)
-            found.row = row_changes.after_acquire(
-                ref, found.row, generation=generation, shard_epoch=shard_epoch
-            )
+            found.row = after_acquire(ref, found.row, generation=generation, shard_epoch=shard_epoch)
             return found.row
 
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
         """Refuse every owner of a smaller generation."""
         with self._lock:
             found = self._of(ref)
-            found.row = row_changes.after_fence(found.row, generation=generation)
+            found.row = after_fence(found.row, generation=generation)
             return found.row.token
 
     def snapshot(
@@ -104,7 +113,7 @@ class MemoryRows:
         """One consistent read under the token."""
         with self._lock:
             found = self._of(ref)
-            row_changes.check_token(ref, found.row, token)
+            check_token(ref, found.row, token)
             due = (
                 timer
                 for timer in found.timers.values()
@@ -119,8 +128,8 @@ class MemoryRows:
         """Write one step, all of it or nothing."""
         with self._lock:
             found = self._of(ref)
-            row_changes.check_token(ref, found.row, token)
-            row_changes.check_version(ref, found.row, version)
+            check_token(ref, found.row, token)
+            check_version(ref, found.row, version)
             # Written to a copy first: a refused change must leave nothing behind.
             new = _Interval(
                 found.row, dict(found.states), dict(found.timers), dict(found.outbox), found.outbox_id
@@ -138,13 +147,11 @@ class MemoryRows:
                 new.outbox[new.outbox_id] = replace(out, id=new.outbox_id)
             sizes = {
                 name: len(name.encode()) + len(found.states[name])
-                for name in row_changes.unseen_names(found.row, changes)
+                for name in unseen_names(found.row, changes)
                 if name in found.states
             }
             unseen = Kept(rows=len(sizes), bytes=sum(sizes.values()))
-            new.row = row_changes.after_commit(
-                found.row, changes, oldest_work=new.oldest_work(), unseen=unseen
-            )
+            new.row = after_commit(found.row, changes, oldest_work=new.oldest_work(), unseen=unseen)
             self._intervals[ref.job_birth, ref.partition, ref.birth] = new
             return new.row
 
@@ -152,10 +159,10 @@ class MemoryRows:
         """Forget outbox rows that the bus has."""
         with self._lock:
             found = self._of(ref)
-            row_changes.check_token(ref, found.row, token)
+            check_token(ref, found.row, token)
             for sent in ids:
                 found.outbox.pop(sent, None)
-            found.row = row_changes.after_delivery(found.row, oldest_work=found.oldest_work())
+            found.row = after_delivery(found.row, oldest_work=found.oldest_work())
             return found.row
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
@@ -185,6 +192,6 @@ class MemoryRows:
 
     def _of(self, ref: IntervalRef) -> _Interval:
         found = self._intervals.get((ref.job_birth, ref.partition, ref.birth))
-        row_changes.check_birth(ref, None if found is None else found.row.birth)
+        check_birth(ref, None if found is None else found.row.birth)
         assert found is not None
         return found

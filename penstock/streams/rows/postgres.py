@@ -17,11 +17,25 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.db.server_checks import translate_postgres
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows import changes as row_changes
 from penstock.streams.rows import codec as row_codec
 from penstock.streams.rows import postgres_server as sql
-from penstock.streams.rows.changes import NOTHING
-from penstock.streams.rows.codec import PAGE_BYTES, scanned_states, scanned_timers
+from penstock.streams.rows.codec import (
+    NOTHING,
+    PAGE_BYTES,
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    name_of,
+    new_row,
+    scanned_states,
+    scanned_timers,
+    unseen_names,
+)
 from penstock.streams.rows.postgres_server import Link, PostgresLinks
 from penstock.streams.rows.row_store import (
     PREFIX,
@@ -184,9 +198,9 @@ class PostgresRows:
         """Create the interval, or add the inputs it does not know."""
 
         def add_inputs(_connection: object, _interval: int, row: IntervalRow) -> IntervalRow:
-            return row_changes.after_repeated_create(ref, row, offsets)
+            return after_repeated_create(ref, row, offsets)
 
-        new = row_codec.record_of_row(row_changes.new_row(ref, offsets, low))
+        new = row_codec.record_of_row(new_row(ref, offsets, low))
         self._write(ref, add_inputs, or_create=(ref.job_birth, ref.partition, *new))
 
     def exists(self, ref: IntervalRef) -> bool:
@@ -197,7 +211,7 @@ class PostgresRows:
         """Take ownership under a new token."""
 
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
-            new = row_changes.after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
+            new = after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
             return new if new.kept is not None else replace(new, kept=count_all(connection, interval))
 
         # Whether an earlier try was written is not asked: another owner could have made the same row of it.
@@ -206,7 +220,7 @@ class PostgresRows:
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
         """Refuse every owner of a smaller generation."""
         return self._write(
-            ref, lambda _connection, _interval, row: row_changes.after_fence(row, generation=generation)
+            ref, lambda _connection, _interval, row: after_fence(row, generation=generation)
         ).token
 
     def snapshot(
@@ -233,7 +247,7 @@ class PostgresRows:
                 sent = ask(sql.READ_OUTBOX, which)
                 link.connection.execute("COMMIT")
             row = _row_of(ref, found.fetchone())[1]
-            row_changes.check_token(ref, row, token)
+            check_token(ref, row, token)
             return Snapshot(
                 row=row,
                 states=read_states(ref, values),
@@ -247,12 +261,12 @@ class PostgresRows:
         """Write one step, all of it or nothing."""
 
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
-            row_changes.check_token(ref, row, token)
-            row_changes.check_version(ref, row, version)
+            check_token(ref, row, token)
+            check_version(ref, row, version)
             # As a rule there are none, and nothing is asked.
-            unseen = sizes_of(connection, interval, row_changes.unseen_names(row, changes))
+            unseen = sizes_of(connection, interval, unseen_names(row, changes))
             work = write_changes(connection, interval, changes)
-            return row_changes.after_commit(row, changes, oldest_work=work, unseen=unseen)
+            return after_commit(row, changes, oldest_work=work, unseen=unseen)
 
         return self._write(ref, decide, is_known_by_its_row=True)
 
@@ -261,17 +275,17 @@ class PostgresRows:
         gone = list(ids)
 
         def decide(connection: psycopg.Connection[Any], interval: int, row: IntervalRow) -> IntervalRow:
-            row_changes.check_token(ref, row, token)
+            check_token(ref, row, token)
             for (chunk,) in lists_of([(sent,) for sent in gone]):
                 connection.execute(sql.DELETE_OUTBOX, (interval, chunk))
-            return row_changes.after_delivery(row, oldest_work=oldest_work(connection, interval))
+            return after_delivery(row, oldest_work=oldest_work(connection, interval))
 
         return self._write(ref, decide)
 
     def peek(self, ref: IntervalRef) -> IntervalRow:
         """The row as it stands."""
         found = self._find(ref)
-        row_changes.check_birth(ref, None if found is None else found.birth)
+        check_birth(ref, None if found is None else found.birth)
         assert found is not None
         return found
 
@@ -303,7 +317,7 @@ class PostgresRows:
             try:
                 link = until_read.enter_context(self._links.take())
                 if link.identity is None:
-                    row_changes.check_birth(ref, None)
+                    check_birth(ref, None)
                 link.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 found = _asking(link)(sql.READ_ROW, _which(ref)).fetchone()
                 return _Look(ref=ref, link=link, row=_row_of(ref, found)[1])
@@ -336,7 +350,7 @@ class PostgresRows:
             except psycopg.Error as error:
                 raise self._translated(ref, error, committing=False) from error
         if no_tables is None:
-            row_changes.check_birth(ref, None)
+            check_birth(ref, None)
         assert no_tables is not None
         return no_tables()
 
@@ -379,7 +393,7 @@ class PostgresRows:
         try:
             if link.identity is None:
                 if or_create is None:
-                    row_changes.check_birth(ref, None)
+                    check_birth(ref, None)
                 self._links.make_tables(link)
             is_made, locked = _begin(connection, ref, or_create)
             self._point("begin")
@@ -408,7 +422,7 @@ class PostgresRows:
             raise self._translated(ref, error, committing=committing) from error
 
     def _translated(self, ref: IntervalRef, error: psycopg.Error, *, committing: bool) -> Exception:
-        text = f"interval {row_changes.name_of(ref)}: {str(error).strip()}"
+        text = f"interval {name_of(ref)}: {str(error).strip()}"
         found = translate_postgres(error, text, committing=committing)
         if isinstance(found, StoreUnavailable):
             found.fix = "look at the server; the step is repeated by itself, and nothing is done twice"
@@ -472,7 +486,7 @@ def _asking(link: Link) -> Callable[[str, tuple[Any, ...]], _Cursor]:
 
 
 def _row_of(ref: IntervalRef, found: tuple[Any, ...] | None) -> tuple[int, IntervalRow]:
-    row_changes.check_birth(ref, None if found is None else found[1])
+    check_birth(ref, None if found is None else found[1])
     assert found is not None
     interval, *record = found
     return interval, row_codec.row_of(ref, tuple(record))

@@ -18,12 +18,24 @@ from urllib.parse import quote
 
 from penstock.core.clock import Millis
 from penstock.core.disk import make_folder
-from penstock.core.errors import CorruptData, IntervalError
-from penstock.db.sqlite_errors import translate_sqlite
+from penstock.core.errors import CorruptData, IntervalError, translate_sqlite
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows import changes as row_changes
 from penstock.streams.rows import codec as row_codec
-from penstock.streams.rows.codec import scanned_states, scanned_timers
+from penstock.streams.rows.codec import (
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    name_of,
+    new_row,
+    scanned_states,
+    scanned_timers,
+    unseen_names,
+)
 from penstock.streams.rows.row_store import (
     PREFIX,
     PREFIX_END,
@@ -247,12 +259,12 @@ class SqliteRows:
                 for table in TABLES:
                     connection.execute(table)
                 connection.execute(f"PRAGMA user_version={FORMAT}")
-                _write_row(connection, row_changes.new_row(ref, offsets, low))
+                _write_row(connection, new_row(ref, offsets, low))
             else:
                 bring_up(connection)
                 row = _read_row(ref, connection)
                 assert row is not None, "a file with tables has a row"
-                _write_row(connection, row_changes.after_repeated_create(ref, row, offsets), unless=row)
+                _write_row(connection, after_repeated_create(ref, row, offsets), unless=row)
             self._point("commit")
         self._point("committed")
 
@@ -266,7 +278,7 @@ class SqliteRows:
     def acquire(self, ref: IntervalRef, *, generation: int, shard_epoch: int) -> IntervalRow:
         """Take ownership under a new token."""
         with self._write(ref) as (connection, row):
-            new = row_changes.after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
+            new = after_acquire(ref, row, generation=generation, shard_epoch=shard_epoch)
             if new.kept is None:
                 new = replace(new, kept=_count(connection))
             _write_row(connection, new)
@@ -275,7 +287,7 @@ class SqliteRows:
     def fence(self, ref: IntervalRef, *, generation: int) -> int:
         """Refuse every owner of a smaller generation."""
         with self._write(ref) as (connection, row):
-            new = row_changes.after_fence(row, generation=generation)
+            new = after_fence(row, generation=generation)
             _write_row(connection, new, unless=row)
         return new.token
 
@@ -290,7 +302,7 @@ class SqliteRows:
     ) -> Snapshot:
         """One consistent read under the token."""
         with self._read(ref) as (connection, row):
-            row_changes.check_token(ref, row, token)
+            check_token(ref, row, token)
             timers = _read_timers(ref, connection, timers_up_to, wall_up_to)
             states = _read_states(ref, connection, {*keys, *(timer.key for timer in timers)})
             found = connection.execute(
@@ -303,20 +315,20 @@ class SqliteRows:
     def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
         """Write one step, all of it or nothing."""
         with self._write(ref) as (connection, row):
-            row_changes.check_token(ref, row, token)
-            row_changes.check_version(ref, row, version)
-            unseen = _sizes(connection, row_changes.unseen_names(row, changes))
+            check_token(ref, row, token)
+            check_version(ref, row, version)
+            unseen = _sizes(connection, unseen_names(row, changes))
             _write_changes(connection, changes)
-            new = row_changes.after_commit(row, changes, oldest_work=_oldest_work(connection), unseen=unseen)
+            new = after_commit(row, changes, oldest_work=_oldest_work(connection), unseen=unseen)
             _write_row(connection, new)
         return new
 
     def delivered(self, ref: IntervalRef, *, token: int, ids: Iterable[int]) -> IntervalRow:
         """Forget outbox rows that the bus has."""
         with self._write(ref) as (connection, row):
-            row_changes.check_token(ref, row, token)
+            check_token(ref, row, token)
             connection.executemany("DELETE FROM outbox WHERE id = ?", [(sent,) for sent in ids])
-            new = row_changes.after_delivery(row, oldest_work=_oldest_work(connection))
+            new = after_delivery(row, oldest_work=_oldest_work(connection))
             _write_row(connection, new)
         return new
 
@@ -331,12 +343,12 @@ class SqliteRows:
         with self._translated(ref):
             connection = self._files.open_apart(self._path(ref))
             if connection is None:
-                row_changes.check_birth(ref, None)
+                check_birth(ref, None)
             assert connection is not None
             with closing(connection):
                 connection.execute("BEGIN")
                 row = _read_row(ref, connection)
-                row_changes.check_birth(ref, None if row is None else row.birth)
+                check_birth(ref, None if row is None else row.birth)
                 assert row is not None
                 yield _Look(ref=ref, connection=connection, row=row)
 
@@ -371,19 +383,19 @@ class SqliteRows:
             yield
         except sqlite3.Error as error:
             self._files.discard(self._path(ref))
-            raise translate_sqlite(error, f"interval {row_changes.name_of(ref)}: {error}") from error
+            raise translate_sqlite(error, f"interval {name_of(ref)}: {error}") from error
 
     @contextmanager
     def _transaction(self, ref: IntervalRef, begin: str) -> Iterator[tuple[sqlite3.Connection, IntervalRow]]:
         with self._translated(ref):
             connection = self._files.open(self._path(ref))
             if connection is None:
-                row_changes.check_birth(ref, None)
+                check_birth(ref, None)
             assert connection is not None
             connection.execute(begin)
             try:
                 row = _read_row(ref, connection)
-                row_changes.check_birth(ref, None if row is None else row.birth)
+                check_birth(ref, None if row is None else row.birth)
                 assert row is not None
                 yield connection, row
                 connection.execute("COMMIT")

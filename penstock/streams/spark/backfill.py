@@ -10,9 +10,9 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,181 @@ from penstock.jobs.config import INPUTS_MAX
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_COLUMN, LOW_MAX, LOW_MIN, Category
 from penstock.streams.compile.packages import load_entry
 from penstock.streams.dsl.computation import Computation, Record, record_type
+from penstock.streams.dsl.windows import Firing
 from penstock.streams.inspect.record_lines import TABLE, LineRules, Lines, parse_lines
+from penstock.streams.operators.build import operator_of
+from penstock.streams.operators.windowed import STREAM
 from penstock.streams.places import open_log
-from penstock.streams.spark.batch_operators import Code, operated, vectorised
+from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.spark.query import apply_stages
 from penstock.streams.spark.run_errors import readable
 from penstock.streams.spark.session import build_session, end_session
-from penstock.streams.step.keyed_work import KeyedWork
+from penstock.streams.step.keyed_work import KeyedWork, StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import Production
 from penstock.streams.step.reading import rows_alone, scan_runs, schema_of
 from penstock.streams.step.step import dead_stream, is_dead
 from penstock.streams.step.task import BAD, DATA, SYSTEM_COLUMNS, InputSpec, input_of, schema_ddl
+from penstock.streams.step.vectorised import VectorLogic
 from penstock.streams.step.watermark import Cut
+
+# Records that are worked on together.
+TABLE_ROWS = 200_000
+_BATCHES = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The unpacked package that computations come from."""
+
+    folder: Path
+    entry: str
+    hash: str
+
+
+def operated(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any]) -> DataFrame:
+    """What the operator of a job makes of all its rows."""
+    partitions = rows.sparkSession.sparkContext.defaultParallelism
+    columns = [(name, kind) for name, kind in output["columns"]]
+    plan = dict(job["plan"]["computation"])
+    if "firing" in plan:
+        plan["firing"] = Firing().to_json()
+    keyed = _keyed(rows)
+    if plan["operator"] != "partial":  # a part of a key is added up wherever it is read
+        keyed = keyed.repartition(partitions, "_key")
+    in_order = plan["operator"] == "dedup"  # so that it need not keep all records until the end
+    if in_order:
+        keyed = keyed.sortWithinPartitions("_ts")
+    logic = partial(operator_of, plan, columns)
+    function = _runner(logic, STREAM, columns, job["name"], in_order=in_order)
+    return keyed.mapInArrow(function, schema_ddl(columns))
+
+
+def vectorised(rows: DataFrame, job: Mapping[str, Any], output: Mapping[str, Any], code: Code) -> DataFrame:
+    """The productions of a VectorComputation on one stream; records come in the order of their times."""
+    partitions = rows.sparkSession.sparkContext.defaultParallelism
+    columns = [(name, kind) for name, kind in output["columns"]]
+    ordered = _keyed(rows).repartition(partitions, "_key").sortWithinPartitions("_ts", "_offset")
+    logic = partial(_vector_logic, code, job["plan"]["computation"]["class"])
+    return ordered.mapInArrow(_runner(logic, output["stream"], columns, job["name"]), schema_ddl(columns))
+
+
+def _vector_logic(code: Code, name: str) -> StepLogic:
+    return VectorLogic(getattr(load_entry(code.folder, code.entry, code.hash), name)())
+
+
+def _keyed(rows: DataFrame) -> DataFrame:
+    return rows.where(f"_kind = {DATA}").withColumn("_key", F.coalesce("_key", F.lit("")))
+
+
+def _runner(
+    logic: Callable[[], StepLogic],
+    stream: str,
+    columns: Sequence[tuple[str, str]],
+    job: str,
+    *,
+    in_order: bool = False,
+) -> _BATCHES:
+    """`in_order`: rows come by their event times, and the low watermark follows them."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = _Whole(logic(), stream, job)
+        for table in _pieces(batches):
+            low = table.column("_ts")[table.num_rows - 1].as_py() if in_order else LOW_MIN
+            for made in work.add(table, low):
+                yield _row_batch(made, columns)
+        for made in work.add(None, LOW_MAX):
+            yield _row_batch(made, columns)
+
+    return run
+
+
+class _Whole:
+    """An interval in memory, for as long as a batch lasts."""
+
+    def __init__(self, logic: StepLogic, stream: str, job: str) -> None:
+        self._logic, self._stream, self._job = logic, stream, job
+        self._states: dict[str, bytes] = {}
+        self._timers: dict[tuple[str, str], TimerRow] = {}
+        self._version, self._low = 0, LOW_MIN
+
+    def add(self, table: pa.Table | None, low: Millis) -> Iterable[pa.Table]:
+        """What these rows make, and what is due when nothing before `low` can come any more."""
+        rows = _nothing() if table is None else table
+        timers = tuple(timer for timer in self._timers.values() if timer.at_ms <= low)
+        asked = {*self._logic.wanted(rows), *(timer.key for timer in timers)}
+        result = self._logic.run(
+            StepInput(
+                job=self._job,
+                version=self._version,
+                low=self._low,
+                table=rows,
+                cuts=[Cut(position=rows.num_rows, low=low)] if low > self._low else [],
+                states=self._read(asked),
+                timers=timers,
+                read=self._read,
+                now_ms=0,
+            )
+        )
+        self._keep(result)
+        self._low = low
+        made = result.produced.get(self._stream)
+        return [made] if isinstance(made, pa.Table) and made.num_rows else []
+
+    def _read(self, names: Iterable[str]) -> dict[str, bytes]:
+        return {name: self._states[name] for name in names if name in self._states}
+
+    def _keep(self, result: StepResult) -> None:
+        self._version += 1
+        for name, state in result.states.items():
+            if state is None:
+                self._states.pop(name, None)
+            else:
+                self._states[name] = state
+        for gone in result.timers_deleted:
+            self._timers.pop(gone, None)
+        self._timers.update({(timer.key, timer.tag): timer for timer in result.timers_set})
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    found: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        found.append(batch)
+        count += batch.num_rows
+        if count >= TABLE_ROWS:
+            yield _on_time(pa.Table.from_batches(found))
+            found, count = [], 0
+    if count:
+        yield _on_time(pa.Table.from_batches(found))
+
+
+def _on_time(table: pa.Table) -> pa.Table:
+    flags = pa.repeat(pa.scalar(False), table.num_rows)
+    return table.set_column(table.column_names.index("_late"), "_late", flags)
+
+
+def _nothing() -> pa.Table:
+    return schema_of(()).empty_table()
+
+
+def _row_batch(made: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    schema, count = schema_of(columns), made.num_rows
+    given = {name: made.column(name) for name in ("_ts", "_key", "_late", *(name for name, _ in columns))}
+    given["_kind"] = pa.repeat(pa.scalar(DATA, pa.int8()), count)
+    given["_offset"] = pa.array(range(count), pa.int64())
+    arrays = [
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    (batch,) = pa.Table.from_arrays(arrays, schema=schema).combine_chunks().to_batches()
+    return batch
+
 
 __all__ = ["FORMATS", "BatchJob", "Code", "Span", "read_category", "read_files", "run_batch", "run_jobs"]
 
 # Records that one Spark task reads of a partition.
 PIECE_ROWS = 250_000
 BATCH_ROWS = 10_000
-_BATCHES = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import Fenced, PenstockError
-from penstock.streams.dsl.user_errors import MESSAGE_CHARS_MAX, cut_short, line_of_user, said_by, user_line
+from penstock.streams.dsl.computation import MESSAGE_CHARS_MAX, cut_short, line_of_user, said_by, user_line
 from penstock.streams.places import hidden_password
 from penstock.streams.spark.query import apply_stages
 from penstock.streams.step.task import OwnedInterval, TaskDescriptor

@@ -22,8 +22,7 @@ from penstock.streams.data_plane import StreamDataPlane, find_inputs, find_outpu
 from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.spark import planner_client
-from penstock.streams.spark.class_archive import archive_options, spark_home
-from penstock.streams.spark.java import require_java
+from penstock.streams.spark.java import archive_options, require_java, spark_home
 from penstock.streams.spark.planner_client import SOCKET
 from penstock.streams.spark.planner_host import LOG_VARIABLE
 from penstock.streams.spark.query import start_query

@@ -16,11 +16,11 @@ import pyarrow as pa
 from penstock.core.errors import CorruptData
 from penstock.core.system_clock import SystemClock
 from penstock.streams.compile.packages import load_entry
-from penstock.streams.dsl.computation import Computation
-from penstock.streams.dsl.user_errors import Place, blaming
+from penstock.streams.dsl.computation import Computation, Place, blaming
+from penstock.streams.operators.build import logic_of
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.spark.source import turns_of
-from penstock.streams.step.logic import StepInput, StepLogic, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import Sending
 from penstock.streams.step.record_ids import KeptFilters
 from penstock.streams.step.state_cache import StateCaches
@@ -28,7 +28,6 @@ from penstock.streams.step.stateful import StatefulStep
 from penstock.streams.step.stateless import StatelessStep
 from penstock.streams.step.step import InputRange, StepReport
 from penstock.streams.step.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
-from penstock.streams.step.task_logic import logic_of
 from penstock.streams.step.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint, behind_low bigint"

@@ -27,7 +27,7 @@ from rbloom import Bloom
 from penstock.core.clock import Millis
 from penstock.core.errors import ComputationFailed, StateMismatch
 from penstock.streams.rows.row_store import PREFIX, IntervalRef
-from penstock.streams.step.logic import StepInput, StepLogic, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepLogic, StepResult
 from penstock.streams.step.watermark import Cut, Ints
 
 INDEX = f"{PREFIX}index"

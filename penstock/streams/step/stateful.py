@@ -18,8 +18,7 @@ from penstock.core.errors import ComputationFailed, ConfigError, VersionMoved
 from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.dsl.computation import Computation
 from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, RowStore, Snapshot
-from penstock.streams.step.keyed_work import TIMERS_PER_STEP_MAX
-from penstock.streams.step.logic import KeyedLogic, StepInput, StepLogic, StepResult
+from penstock.streams.step.keyed_work import TIMERS_PER_STEP_MAX, KeyedLogic, StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import (
     Sending,
     Sequences,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OffsetAhead, RowsOlderThanBus
 from penstock.streams.bus.log import LOW_MIN, CategorySpec, Log
-from penstock.streams.rows.changes import name_of
+from penstock.streams.rows.codec import name_of
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, counter_name
 
 # A stateless step's sequence is the input offset and the index among the records made of that input record.

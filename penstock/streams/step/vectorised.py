@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 
 from penstock.core.errors import PipelineError, ProductionRefused, StateMismatch, StateRefused
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN
-from penstock.streams.dsl.user_errors import Place, blaming
+from penstock.streams.dsl.computation import Place, blaming
 from penstock.streams.operators.windowed import Lateness
-from penstock.streams.step.logic import StepInput, StepResult
+from penstock.streams.step.keyed_work import StepInput, StepResult
 
 
 class VectorComputation:

@@ -27,8 +27,7 @@ from penstock.streams.keys import partitions_of
 from penstock.streams.step.arrow_stages import ArrowPlan, as_type, in_arrow, plan_in_arrow
 from penstock.streams.step.task import InputSpec, input_of
 from penstock.streams.step.vectorised import VectorComputation
-from penstock.streams.trial.jobs import TrialJob
-from penstock.streams.trial.run import Produced, Scripted
+from penstock.streams.trial.run import Produced, Scripted, TrialJob
 
 # --- stages without Spark --------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 from penstock.scaling.policies.facts import JobFacts, TaskFacts
 from penstock.scaling.policies.policy import Action, ChangeLayer, RaiseAlert
 from penstock.scaling.policies.ports import Kept, ManagedJob
-from penstock.scaling.policies.records import JobRecord, flat
-from penstock.scaling.policies.round import FleetState, RoundJob, Signals
+from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals, flat
 from tests.builders import a_stored_config, an_output
 
 NOW_MS = 1_790_000_000_000

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli.admin import _setting
 from penstock.cli.main import program
-from penstock.cli.overrides import _setting
 from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.layers import merge_json
 from penstock.scaling.doctor.doctor import RULES, JobDoctor, alerts_of, examine

@@ -16,13 +16,14 @@ from penstock.scaling.policies.policy import (
     Symptom,
     Verdict,
 )
-from penstock.scaling.policies.records import JobRecord, OpenAction
 from penstock.scaling.policies.round import (
     FIGHT_MS,
     USELESS_MS,
     Due,
     FleetState,
+    JobRecord,
     NotDue,
+    OpenAction,
     Rival,
     Signals,
     decide_due,

@@ -15,8 +15,7 @@ from penstock.scaling.policies.policy import (
     Verdict,
     evaluate,
 )
-from penstock.scaling.policies.records import JobRecord
-from penstock.scaling.policies.round import FleetState, Rival, decide_round
+from penstock.scaling.policies.round import FleetState, JobRecord, Rival, decide_round
 from penstock.scaling.policies.untriaged import Untriaged, UntriagedSettings, find_bad_task
 from tests.scaling.policies.kit import NOW_MS, a_config, a_frame, a_job, a_task, some_facts
 from tests.scaling.policies.test_doctor import WELL

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.partition_tasks import map_partitions
+from penstock.jobs.tasks import map_partitions
 from penstock.scaling.scaler.rebalance import GAIN_MIN, Dealt, Kept, deal
 
 

@@ -23,12 +23,12 @@ from penstock.core.errors import (
     RecordsExpired,
     StoreUnavailable,
 )
-from penstock.streams.bus.kafka import writer as kafka_writer
+from penstock.streams.bus.kafka import category as kafka_category
 from penstock.streams.bus.kafka.category import RECENT_MS
 from penstock.streams.bus.kafka.clients import Clients
 from penstock.streams.bus.kafka.log import KafkaLog
 from penstock.streams.bus.kafka.place import KafkaPlace, parse_place
-from penstock.streams.bus.kafka.records import Outgoing
+from penstock.streams.bus.kafka.read import Outgoing
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.places import open_log
 from tests.contracts.buses import assert_three_parts
@@ -339,7 +339,7 @@ def test_a_handle_can_be_pickled_and_used_after_close_and_fork(log: KafkaLog):
 
 
 def test_more_producers_than_writers_take_turns(log: KafkaLog, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kafka_writer, "WRITERS_MAX", 2)
+    monkeypatch.setattr(kafka_category, "WRITERS_MAX", 2)
     for round_ in range(2):
         for name in "abc":
             publish(log, name, round_ + 1, round_ + 1)
@@ -403,8 +403,8 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     for module in [name for name in sys.modules if name.startswith("penstock.streams.bus.kafka.log")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    for module in ("kafka_clients", "kafka_category", "kafka_read", "kafka_writer"):
-        monkeypatch.delitem(sys.modules, f"penstock.streams.bus.{module}", raising=False)
+    for module in ("clients", "category", "read"):
+        monkeypatch.delitem(sys.modules, f"penstock.streams.bus.kafka.{module}", raising=False)
     with pytest.raises(EnvironmentProblem) as caught:
         open_log("kafka://127.0.0.1:1/never-opened")
     assert_three_parts(caught.value)
@@ -421,15 +421,15 @@ def test_a_writer_that_is_overtaken_inside_its_transaction_is_lost_in_good_order
         for partition in (0, 1):
             yield Outgoing(partition, None, b"1", b"")
         time.sleep(0.3)  # these are with the broker
-        kafka_writer.Writer(clients, "w", lambda point: None).start()
+        kafka_category.Writer(clients, "w", lambda point: None).start()
         for number in range(
             400
         ):  # several requests fail: the second one is told of amid the first one's error
             yield Outgoing(number % 2, None, b"2" * 20_000, b"")
 
-    old = kafka_writer.Writer(clients, "w", lambda point: None)
+    old = kafka_category.Writer(clients, "w", lambda point: None)
     old.start()
-    with pytest.raises(kafka_writer.WriterLost) as caught:
+    with pytest.raises(kafka_category.WriterLost) as caught:
         old.commit(data=data(), topic=place.topic("clicks"), control=place.control("clicks"), updates=())
     assert_three_parts(caught.value)
     assert old.is_new and stored(log, 0) == []  # type: ignore[arg-type]

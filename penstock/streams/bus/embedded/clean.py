@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,184 @@ import pyarrow as pa
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 from penstock.streams.bus.embedded import index as log_index
-from penstock.streams.bus.embedded import retention as log_retention
-from penstock.streams.bus.embedded.index import Entry, LogIndex
-from penstock.streams.bus.embedded.publish import give_up, remove_file
-from penstock.streams.bus.embedded.segments import (
+from penstock.streams.bus.embedded.index import (
     SUFFIX,
+    Entry,
+    LogIndex,
+    Place,
     encode,
+    entry_of,
     read_batch,
     segment_path,
     translated,
     write_segment,
 )
-from penstock.streams.bus.log import CategorySpec
-from penstock.streams.bus.retention_age import count_on, is_note_due
+from penstock.streams.bus.embedded.marks import forget_passed
+from penstock.streams.bus.embedded.publish import give_up, remove_file
+from penstock.streams.bus.log import CategorySpec, Lag
+from penstock.streams.bus.retention_age import Reading, count_on, is_note_due
+
+# Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
+_BELOW = "partition = :partition AND first < :before AND first + rows <= :before"
+_FROM = (
+    "partition = :partition AND first + rows > :start AND first >= coalesce("
+    "(SELECT max(first) FROM batches WHERE partition = :partition AND first <= :start), 0)"
+)
+
+# Made when the first note is: an index of before has none, and is read by the version that wrote it.
+_NOTES = (
+    "CREATE TABLE IF NOT EXISTS readings (one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL,"
+    " boot_ms INTEGER NOT NULL, counted_ms INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS noted_ends (partition INTEGER, next INTEGER, counted_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (partition, next)) WITHOUT ROWID",
+)
+
+
+def truncate(connection: sqlite3.Connection, before: Mapping[int, int]) -> list[int]:
+    """Let runs that lie wholly below the offsets go; returns the segments that nothing points to any more."""
+    touched: set[int] = set()
+    for partition, offset in before.items():
+        where = {"partition": partition, "before": offset}
+        connection.execute(
+            "UPDATE partitions SET first = :before WHERE partition = :partition AND first < :before", where
+        )
+        found = connection.execute(f"SELECT segment FROM batches WHERE {_BELOW}", where)
+        touched.update(row[0] for row in found)
+        connection.execute(f"DELETE FROM batches WHERE {_BELOW}", where)
+        forget_passed(connection, partition, offset)
+    return _drop_unused(connection, touched)
+
+
+def _drop_unused(connection: sqlite3.Connection, touched: set[int]) -> list[int]:
+    """Forget those segments that no run points to any more; returns them."""
+    span = (min(touched, default=0), max(touched, default=-1))
+    kept = connection.execute("SELECT DISTINCT segment FROM batches WHERE segment BETWEEN ? AND ?", span)
+    gone = sorted(touched - {row[0] for row in kept})
+    connection.executemany("DELETE FROM segments WHERE id = ?", ((segment,) for segment in gone))
+    return gone
+
+
+def load_inline(connection: sqlite3.Connection) -> list[Entry]:
+    """Runs whose bytes lie in the index, by partition and offset."""
+    rows = connection.execute(
+        "SELECT b.partition, b.first, b.rows, b.segment, b.position, b.length, b.crc, b.skip, s.payload"
+        " FROM batches b JOIN segments s ON s.id = b.segment WHERE s.payload IS NOT NULL"
+        " ORDER BY b.partition, b.first"
+    )
+    return [entry_of(*row) for row in rows]
+
+
+def has_runs(connection: sqlite3.Connection, entries: Sequence[Entry]) -> bool:
+    """Whether all of these runs, which follow each other, are still as they were."""
+    found = connection.execute(
+        "SELECT first, segment FROM batches WHERE partition = ? AND first BETWEEN ? AND ? ORDER BY first",
+        (entries[0].partition, entries[0].first, entries[-1].first),
+    )
+    return found.fetchall() == [(entry.first, entry.segment) for entry in entries]
+
+
+def replace_runs(
+    connection: sqlite3.Connection, entries: Sequence[Entry], segment: int, place: Place
+) -> None:
+    """One run in another segment instead of several; it is as old as the newest of them."""
+    span = (entries[0].partition, entries[0].first, entries[-1].first)
+    where = "WHERE partition = ? AND first BETWEEN ? AND ?"
+    times = connection.execute(f"SELECT min(ts_min), max(ts_max), max(at_ms) FROM batches {where}", span)
+    ts_min, ts_max, at_ms = times.fetchone()
+    connection.execute(f"DELETE FROM batches {where}", span)
+    connection.execute(
+        "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+        (
+            *(entries[0].partition, entries[0].first, sum(entry.rows for entry in entries), segment),
+            *(place.position, place.length, place.crc, ts_min, ts_max, at_ms),
+        ),
+    )
+    _drop_unused(connection, {entry.segment for entry in entries})
+
+
+def load_reading(connection: sqlite3.Connection) -> Reading | None:
+    """The last reading that was noted; None if there is none."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'readings'").fetchone() is None:
+        return None
+    found = connection.execute("SELECT boot_id, boot_ms, counted_ms FROM readings").fetchone()
+    return None if found is None else Reading(boot_id=found[0], boot_ms=found[1], counted_ms=found[2])
+
+
+def note_ends(connection: sqlite3.Connection, now: Reading) -> None:
+    """Note this reading, and how long the partitions are that grew since the note before."""
+    for table in _NOTES:
+        connection.execute(table)
+    connection.execute(
+        "INSERT OR REPLACE INTO readings VALUES (1, ?, ?, ?)", (now.boot_id, now.boot_ms, now.counted_ms)
+    )
+    connection.execute(
+        "DELETE FROM noted_ends WHERE next <= (SELECT p.first FROM partitions p"
+        " WHERE p.partition = noted_ends.partition)"
+    )
+    connection.execute(
+        "INSERT INTO noted_ends SELECT partition, next, ? FROM partitions p WHERE next > first AND next >"
+        " coalesce((SELECT max(e.next) FROM noted_ends e WHERE e.partition = p.partition), 0)",
+        (now.counted_ms,),
+    )
+
+
+def find_expired(connection: sqlite3.Connection, counted_ms: Millis) -> dict[int, int]:
+    """Per partition, below which offset everything was there when so much time had been counted.
+
+    Requires: a reading was noted.
+    """
+    rows = connection.execute(
+        "SELECT e.partition, max(e.next), p.first FROM noted_ends e JOIN partitions p USING (partition)"
+        " WHERE e.counted_ms <= ? GROUP BY e.partition",
+        (counted_ms,),
+    )
+    return {partition: kept for partition, kept, first in rows if first < kept}
+
+
+def load_lag(connection: sqlite3.Connection, partition: int, position: int, now_ms: Millis) -> Lag:
+    """What lies at and beyond a position; of a run that is cut, the bytes in proportion."""
+    (first,) = connection.execute("SELECT first FROM partitions WHERE partition = ?", (partition,)).fetchone()
+    rows, size, at_ms = connection.execute(
+        "SELECT coalesce(sum(rows - max(0, :start - first)), 0),"
+        " coalesce(sum(length * (rows - max(0, :start - first)) / rows), 0), min(at_ms)"
+        f" FROM batches WHERE {_FROM}",
+        {"partition": partition, "start": max(position, first)},
+    ).fetchone()
+    return Lag(records=rows, bytes=size, ms=max(0, now_ms - at_ms) if rows else 0)
+
+
+def load_sizes(
+    connection: sqlite3.Connection, partition: int, start: int, end: int
+) -> Iterator[tuple[int, int, int]]:
+    """The runs that reach into [start, end): first offset, rows, bytes."""
+    return connection.execute(
+        f"SELECT first, rows, length FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
+        {"partition": partition, "start": start, "end": end},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTimes:
+    """Event times of the runs that lie wholly in a range, and the ranges of the rest, which must be read."""
+
+    whole: list[tuple[Millis, Millis]]
+    cut: list[tuple[int, int]]
+
+
+def load_times(connection: sqlite3.Connection, partition: int, start: int, end: int) -> RangeTimes:
+    """What the index knows of [start, end)."""
+    rows = connection.execute(
+        f"SELECT first, rows, ts_min, ts_max FROM batches WHERE {_FROM} AND first < :end ORDER BY first",
+        {"partition": partition, "start": start, "end": end},
+    )
+    whole, cut = [], []
+    for first, count, ts_min, ts_max in rows:
+        if first >= start and first + count <= end:
+            whole.append((ts_min, ts_max))
+        else:
+            cut.append((max(first, start), min(first + count, end)))
+    return RangeTimes(whole, cut)
+
 
 # Prefix of a category that is still being made; no category's name starts with a dot.
 UNFINISHED = ".new-"
@@ -58,7 +224,7 @@ def clean_category(index: LogIndex, *, now_ms: Millis, older_than_ms: Millis) ->
 def truncate_category(index: LogIndex, before: Mapping[int, int]) -> int:
     """Let records below these offsets go; returns how many segments went with them."""
     with index.writing("truncate") as connection:
-        gone = log_retention.truncate(connection, before)
+        gone = truncate(connection, before)
     for segment in gone:  # after the commit: a file that stays behind is garbage to the next cleaner
         remove_file(index, segment)
     return len(gone)
@@ -69,17 +235,17 @@ def expire_category(index: LogIndex, spec: CategorySpec, *, boot_id: str, now_ms
     if not spec.retention_ms:
         return 0
     with index.reading() as connection:
-        last = log_retention.load_reading(connection)
+        last = load_reading(connection)
         now = count_on(last, boot_id=boot_id, boot_ms=now_ms)
         oldest_ms = now.counted_ms - spec.retention_ms
-        before = {} if last is None else log_retention.find_expired(connection, oldest_ms)
+        before = {} if last is None else find_expired(connection, oldest_ms)
     gone = truncate_category(index, before) if before else 0
     if is_note_due(last, now, retention_ms=spec.retention_ms):
         with index.writing("note") as connection:
-            last = log_retention.load_reading(connection)  # another cleaner may have been faster
+            last = load_reading(connection)  # another cleaner may have been faster
             now = count_on(last, boot_id=boot_id, boot_ms=now_ms)
             if is_note_due(last, now, retention_ms=spec.retention_ms):
-                log_retention.note_ends(connection, now)
+                note_ends(connection, now)
     return gone
 
 
@@ -121,7 +287,7 @@ def compact_category(index: LogIndex, schema: pa.Schema, fault: Callable[[str], 
     moved = 0
     while True:
         with index.reading() as connection:
-            groups = find_groups(log_retention.load_inline(connection))
+            groups = find_groups(load_inline(connection))
         if sum(len(group.entries) for group in groups.values()) < COMPACT_FROM:
             return moved
         done = _compact(index, schema, groups, fault)
@@ -165,10 +331,10 @@ def _compact(
             give_up(index, segment)
         raise
     with index.writing("compact") as connection:
-        is_same = all(log_retention.has_runs(connection, group.entries) for group in groups.values())
+        is_same = all(has_runs(connection, group.entries) for group in groups.values())
         if is_same and log_index.show_segment(connection, segment):
             for partition, group in groups.items():
-                log_retention.replace_runs(connection, group.entries, segment, encoded.places[partition])
+                replace_runs(connection, group.entries, segment, encoded.places[partition])
             return sum(len(group.entries) for group in groups.values())
     give_up(index, segment)
     return 0

@@ -22,18 +22,19 @@ from penstock.core.system_clock import boot_id as this_boot
 from penstock.streams.bus import admission, idle
 from penstock.streams.bus.embedded import index as log_index
 from penstock.streams.bus.embedded import marks as log_marks
-from penstock.streams.bus.embedded import retention as log_retention
 from penstock.streams.bus.embedded.clean import (
     UNFINISHED,
     clean_category,
     clean_unfinished,
     compact_category,
     expire_category,
+    load_lag,
+    load_sizes,
+    load_times,
     truncate_category,
 )
-from penstock.streams.bus.embedded.index import Entry, LogIndex
+from penstock.streams.bus.embedded.index import Entry, LogIndex, read_batch, segment_path, translated
 from penstock.streams.bus.embedded.publish import Publish, SegmentCleaned, publish_once
-from penstock.streams.bus.embedded.segments import read_batch, segment_path, translated
 from penstock.streams.bus.log import Category, CategorySpec, Lag, Mark, Published, Run, Seen, TimedRun
 
 # How often a publish starts again when the cleaner took its file for a dead publisher's.
@@ -169,7 +170,7 @@ class EmbeddedLog:
         """The smallest and the largest `_ts` in [start, end): from the index, but at the edges."""
         self.read(category, partition, start, end)  # refuses what cannot be asked
         with self._of(category)[0].reading() as connection:
-            found = log_retention.load_times(connection, partition, start, max(start, end))
+            found = load_times(connection, partition, start, max(start, end))
         edges = (admission.times_of(self.read(category, partition, *cut)) for cut in found.cut)
         times = [*found.whole, *(edge for edge in edges if edge is not None)]
         return (min(low for low, _ in times), max(high for _, high in times)) if times else None
@@ -181,8 +182,7 @@ class EmbeddedLog:
             admission.check_partition(described.spec, partition)
         with index.reading() as connection:
             return admission.sum_lags(
-                log_retention.load_lag(connection, partition, position, now_ms)
-                for partition, position in positions.items()
+                load_lag(connection, partition, position, now_ms) for partition, position in positions.items()
             )
 
     def within(self, category: str, partition: int, start: int, end: int, bytes_max: int) -> int:
@@ -190,7 +190,7 @@ class EmbeddedLog:
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
         with index.reading() as connection:
-            sizes = log_retention.load_sizes(connection, partition, start, end)
+            sizes = load_sizes(connection, partition, start, end)
             return admission.fit_bytes(sizes, start, end, bytes_max)
 
     def published_to(self, category: str, producer: str) -> Mapping[int, int]:

@@ -18,8 +18,15 @@ from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError, StoreUnavailable
 from penstock.streams.bus import admission
 from penstock.streams.bus.embedded import index as log_index
-from penstock.streams.bus.embedded.index import Entry, LogIndex, Times
-from penstock.streams.bus.embedded.segments import Encoded, encode, segment_path, write_segment
+from penstock.streams.bus.embedded.index import (
+    Encoded,
+    Entry,
+    LogIndex,
+    Times,
+    encode,
+    segment_path,
+    write_segment,
+)
 from penstock.streams.bus.log import Published
 
 # Up to this size a segment lies in the index itself, which saves a transaction and two syncs.

@@ -4,20 +4,96 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from confluent_kafka import (
+    KafkaException,
+    Producer,
+)
+
 from penstock.core.clock import Millis
-from penstock.core.errors import ConfigError, CorruptData, SequenceGap, StoreUnavailable
+from penstock.core.errors import (
+    ConfigError,
+    CorruptData,
+    OutcomeUnknown,
+    SequenceGap,
+    StoreUnavailable,
+)
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.bus import admission
-from penstock.streams.bus.kafka.clients import Clients, Topic
-from penstock.streams.bus.kafka.control import ControlState, ProducerState, Update
+from penstock.streams.bus import admission, idle
+from penstock.streams.bus.kafka.clients import Clients, Topic, translated
+from penstock.streams.bus.kafka.control import (
+    ControlState,
+    MarkRecord,
+    OpenMark,
+    ProducerState,
+    Update,
+    idle_update,
+    mark_update,
+    open_update,
+    seen_update,
+)
 from penstock.streams.bus.kafka.place import KafkaPlace
-from penstock.streams.bus.kafka.read import ControlReader, Seen
-from penstock.streams.bus.kafka.records import Outgoing
-from penstock.streams.bus.kafka.writer import Writer, WriterLost, Writers
-from penstock.streams.bus.log import Category
+from penstock.streams.bus.kafka.read import (
+    HEADER,
+    PRODUCER,
+    ControlRead,
+    ControlReader,
+    Outgoing,
+)
+from penstock.streams.bus.log import Category, Mark, Seen
+
+
+def begin_updates(
+    state: ControlState, ends: tuple[int, ...], *, observed: Mapping[int, Millis] | None, now_ms: Millis
+) -> tuple[Update, ...]:
+    """What is noted of partitions, and the mark that is due, begun. `ends`: read after `state`.
+
+    `observed` None: partitions are not looked at.
+    """
+    if state.open is not None:
+        return ()
+    assert state.category is not None
+    last, last_ms = state.watermark()
+    due = admission.decide_mark(state.lows(), last=last, last_ms=last_ms, now_ms=now_ms)
+    seen = seen_of(state)
+    noted = idle.decide_idle(
+        seen,
+        ends,
+        observed=observed or {},
+        idle_after_ms=0 if observed is None else state.category.spec.idle_after_ms,
+        now_ms=now_ms,
+        last=last,
+    )
+    marks = idle.due_marks(seen, noted)
+    updates = [seen_update(partition, one) for partition, one in noted.items()]
+    if due is not None or marks:
+        updates.append(open_update(OpenMark(low=last if due is None else due, floor=ends, idle=marks)))
+    return tuple(updates)
+
+
+def finish_updates(state: ControlState, ends: tuple[int, ...], *, now_ms: Millis) -> tuple[Update, ...]:
+    """The mark that was begun, made at these ends. Nothing if somebody else did."""
+    if state.open is None:
+        return ()
+    updates = [open_update(None)]
+    if state.open.low > state.watermark()[0]:
+        mark = MarkRecord(low=state.open.low, ends=ends, at_ms=now_ms)
+        updates.insert(0, mark_update(state.mark_number(), mark))
+    for partition, low in state.open.idle.items():
+        number = max((number for number, _ in state.idle_of(partition)), default=0) + 1
+        updates.insert(0, idle_update(partition, number, Mark(low=low, end=ends[partition], idle=True)))
+    return tuple(updates)
+
+
+def seen_of(state: ControlState) -> tuple[Seen, ...]:
+    """What was noted of each partition."""
+    assert state.category is not None
+    return tuple(state.seen.get(partition, Seen()) for partition in range(state.category.spec.partitions))
+
 
 # How often a write starts again because somebody else took its transactional id meanwhile.
 TRIES_MAX = 12
@@ -179,7 +255,7 @@ class KafkaCategories:
         control_id = (found or self.find(name, is_recent=True)).control_id
         return self._here().control.catch_up(self.place.control(name), control_id).state
 
-    def glance(self, name: str, found: Found | None = None) -> Seen:
+    def glance(self, name: str, found: Found | None = None) -> ControlRead:
         """The same, or less if somebody left a transaction open."""
         control_id = (found or self.find(name, is_recent=True)).control_id
         control = self.place.control(name)
@@ -215,3 +291,122 @@ def _checked(name: str, category: Category | None, topic: Topic) -> Category:
             fix="create the category again, which makes it a new one, and submit what reads it again",
         )
     return category
+
+
+WRITERS_MAX = 64  # per process: each has a connection and threads
+
+
+_COMMIT_TRIES = 3
+
+
+class WriterLost(OutcomeUnknown):
+    """This writer cannot go on: somebody else took its id, or an answer was lost. A new one looks again."""
+
+    def __init__(self, transactional_id: str, error: KafkaException) -> None:
+        found = error.args[0]
+        super().__init__(
+            f"Kafka did not commit what {transactional_id!r} wrote",
+            why=f"{found.name()}: {found.str()}",
+            fix="publish again: what is there already is recognised by its sequence",
+        )
+
+
+class Writer:
+    """Commits transactions under one id. `lock` is held by whoever uses it."""
+
+    def __init__(self, clients: Clients, transactional_id: str, fault: Callable[[str], None]) -> None:
+        self.lock = threading.RLock()
+        self.state: ProducerState | None = None  # of a producer's writer: as its last commit left it
+        self._id = transactional_id
+        self._producer: Producer | None = None
+        self._clients, self._fault = clients, fault
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has yet to take its id."""
+        return self._producer is None
+
+    def start(self) -> None:
+        """Take the id from whoever has it. Returns when all that was written under it is decided."""
+        producer = self._clients.producer(self._id)
+        with translated(f"the transactional id {self._id!r} could not be taken"):
+            producer.init_transactions(self._clients.answer_s)
+        self._producer = producer
+
+    def commit(
+        self,
+        *,
+        data: Iterable[Outgoing] = (),
+        topic: str = "",
+        producer: str = "",
+        control: str,
+        updates: Iterable[Update],
+    ) -> None:
+        """All of it, or nothing. WriterLost: this writer is of no further use."""
+        client = self._producer
+        assert client is not None, "a writer starts before it commits"
+        name = producer.encode()
+        try:
+            client.begin_transaction()
+            for message in data:
+                headers: list[tuple[str, str | bytes | None]] = [
+                    (HEADER, message.head),
+                    (PRODUCER, name),
+                    *message.headers,
+                ]
+                client.produce(topic, message.value, message.key, message.partition, headers=headers)
+            for key, value in updates:
+                client.produce(control, value, key, 0)
+            client.flush(self._clients.answer_s)
+            self._fault("transaction:before")
+            self._commit(client)
+            self._fault("transaction:after")
+        except KafkaException as error:
+            self.drop()
+            raise WriterLost(self._id, error) from error
+
+    def drop(self) -> None:
+        """Forget the client; what it left open is aborted by the next owner of the id."""
+        client, self._producer, self.state = self._producer, None, None
+        if client is not None:
+            client.purge()
+
+    def _commit(self, client: Producer) -> None:
+        for attempt in range(_COMMIT_TRIES):
+            try:
+                client.commit_transaction(self._clients.answer_s)
+            except KafkaException as error:
+                if not error.args[0].retriable() or attempt == _COMMIT_TRIES - 1:
+                    raise
+            else:
+                return
+
+
+class Writers:
+    """The writers of one process, the least used of them dropped when there are too many."""
+
+    def __init__(self, make: Callable[[str], Writer]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._writers: OrderedDict[str, Writer] = OrderedDict()
+
+    def get(self, transactional_id: str) -> Writer:
+        """The one writer of this id here; it may be new."""
+        with self._lock:
+            writer = self._writers.pop(transactional_id, None) or self._make(transactional_id)
+            self._writers[transactional_id] = writer
+            old = next(iter(self._writers.values())) if len(self._writers) > WRITERS_MAX else None
+            if old is not None and old.lock.acquire(blocking=False):  # in use: next time
+                try:
+                    self._writers.popitem(last=False)
+                    old.drop()
+                finally:
+                    old.lock.release()
+            return writer
+
+    def close(self) -> None:
+        """Let all of them go."""
+        with self._lock:
+            for writer in self._writers.values():
+                with writer.lock:
+                    writer.drop()
+            self._writers.clear()

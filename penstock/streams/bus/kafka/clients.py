@@ -32,7 +32,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError, Refused, StoreUnavailable
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.streams.bus.kafka.records import MESSAGE_BYTES_MAX
 
 ANSWER_S = 15.0  # how long one write may take
 # How long a question may take, with its repeats: whoever asks a control plane waits for 10 s.
@@ -316,3 +315,6 @@ class Clients:
             self._inherited.append(self._mine)
             self._mine = _OfProcess(os.getpid())
         return self._mine
+
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024

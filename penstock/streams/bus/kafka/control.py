@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData
-from penstock.core.typed import make_known
+from penstock.core.text import make_known
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Mark, Seen
 
 CATEGORY, OPEN = b"category", b"open"

@@ -17,16 +17,32 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound
 from penstock.streams.bus import admission
 from penstock.streams.bus.kafka import control as kafka_control
-from penstock.streams.bus.kafka import marks as kafka_marks
-from penstock.streams.bus.kafka.category import GLANCE_MS, Change, Decide, Found, KafkaCategories
-from penstock.streams.bus.kafka.clients import ANSWER_S
+from penstock.streams.bus.kafka.category import (
+    GLANCE_MS,
+    Change,
+    Decide,
+    Found,
+    KafkaCategories,
+    WriterLost,
+    begin_updates,
+    finish_updates,
+    seen_of,
+)
+from penstock.streams.bus.kafka.clients import ANSWER_S, MESSAGE_BYTES_MAX
 from penstock.streams.bus.kafka.control import ControlState, ProducerState, Registration, after_publish
 from penstock.streams.bus.kafka.place import KafkaPlace
-from penstock.streams.bus.kafka.read import Seen, first_time, read_messages
-from penstock.streams.bus.kafka.records import MESSAGE_BYTES_MAX, decode_rows, encode_rows
-from penstock.streams.bus.kafka.writer import WriterLost
-from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Lag, Mark, Published, Run, TimedRun
-from penstock.streams.bus.log import Seen as Noted
+from penstock.streams.bus.kafka.read import ControlRead, decode_rows, encode_rows, first_time, read_messages
+from penstock.streams.bus.log import (
+    LOW_MIN,
+    Category,
+    CategorySpec,
+    Lag,
+    Mark,
+    Published,
+    Run,
+    Seen,
+    TimedRun,
+)
 
 # How often a mark is tried when others write to the category at the same time.
 MARK_TRIES_MAX = 3
@@ -187,7 +203,7 @@ class KafkaLog:
         ends = self._all.clients.visible_ends(self._place.topic(category), found.category.spec.partitions)
         seen = self._all.glance(category, found)
         if not seen.is_whole:  # a dead publisher hides what may be marks: readers wait with it
-            seen = Seen(self._all.state(category, found), True)
+            seen = ControlRead(self._all.state(category, found), True)
         floor = seen.state.open.floor if seen.state.open is not None else ends
         return tuple(min(end, low) for end, low in zip(ends, floor, strict=True))
 
@@ -307,7 +323,7 @@ class KafkaLog:
         found = self._all.find(category, is_recent=True)
         seen = self._all.glance(category, found)
         if not seen.is_whole and producer not in seen.state.lows():
-            seen = Seen(self._all.state(category, found), True)
+            seen = ControlRead(self._all.state(category, found), True)
 
         def decide(_: ControlState, mine: ProducerState) -> Change | None:
             admission.check_epoch(category, producer, epoch=epoch, highest=mine.epoch)
@@ -345,12 +361,12 @@ class KafkaLog:
         if found.category.spec.idle_after_ms:
             self._mark(category, found, self._all.glance(category, found).state, now_ms, {partition: low})
 
-    def observed(self, category: str) -> tuple[Noted, ...]:
+    def observed(self, category: str) -> tuple[Seen, ...]:
         """What was noted of each partition."""
         found = self._all.find(category, is_recent=True)
         if not found.category.spec.idle_after_ms:
             return ()
-        return kafka_marks.seen_of(self._all.glance(category, found).state)
+        return seen_of(self._all.glance(category, found).state)
 
     def _mark(
         self,
@@ -374,14 +390,14 @@ class KafkaLog:
                 return None
             # W was read first. Above the highest ends lies nothing that was acknowledged before.
             ends = self._all.clients.highest_ends(topic, spec.partitions)
-            updates = kafka_marks.begin_updates(state, ends, observed=observed, now_ms=now_ms)
+            updates = begin_updates(state, ends, observed=observed, now_ms=now_ms)
             return Change(updates=updates) if updates else None
 
         def finish(state: ControlState, _: ProducerState) -> Change | None:
             if state.open is None:
                 return None  # somebody else did
             ends = self._all.clients.highest_ends(topic, spec.partitions)
-            return Change(updates=kafka_marks.finish_updates(state, ends, now_ms=now_ms))
+            return Change(updates=finish_updates(state, ends, now_ms=now_ms))
 
         try:
             if begin(seen, ProducerState()) is not None:
