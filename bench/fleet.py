@@ -36,8 +36,7 @@ from penstock.container.task_manager import TaskManager
 from penstock.core.clock import Millis
 from penstock.db.database import Database, take_term
 from penstock.fleet.messages import HeartbeatReply, ShardEntry, Verdict
-from penstock.fleet.shard_load import LoadPace
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import LoadPace, shard_of
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore

@@ -33,8 +33,7 @@ from penstock.streams.dsl.computation import Computation, Context, Opaque, Recor
 from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore, Snapshot
 from penstock.streams.rows.sqlite import SqliteRows
-from penstock.streams.step.state_cache import ENTRY_BYTES, StateCache
-from penstock.streams.step.stateful import InputRange, StatefulStep, open_interval
+from penstock.streams.step.stateful import ENTRY_BYTES, InputRange, StateCache, StatefulStep, open_interval
 
 REF = IntervalRef(job="bench.model", job_birth="bench", partition=0, birth="bench")
 GAIN_MIN = 1.2  # of the full cache over none, on PostgreSQL, where most states are only looked at

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 import penstock.former_names  # noqa: F401  # finds modules by the names they had before
 
 if TYPE_CHECKING:
-    from penstock.streams.dsl.computation import Computation, Context, Record, Timer
+    from penstock.streams.dsl.computation import (
+        Computation,
+        Context,
+        ListState,
+        MapState,
+        Opaque,
+        Record,
+        Timer,
+        Value,
+    )
     from penstock.streams.dsl.injector import Injector
     from penstock.streams.dsl.pipeline import Pipeline
-    from penstock.streams.dsl.state import ListState, MapState, Opaque, Value
     from penstock.streams.dsl.windows import session, sliding, tumbling
     from penstock.streams.places import open_log
     from penstock.streams.step.vectorised import VectorComputation
@@ -39,13 +47,13 @@ _HOMES = {
     "Computation": "penstock.streams.dsl.computation",
     "Context": "penstock.streams.dsl.computation",
     "Injector": "penstock.streams.dsl.injector",
-    "ListState": "penstock.streams.dsl.state",
-    "MapState": "penstock.streams.dsl.state",
-    "Opaque": "penstock.streams.dsl.state",
+    "ListState": "penstock.streams.dsl.computation",
+    "MapState": "penstock.streams.dsl.computation",
+    "Opaque": "penstock.streams.dsl.computation",
     "Pipeline": "penstock.streams.dsl.pipeline",
     "Record": "penstock.streams.dsl.computation",
     "Timer": "penstock.streams.dsl.computation",
-    "Value": "penstock.streams.dsl.state",
+    "Value": "penstock.streams.dsl.computation",
     "VectorComputation": "penstock.streams.step.vectorised",
     "open_log": "penstock.streams.places",
     "session": "penstock.streams.dsl.windows",

@@ -24,7 +24,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem
 from penstock.core.text import did_you_mean
 from penstock.fleet.messages import PROFILES
-from penstock.fleet.sharding import SHARD_COUNT
+from penstock.fleet.shard_load import SHARD_COUNT
 
 FOLDER = Path(".penstock")
 FILE = "penstock.toml"

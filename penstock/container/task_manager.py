@@ -19,8 +19,7 @@ from penstock.fleet.messages import (
     Verdict,
     count_failure,
 )
-from penstock.fleet.shard_load import LoadBook, LoadPace
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import LoadBook, LoadPace, shard_of
 from penstock.fleet.task_service import TaskList, merge_list
 from penstock.jobs.tasks import FINAL, Runner, RunState, RunStatus, TaskSpec, needs_restart
 

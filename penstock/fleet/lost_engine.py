@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
 from penstock.fleet.container_store import ContainerRow, ContainerState
-from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION
+from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION, Pace
 from penstock.fleet.messages import Heartbeat, ShardState
-from penstock.fleet.pace import Pace
 from penstock.fleet.placement.placement import Refusal
 from penstock.fleet.shard_store import ShardRow
 

@@ -11,8 +11,8 @@ from penstock.core.errors import NotFound, Refused
 from penstock.core.text import did_you_mean, some_of
 from penstock.fleet.container_store import ContainerRow
 from penstock.fleet.exclusions import Bars, bars_in_force
+from penstock.fleet.liveness import Pace
 from penstock.fleet.messages import Heartbeat, RestartOrder, ShardState
-from penstock.fleet.pace import Pace
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Refusal, place_shards
 from penstock.fleet.shard_load import KINDS, Vector
 from penstock.fleet.shard_store import BLAME_MAX, ROLE, FleetView, Plan, ShardRow, ShardStore

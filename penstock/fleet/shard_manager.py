@@ -14,7 +14,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.exclusions import Bars
-from penstock.fleet.liveness import FailOver, Liveness
+from penstock.fleet.liveness import FailOver, Liveness, Pace, TickReport
 from penstock.fleet.lost_engine import Engines
 from penstock.fleet.messages import (
     Heartbeat,
@@ -27,11 +27,9 @@ from penstock.fleet.messages import (
     Verdict,
 )
 from penstock.fleet.orders import FleetOrders, check_move, give_away, no_shard, plan_moves, take_back
-from penstock.fleet.pace import Pace, TickReport
 from penstock.fleet.placement.placement import Mode, Move, Placement, Refusal
-from penstock.fleet.shard_load import Vector, combine
+from penstock.fleet.shard_load import SHARD_COUNT, Vector, combine
 from penstock.fleet.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardRow, ShardStore
-from penstock.fleet.sharding import SHARD_COUNT
 
 __all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
 

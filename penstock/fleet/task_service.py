@@ -14,8 +14,7 @@ import msgspec
 
 from penstock.core.text import make_known
 from penstock.fleet.messages import read_message
-from penstock.fleet.shard_load import Vector, reserved_load
-from penstock.fleet.sharding import reserved_loads, shard_of
+from penstock.fleet.shard_load import Vector, reserved_load, reserved_loads, shard_of
 from penstock.jobs.tasks import RunningJob, TaskSpec, has_tasks, partitions_of, task_specs
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from penstock.sim.simulation import Process, ProcessCrashed, Simulation, Weather
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from penstock.core.errors import PenstockError
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION
 from penstock.fleet.messages import ShardEntry, ShardState
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import BLAME_MAX, ShardRow
-from penstock.fleet.sharding import shard_of
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync, validate_config
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import LayerRow

@@ -16,13 +16,15 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.step.outbox import send_unsent, unsent_categories
 from penstock.streams.step.step import (
     DEAD_COLUMNS,
+    InputSpec,
     OutputSpec,
+    OwnedInterval,
     dead_category,
     dead_stream,
+    input_of,
     is_dead,
     open_interval,
 )
-from penstock.streams.step.task import InputSpec, OwnedInterval, input_of
 
 
 class StreamDataPlane:

@@ -28,8 +28,7 @@ from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
 from penstock.streams.inspect.state_view import is_in_blocks
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
-from penstock.streams.rows.codec import key_after
-from penstock.streams.rows.row_store import IntervalRef
+from penstock.streams.rows.row_store import IntervalRef, key_after
 
 if TYPE_CHECKING:
     from penstock.streams.spark.tasks import SparkTasks

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.spark.load import LoadMeter
-from penstock.streams.step.task import DONE, TaskDescriptor
+from penstock.streams.step.step import DONE, TaskDescriptor
 from tests.cli.world import World
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from penstock.jobs.tasks import interval_birth
-from penstock.streams.dsl.state import StateCodec, Value
+from penstock.streams.dsl.computation import StateCodec, Value
 from penstock.streams.keys import partition_of
 from penstock.streams.places import open_rows
 from penstock.streams.rows.row_store import Changes, IntervalRef, TimerRow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.streams.rows.codec import key_after
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
@@ -14,6 +13,7 @@ from penstock.streams.rows.row_store import (
     RowStore,
     TimerRow,
     is_of_ids,
+    key_after,
 )
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=3, birth="i1")

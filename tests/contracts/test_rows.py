@@ -10,7 +10,6 @@ import pytest
 
 from penstock.core.errors import Fenced, IntervalMissing, VersionMoved
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.codec import key_after
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import (
@@ -21,6 +20,7 @@ from penstock.streams.rows.row_store import (
     IntervalRow,
     RowStore,
     ScannedState,
+    key_after,
 )
 from penstock.streams.rows.sqlite import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit

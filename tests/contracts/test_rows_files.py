@@ -15,8 +15,7 @@ import pytest
 
 from penstock.core.errors import CorruptData, DiskFull, IntervalError, IntervalMissing
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.codec import key_after
-from penstock.streams.rows.row_store import Changes, IntervalRow
+from penstock.streams.rows.row_store import Changes, IntervalRow, key_after
 from penstock.streams.rows.sqlite import TABLES, SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 from tests.waiting import LIMIT_S

@@ -15,13 +15,12 @@ import pytest
 
 from penstock.core.errors import Fenced, VersionMoved
 from penstock.streams.bus.log import LOW_MIN
-from penstock.streams.rows import codec as row_codec
 from penstock.streams.rows import postgres as postgres_bulk
 from penstock.streams.rows import postgres_server as postgres_tables
 from penstock.streams.rows import sqlite as sqlite_rows
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.postgres import PostgresRows
-from penstock.streams.rows.row_store import PREFIX, Changes, IntervalRow, Kept, RowStore
+from penstock.streams.rows.row_store import PREFIX, Changes, IntervalRow, Kept, RowStore, record_of_row
 from penstock.streams.rows.sqlite import SqliteRows
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit, full_count, said
 
@@ -53,7 +52,7 @@ def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
 
         def write_file(row: IntervalRow) -> None:
             raw = sqlite3.connect(folder / "j1" / "p00003-i1.db")
-            raw.execute(sqlite_rows._WRITE_ROW, row_codec.record_of_row(row))
+            raw.execute(sqlite_rows._WRITE_ROW, record_of_row(row))
             raw.commit()
             raw.close()
 
@@ -62,7 +61,7 @@ def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
 
     def write_table(row: IntervalRow) -> None:
         with psycopg.connect(url) as raw:
-            raw.execute(postgres_tables.WRITE_ROW, (*row_codec.record_of_row(row), 1))
+            raw.execute(postgres_tables.WRITE_ROW, (*record_of_row(row), 1))
 
     return Place(PostgresRows(url), lambda fault: PostgresRows(url, fault=fault), write_table)
 

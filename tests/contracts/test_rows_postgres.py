@@ -21,9 +21,8 @@ from penstock.core.errors import (
 )
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.places import identify_rows
-from penstock.streams.rows.codec import key_after
 from penstock.streams.rows.postgres import PostgresRows
-from penstock.streams.rows.row_store import Changes, IntervalRow
+from penstock.streams.rows.row_store import Changes, IntervalRow, key_after
 from tests.contracts.intervals import REF, a_timer, an_outbox_row, commit
 from tests.core.test_postgres_store import cutting_proxy
 from tests.waiting import LIMIT_S, join

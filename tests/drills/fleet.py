@@ -18,7 +18,7 @@ from penstock.client import new_key
 from penstock.container.host import reap_container
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
-from penstock.fleet.sharding import SHARD_COUNT, shard_of
+from penstock.fleet.shard_load import SHARD_COUNT, shard_of
 from tests.builders import a_process
 from tests.drills import marks as judge
 from tests.drills.marks import Overlap, Run, worker_command

@@ -9,7 +9,7 @@ from penstock.core.journal import Entry
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
 from penstock.fleet.exclusions import LONGEST_MS, Exclusion, ExclusionStore, bars_in_force, bars_of
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from tests.fleet.harness import World
 
 HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fleet.pace import Pace
+from penstock.fleet.liveness import Pace
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Rules, place_shards
 
 BUDGET = Pace().moves_of(10)

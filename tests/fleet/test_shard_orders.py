@@ -8,8 +8,8 @@ from penstock.core.errors import NotFound, Refused
 from penstock.fleet.container_store import ContainerState
 from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState
 from penstock.fleet.placement.placement import Move, Refusal
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import ShardRow
-from penstock.fleet.sharding import shard_of
 from tests.fleet.harness import World
 from tests.fleet.test_shard_manager import TASKS, a_world
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.fleet.liveness import Pace
 from penstock.fleet.lost_engine import Down, Engines, Leave, Wait, decide_engine, decide_shard
 from penstock.fleet.messages import FAST, Heartbeat
-from penstock.fleet.pace import Pace
 from penstock.fleet.placement.placement import Refusal
 from penstock.fleet.shard_store import ShardRow
 from tests.fleet.harness import World, owned

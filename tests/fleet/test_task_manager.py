@@ -10,7 +10,7 @@ import pytest
 
 from penstock.container.task_manager import TaskIndex, TaskManager, TaskManagerSettings
 from penstock.fleet.messages import Verdict
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import TaskList
 from tests.fleet.fake_runner import FakeRunner
 from tests.fleet.harness import a_list, a_reply, a_spec, dropping, owned

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.container.task_manager import TaskIndex
 from penstock.db.database import Database
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import RunningSource, TaskList, TaskService, merge_list
 from penstock.jobs.running_store import RunningStore
 from tests.fleet.harness import MemoryJobs, a_list, a_spec

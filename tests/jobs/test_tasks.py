@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.fleet.sharding import reserved_loads, shard_of
+from penstock.fleet.shard_load import reserved_loads, shard_of
 from penstock.jobs.tasks import TaskSpec, needs_restart, task_specs
 from tests.fleet.harness import Running, a_spec
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.container.process_runner import RotatedFile, log_file
 from penstock.core.errors import ConfigError, NotFound, Refused
 from penstock.fleet.messages import Heartbeat, HeartbeatReply, ShardState, TaskReport
-from penstock.fleet.sharding import SHARD_COUNT, shard_of
+from penstock.fleet.shard_load import SHARD_COUNT, shard_of
 from penstock.server.routes import fleet as fleet_routes
 from tests.builders import a_process
 from tests.server.world import World, a_client, a_world

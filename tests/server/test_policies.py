@@ -12,7 +12,7 @@ import pytest
 from penstock.app import ControlPlane
 from penstock.core.errors import NotFound, Refused
 from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, TaskReport
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from penstock.scaling.metrics.frames import METRICS
 from penstock.scaling.metrics.minutes import Minute
 from penstock.scaling.policies.policy import ChangeLayer, ExcludeContainers, MoveTasks

@@ -14,7 +14,7 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.spark.query import apply_stages
 from penstock.streams.step.arrow_stages import in_arrow, plan_in_arrow
 from penstock.streams.step.reading import schema_of
-from penstock.streams.step.task import BAD, BEGIN, DATA, END
+from penstock.streams.step.step import BAD, BEGIN, DATA, END
 from tests.streams.arrow_cases import COLUMNS, EXPRESSIONS, ROWS, batch
 from tests.support.stage import Stage, wait_for
 

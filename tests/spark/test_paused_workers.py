@@ -13,7 +13,7 @@ from typing import Any
 from penstock.container.task_manager import TaskManager, TaskManagerSettings
 from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.config import JobConfig
 from penstock.streams.data_plane import intervals_of

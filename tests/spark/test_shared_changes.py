@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.jobs.config import JobConfig
 from penstock.streams.data_plane import intervals_of
-from penstock.streams.step.state_cache import Place, SharedChanges
+from penstock.streams.step.stateful import Place, SharedChanges
 from tests.spark.test_tasks import CATEGORY, publish
 from tests.support.stage import Stage, wait_for
 

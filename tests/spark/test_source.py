@@ -11,7 +11,7 @@ import pytest
 
 from penstock.streams.bus.log import CategorySpec, Log
 from penstock.streams.places import open_log
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 from tests.contracts.buses import records
 from tests.support.stage import reading_task, wait_for
 

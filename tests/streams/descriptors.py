@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.jobs.tasks import single_task
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 
 
 def a_descriptor(

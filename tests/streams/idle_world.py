@@ -16,8 +16,7 @@ from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.spark.worker import run_interval
 from penstock.streams.step.reading import read_ranges
-from penstock.streams.step.step import OutputSpec
-from penstock.streams.step.task import OwnedInterval, input_of
+from penstock.streams.step.step import OutputSpec, OwnedInterval, input_of
 from tests.streams.descriptors import a_descriptor
 
 COLUMNS = (("q", "string"), ("ts", "bigint"))

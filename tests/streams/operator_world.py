@@ -14,8 +14,7 @@ from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
 from penstock.streams.step.keyed_work import StepLogic
-from penstock.streams.step.state_cache import StateCache
-from penstock.streams.step.stateful import InputRange, OutputSpec, StatefulStep, open_interval
+from penstock.streams.step.stateful import InputRange, OutputSpec, StateCache, StatefulStep, open_interval
 from tests.contracts.intervals import full_count, said
 from tests.streams.step_world import LOG_EFFECTS, ROW_EFFECTS, Crash, Faulty, Points, crash, published
 

@@ -18,8 +18,15 @@ import pyarrow as pa
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.dsl.computation import Computation, Context, Record, Timer, Value
 from penstock.streams.rows.row_store import IntervalRef, RowStore, TimerRow
-from penstock.streams.step.state_cache import KnownStates, SharedChanges, StateCache
-from penstock.streams.step.stateful import InputRange, OutputSpec, StatefulStep, open_interval
+from penstock.streams.step.stateful import (
+    InputRange,
+    KnownStates,
+    OutputSpec,
+    SharedChanges,
+    StateCache,
+    StatefulStep,
+    open_interval,
+)
 from tests.contracts.intervals import full_count, said
 
 REF = IntervalRef(job="z.count", job_birth="j1", partition=0, birth="i1")

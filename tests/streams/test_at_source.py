@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.streams.step.arrow_stages import shortcut, step_at_source
 from penstock.streams.step.reading import row_schema
-from penstock.streams.step.task import BAD, BEGIN, DATA, DONE, END, InputSpec, TaskDescriptor
+from penstock.streams.step.step import BAD, BEGIN, DATA, DONE, END, InputSpec, TaskDescriptor
 from tests.streams.descriptors import a_descriptor
 
 SHOUT = {"op": "select", "columns": [["word", "upper(word)", "string"]]}

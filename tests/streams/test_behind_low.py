@@ -17,8 +17,7 @@ from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Changes
 from penstock.streams.spark.worker import REPORT_DDL, run_interval
 from penstock.streams.step.reading import read_ranges
-from penstock.streams.step.step import OutputSpec
-from penstock.streams.step.task import OwnedInterval, input_of
+from penstock.streams.step.step import OutputSpec, OwnedInterval, input_of
 from penstock.streams.step.vectorised import VectorComputation, VectorLogic
 from tests.streams.descriptors import a_descriptor
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec

@@ -17,11 +17,10 @@ from penstock.streams.dsl.windows import Firing, Spans, session, sliding, tumbli
 from penstock.streams.inspect.state_view import decode_block
 from penstock.streams.operators.blocks import INDEX
 from penstock.streams.places import open_rows
-from penstock.streams.rows.codec import unseen_names
 from penstock.streams.rows.memory import MemoryRows
-from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept
-from penstock.streams.step.state_cache import StateCache
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.rows.row_store import Changes, IntervalRef, IntervalRow, Kept, unseen_names
+from penstock.streams.step.stateful import StateCache
+from penstock.streams.step.step import TaskDescriptor
 from tests.contracts.intervals import full_count, said
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec
 from tests.streams.step_world import REF as STEP_REF
@@ -181,7 +180,7 @@ def test_a_task_with_windows_tells_of_keys_not_of_blocks(tmp_path: Path):
 def test_what_nobody_has_counted_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     task = a_task(tmp_path, offsets=(0, 0)).with_config(kind="stateful")
     with monkeypatch.context() as older:
-        older.setattr("penstock.streams.rows.codec._kept_json", lambda row: {})
+        older.setattr("penstock.streams.rows.row_store._kept_json", lambda row: {})
         keep(task, 1, states={"a": b"1"})
     assert seen(task) == {}
     open_rows(task.rows).acquire(task.intervals[1].ref, generation=1, shard_epoch=1)

@@ -14,7 +14,7 @@ from penstock.streams.dsl.injector import Injector
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import Changes
 from penstock.streams.spark.load import BusyTime, PartitionRates
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 from tests.support.stage import reading_task, wait_for
 
 SPEC = CategorySpec(name="in", partitions=2, columns=(("n", "bigint"),), format="json", watermark="injector")

@@ -13,7 +13,7 @@ import pytest
 from penstock.jobs.config import JobConfig
 from penstock.streams.catalogue import category_from_json
 from penstock.streams.places import open_log
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 from tests.support.stage import Stage
 
 PIPELINE = """

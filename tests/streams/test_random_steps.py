@@ -14,7 +14,7 @@ from penstock.core.errors import Fenced
 from penstock.streams.bus.log import LOW_MAX
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.rows.memory import MemoryRows
-from penstock.streams.step.state_cache import StateCache
+from penstock.streams.step.stateful import StateCache
 from tests.streams.step_world import REF, Crash, Event, Points, WorkersInTurn, World, crash, faulty
 
 CASES = int(os.environ.get("STEP_CASES", "300"))

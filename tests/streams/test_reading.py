@@ -13,7 +13,7 @@ from penstock.streams.dsl.injector import Injector
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef
 from penstock.streams.step.reading import read_ranges, row_schema
-from penstock.streams.step.task import BAD, BEGIN, DATA, END, InputSpec, OwnedInterval
+from penstock.streams.step.step import BAD, BEGIN, DATA, END, InputSpec, OwnedInterval
 from tests.streams.descriptors import a_descriptor
 
 REF = IntervalRef(job="j", job_birth="b", partition=0, birth="i")

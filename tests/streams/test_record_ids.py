@@ -42,7 +42,7 @@ from penstock.streams.step.record_ids import (
     _digests,
     _first_ids,
 )
-from penstock.streams.step.state_cache import StateCache
+from penstock.streams.step.stateful import StateCache
 from tests.streams import test_windows
 from tests.streams.operator_world import REF, Event, Low, OperatorWorld, Rec
 

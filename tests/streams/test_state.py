@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import PipelineError, StateMismatch, StateRefused
-from penstock.streams.dsl.computation import Computation, Context, Record, record_type
-from penstock.streams.dsl.state import ListState, MapState, Opaque, Value
+from penstock.streams.dsl.computation import (
+    Computation,
+    Context,
+    ListState,
+    MapState,
+    Opaque,
+    Record,
+    Value,
+    record_type,
+)
 from penstock.streams.step.keyed_work import KeyedWork
 
 

@@ -20,10 +20,9 @@ from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.computation import Context, Record
 from penstock.streams.dsl.windows import tumbling
-from penstock.streams.rows.codec import new_row
 from penstock.streams.rows.memory import MemoryRows
-from penstock.streams.rows.row_store import Snapshot
-from penstock.streams.step.state_cache import (
+from penstock.streams.rows.row_store import Snapshot, new_row
+from penstock.streams.step.stateful import (
     ENTRY_BYTES,
     FILE_BYTES_MIN,
     JOBS_MAX,

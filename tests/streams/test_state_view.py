@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError, NotFound, PenstockError
 from penstock.jobs.tasks import interval_birth
 from penstock.streams.bus.log import LOW_MIN, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
-from penstock.streams.dsl.state import Opaque, StateCodec, Value
+from penstock.streams.dsl.computation import Opaque, StateCodec, Value
 from penstock.streams.dsl.windows import session, tumbling
 from penstock.streams.inspect.state_view import (
     KeptJob,

@@ -26,7 +26,7 @@ from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.postgres import PostgresRows
 from penstock.streams.rows.row_store import RowStore
 from penstock.streams.rows.sqlite import SqliteRows
-from penstock.streams.step.state_cache import StateCache
+from penstock.streams.step.stateful import StateCache
 from tests.streams.step_world import (
     REF,
     SMALL_LOG,

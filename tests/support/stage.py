@@ -20,7 +20,7 @@ from penstock.streams.dsl.injector import Injector
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, RowStore
-from penstock.streams.step.task import OwnedInterval, TaskDescriptor, input_of
+from penstock.streams.step.step import OwnedInterval, TaskDescriptor, input_of
 
 
 class Stage:

@@ -24,8 +24,8 @@ from penstock.db.journal_store import JournalStore
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.exclusions import Bars, Exclusion, ExclusionStore, bars_of
 from penstock.fleet.messages import ShardState, TaskReport
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import FleetView
-from penstock.fleet.sharding import shard_of
 from penstock.fleet.task_service import TaskService
 from penstock.jobs.job_reads import JobView
 from penstock.jobs.job_service import Actor, JobService

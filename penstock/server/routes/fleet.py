@@ -22,8 +22,8 @@ from penstock.fleet.messages import TaskReport, shortly
 from penstock.fleet.orders import no_container, no_shard
 from penstock.fleet.placement.placement import KINDS, history_of, say_outlook
 from penstock.fleet.shard_load import KINDS as LOAD_KINDS
+from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import ShardRow
-from penstock.fleet.sharding import shard_of
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import check_line
 from penstock.server import bodies

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.journal import ENTRIES_MAX, Entry
 from penstock.db.tokens import Caller
-from penstock.fleet.shard_load import KINDS
-from penstock.fleet.sharding import shard_of
+from penstock.fleet.shard_load import KINDS, shard_of
 from penstock.jobs.config import JobConfig, StreamJob
 from penstock.jobs.job_reads import JobView
 from penstock.jobs.layer_writer import REASON_MAX

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.streams.bus import admission, idle
+from penstock.streams.bus.idle import Reading, count_on, is_note_due
 from penstock.streams.bus.log import (
     LOW_MIN,
     Category,
@@ -25,7 +26,6 @@ from penstock.streams.bus.log import (
     Seen,
     TimedRun,
 )
-from penstock.streams.bus.retention_age import Reading, count_on, is_note_due
 
 
 @dataclass(slots=True)

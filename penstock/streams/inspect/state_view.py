@@ -25,8 +25,8 @@ from penstock.streams.dsl.windows import RANK, Firing
 from penstock.streams.keys import NULL_KEY, partition_of
 from penstock.streams.operators.aggregates import KEY
 from penstock.streams.operators.blocks import INDEX, table_of
-from penstock.streams.rows.codec import PAGE_BYTES, key_after
 from penstock.streams.rows.row_store import (
+    PAGE_BYTES,
     PREFIX,
     IntervalRef,
     Look,
@@ -34,6 +34,7 @@ from penstock.streams.rows.row_store import (
     ScannedState,
     ScannedTimer,
     is_of_ids,
+    key_after,
 )
 
 _IN_BLOCKS = ("aggregate", "partial", "combine")

@@ -20,8 +20,7 @@ from penstock.streams.operators.windowed import (
 )
 from penstock.streams.step.keyed_work import KeyedLogic, StepLogic
 from penstock.streams.step.record_ids import DropRepeated, IdFilters
-from penstock.streams.step.step import is_dead
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor, is_dead
 from penstock.streams.step.vectorised import VectorComputation, VectorLogic
 
 

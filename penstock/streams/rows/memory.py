@@ -9,18 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows.codec import (
-    after_acquire,
-    after_commit,
-    after_delivery,
-    after_fence,
-    after_repeated_create,
-    check_birth,
-    check_token,
-    check_version,
-    new_row,
-    unseen_names,
-)
 from penstock.streams.rows.row_store import (
     Changes,
     IntervalRef,
@@ -31,6 +19,16 @@ from penstock.streams.rows.row_store import (
     ScannedTimer,
     Snapshot,
     TimerRow,
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    new_row,
+    unseen_names,
 )
 
 

@@ -17,27 +17,11 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.db.server_checks import translate_postgres
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows import codec as row_codec
 from penstock.streams.rows import postgres_server as sql
-from penstock.streams.rows.codec import (
-    NOTHING,
-    PAGE_BYTES,
-    after_acquire,
-    after_commit,
-    after_delivery,
-    after_fence,
-    after_repeated_create,
-    check_birth,
-    check_token,
-    check_version,
-    name_of,
-    new_row,
-    scanned_states,
-    scanned_timers,
-    unseen_names,
-)
 from penstock.streams.rows.postgres_server import Link, PostgresLinks
 from penstock.streams.rows.row_store import (
+    NOTHING,
+    PAGE_BYTES,
     PREFIX,
     PREFIX_END,
     Changes,
@@ -48,6 +32,27 @@ from penstock.streams.rows.row_store import (
     ScannedTimer,
     Snapshot,
     TimerRow,
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    name_of,
+    new_row,
+    outbox_of,
+    record_of_outbox,
+    record_of_row,
+    record_of_timer,
+    row_of,
+    scanned_states,
+    scanned_timers,
+    state_crc,
+    state_of,
+    timer_of,
+    unseen_names,
 )
 
 # So that each statement stays far below the time that one may take.
@@ -88,7 +93,7 @@ def read_states(ref: IntervalRef, cursors: Iterable[psycopg.Cursor[tuple[Any, ..
     for cursor in cursors:
         for raw, value, crc in cursor:
             key = text_of(raw)
-            states[key] = row_codec.state_of(ref, key, value, crc)
+            states[key] = state_of(ref, key, value, crc)
     return states
 
 
@@ -138,7 +143,7 @@ def text_of(raw: bytes) -> str:
 
 def _statements(interval: int, changes: Changes) -> Iterator[tuple[str, tuple[Any, ...]]]:
     kept = [
-        (key.encode(), state, row_codec.state_crc(key, state))
+        (key.encode(), state, state_crc(key, state))
         for key, state in sorted(changes.states.items())
         if state is not None
     ]
@@ -149,11 +154,11 @@ def _statements(interval: int, changes: Changes) -> Iterator[tuple[str, tuple[An
     for columns in lists_of([(key.encode(), tag.encode()) for key, tag in changes.timers_deleted]):
         yield sql.DELETE_TIMERS, (*columns, interval)
     last = {(timer.key, timer.tag): timer for timer in changes.timers_set}  # no row twice in one statement
-    records = (row_codec.record_of_timer(timer) for _, timer in sorted(last.items()))
+    records = (record_of_timer(timer) for _, timer in sorted(last.items()))
     for columns in lists_of([(key.encode(), tag.encode(), *rest) for key, tag, *rest in records]):
         yield sql.WRITE_TIMERS, (interval, *columns)
     for out in changes.outbox:  # one for each partition of an output, and their order is their ids'
-        yield sql.WRITE_OUTBOX, (interval, *row_codec.record_of_outbox(out))
+        yield sql.WRITE_OUTBOX, (interval, *record_of_outbox(out))
 
 
 def _plus(kept: Kept, counted: tuple[int, int] | None) -> Kept:
@@ -200,7 +205,7 @@ class PostgresRows:
         def add_inputs(_connection: object, _interval: int, row: IntervalRow) -> IntervalRow:
             return after_repeated_create(ref, row, offsets)
 
-        new = row_codec.record_of_row(new_row(ref, offsets, low))
+        new = record_of_row(new_row(ref, offsets, low))
         self._write(ref, add_inputs, or_create=(ref.job_birth, ref.partition, *new))
 
     def exists(self, ref: IntervalRef) -> bool:
@@ -252,7 +257,7 @@ class PostgresRows:
                 row=row,
                 states=read_states(ref, values),
                 timers=tuple(_timer_of(ref, record) for cursor in due for record in cursor),
-                outbox=tuple(row_codec.outbox_of(ref, record) for record in sent),
+                outbox=tuple(outbox_of(ref, record) for record in sent),
             )
 
         return self._read(ref, read)
@@ -406,7 +411,7 @@ class PostgresRows:
             if new is row:
                 connection.execute("COMMIT")
             else:
-                values = (*row_codec.record_of_row(new), interval)
+                values = (*record_of_row(new), interval)
                 psycopg.ClientCursor(connection).execute(f"{sql.WRITE_ROW}; COMMIT", values)
             return new
         except psycopg.Error as error:
@@ -489,9 +494,9 @@ def _row_of(ref: IntervalRef, found: tuple[Any, ...] | None) -> tuple[int, Inter
     check_birth(ref, None if found is None else found[1])
     assert found is not None
     interval, *record = found
-    return interval, row_codec.row_of(ref, tuple(record))
+    return interval, row_of(ref, tuple(record))
 
 
 def _timer_of(ref: IntervalRef, record: tuple[Any, ...]) -> TimerRow:
     key, tag, *others = record
-    return row_codec.timer_of(ref, (text_of(key), text_of(tag), *others))
+    return timer_of(ref, (text_of(key), text_of(tag), *others))

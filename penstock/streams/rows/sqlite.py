@@ -20,22 +20,6 @@ from penstock.core.clock import Millis
 from penstock.core.disk import make_folder
 from penstock.core.errors import CorruptData, IntervalError, translate_sqlite
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
-from penstock.streams.rows import codec as row_codec
-from penstock.streams.rows.codec import (
-    after_acquire,
-    after_commit,
-    after_delivery,
-    after_fence,
-    after_repeated_create,
-    check_birth,
-    check_token,
-    check_version,
-    name_of,
-    new_row,
-    scanned_states,
-    scanned_timers,
-    unseen_names,
-)
 from penstock.streams.rows.row_store import (
     PREFIX,
     PREFIX_END,
@@ -47,6 +31,27 @@ from penstock.streams.rows.row_store import (
     ScannedTimer,
     Snapshot,
     TimerRow,
+    after_acquire,
+    after_commit,
+    after_delivery,
+    after_fence,
+    after_repeated_create,
+    check_birth,
+    check_token,
+    check_version,
+    name_of,
+    new_row,
+    outbox_of,
+    record_of_outbox,
+    record_of_row,
+    record_of_timer,
+    row_of,
+    scanned_states,
+    scanned_timers,
+    state_crc,
+    state_of,
+    timer_of,
+    unseen_names,
 )
 
 # Rises when the tables change. Older files are brought up to it when they are opened; newer ones are refused.
@@ -309,7 +314,7 @@ class SqliteRows:
                 "SELECT id, category, category_birth, partition, first_seq, count, ts_min, payload, crc "
                 "FROM outbox ORDER BY id"
             )
-            outbox = tuple(row_codec.outbox_of(ref, record) for record in found)
+            outbox = tuple(outbox_of(ref, record) for record in found)
         return Snapshot(row=row, states=states, timers=timers, outbox=outbox)
 
     def commit(self, ref: IntervalRef, *, token: int, version: int, changes: Changes) -> IntervalRow:
@@ -444,21 +449,21 @@ class _Look:
 
 def _read_row(ref: IntervalRef, connection: sqlite3.Connection) -> IntervalRow | None:
     record = connection.execute(_READ_ROW).fetchone()
-    return None if record is None else row_codec.row_of(ref, record)
+    return None if record is None else row_of(ref, record)
 
 
 def _write_row(
     connection: sqlite3.Connection, row: IntervalRow, *, unless: IntervalRow | None = None
 ) -> None:
     if row is not unless:
-        connection.execute(_WRITE_ROW, row_codec.record_of_row(row))
+        connection.execute(_WRITE_ROW, record_of_row(row))
 
 
 def _read_states(ref: IntervalRef, connection: sqlite3.Connection, keys: set[str]) -> dict[str, bytes]:
     states = {}
     for chunk in _chunks(keys):
         for key, value, crc in connection.execute(f"SELECT key, value, crc {_OF_KEYS}", chunk):
-            states[key] = row_codec.state_of(ref, key, value, crc)
+            states[key] = state_of(ref, key, value, crc)
     return states
 
 
@@ -488,7 +493,7 @@ def _read_timers(
 ) -> tuple[TimerRow, ...]:
     # One statement for each kind: each has an index of its own.
     return tuple(
-        row_codec.timer_of(ref, record)
+        timer_of(ref, record)
         for wall, up_to in ((0, timers_up_to), (1, wall_up_to))
         for record in connection.execute(
             "SELECT key, tag, at_ms, hold_ms, late, wall, crc FROM timers "
@@ -500,14 +505,12 @@ def _read_timers(
 
 def _write_changes(connection: sqlite3.Connection, changes: Changes) -> None:
     kept = sorted((key, state) for key, state in changes.states.items() if state is not None)
-    connection.executemany(
-        _WRITE_STATE, [(key, state, row_codec.state_crc(key, state)) for key, state in kept]
-    )
+    connection.executemany(_WRITE_STATE, [(key, state, state_crc(key, state)) for key, state in kept])
     gone = sorted((key,) for key, state in changes.states.items() if state is None)
     connection.executemany("DELETE FROM states WHERE key = ?", gone)
     connection.executemany("DELETE FROM timers WHERE key = ? AND tag = ?", sorted(changes.timers_deleted))
-    connection.executemany(_WRITE_TIMER, sorted(map(row_codec.record_of_timer, changes.timers_set)))
-    connection.executemany(_WRITE_OUTBOX, map(row_codec.record_of_outbox, changes.outbox))
+    connection.executemany(_WRITE_TIMER, sorted(map(record_of_timer, changes.timers_set)))
+    connection.executemany(_WRITE_OUTBOX, map(record_of_outbox, changes.outbox))
 
 
 def _oldest_work(connection: sqlite3.Connection) -> Millis:

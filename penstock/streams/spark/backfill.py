@@ -41,8 +41,16 @@ from penstock.streams.spark.session import build_session, end_session
 from penstock.streams.step.keyed_work import KeyedWork, StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import Production
 from penstock.streams.step.reading import rows_alone, scan_runs, schema_of
-from penstock.streams.step.step import dead_stream, is_dead
-from penstock.streams.step.task import BAD, DATA, SYSTEM_COLUMNS, InputSpec, input_of, schema_ddl
+from penstock.streams.step.step import (
+    BAD,
+    DATA,
+    SYSTEM_COLUMNS,
+    InputSpec,
+    dead_stream,
+    input_of,
+    is_dead,
+    schema_ddl,
+)
 from penstock.streams.step.vectorised import VectorLogic
 from penstock.streams.step.watermark import Cut
 

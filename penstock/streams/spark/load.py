@@ -21,7 +21,7 @@ from penstock.streams.bus.log import Lag
 from penstock.streams.inspect.state_view import is_in_blocks
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 from penstock.streams.step.turns import TurnFiles
 
 if TYPE_CHECKING:

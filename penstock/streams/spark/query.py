@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.streams.compile.expressions import check_plan
 from penstock.streams.keys import key_sql
 from penstock.streams.spark.worker import REPORT_DDL, step_function
-from penstock.streams.step.task import DATA, SYSTEM_COLUMNS, TaskDescriptor
+from penstock.streams.step.step import DATA, SYSTEM_COLUMNS, TaskDescriptor
 
 _PASSED_ON = [name for name, _ in SYSTEM_COLUMNS]
 _IS_DATA = f"_kind = {DATA}"

@@ -14,7 +14,7 @@ from penstock.core.errors import Fenced, PenstockError
 from penstock.streams.dsl.computation import MESSAGE_CHARS_MAX, cut_short, line_of_user, said_by, user_line
 from penstock.streams.places import hidden_password
 from penstock.streams.spark.query import apply_stages
-from penstock.streams.step.task import OwnedInterval, TaskDescriptor
+from penstock.streams.step.step import OwnedInterval, TaskDescriptor
 
 # More than so many in one range are no exceptions: the plan itself is wrong, and the task says so.
 POISON_MAX = 20

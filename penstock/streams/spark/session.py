@@ -27,7 +27,7 @@ from penstock.streams.spark.planner_client import SOCKET
 from penstock.streams.spark.planner_host import LOG_VARIABLE
 from penstock.streams.spark.query import start_query
 from penstock.streams.spark.source import PenstockSource
-from penstock.streams.step.task import TaskDescriptor
+from penstock.streams.step.step import TaskDescriptor
 
 SOURCE = CategorySpec(
     name="in",

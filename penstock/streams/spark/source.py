@@ -25,7 +25,7 @@ from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import Log
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.step.reading import read_ranges
-from penstock.streams.step.task import InputSpec, OwnedInterval, TaskDescriptor
+from penstock.streams.step.step import InputSpec, OwnedInterval, TaskDescriptor
 from penstock.streams.step.turns import TurnFiles
 
 

@@ -26,8 +26,7 @@ from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, Interv
 from penstock.streams.spark.load import LoadMeter, LoadWatch
 from penstock.streams.spark.query import replay, start_query
 from penstock.streams.spark.run_errors import find_poison, is_fenced, is_of_values, readable
-from penstock.streams.step.step import is_dead
-from penstock.streams.step.task import OwnedInterval, TaskDescriptor, input_from, output_from
+from penstock.streams.step.step import OwnedInterval, TaskDescriptor, input_from, is_dead, output_from
 from penstock.streams.step.turns import TurnFiles, turn_of
 
 STATE_SETTINGS = {

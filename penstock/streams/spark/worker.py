@@ -23,11 +23,19 @@ from penstock.streams.spark.source import turns_of
 from penstock.streams.step.keyed_work import StepInput, StepLogic, StepResult
 from penstock.streams.step.outbox import Sending
 from penstock.streams.step.record_ids import KeptFilters
-from penstock.streams.step.state_cache import StateCaches
-from penstock.streams.step.stateful import StatefulStep
+from penstock.streams.step.stateful import StateCaches, StatefulStep
 from penstock.streams.step.stateless import StatelessStep
-from penstock.streams.step.step import InputRange, StepReport
-from penstock.streams.step.task import BAD, BEGIN, DATA, DONE, END, OwnedInterval, TaskDescriptor
+from penstock.streams.step.step import (
+    BAD,
+    BEGIN,
+    DATA,
+    DONE,
+    END,
+    InputRange,
+    OwnedInterval,
+    StepReport,
+    TaskDescriptor,
+)
 from penstock.streams.step.vectorised import VectorComputation
 
 REPORT_DDL = "partition int, records bigint, published bigint, late bigint, bad bigint, behind_low bigint"

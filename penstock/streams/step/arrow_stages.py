@@ -22,7 +22,7 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.compile.expressions import parse_text
 from penstock.streams.keys import key_texts
 from penstock.streams.step.reading import control_row, row_schema
-from penstock.streams.step.task import DATA, DONE, SYSTEM_COLUMNS, TaskDescriptor
+from penstock.streams.step.step import DATA, DONE, SYSTEM_COLUMNS, TaskDescriptor
 
 Columns = Mapping[str, pa.Array]
 Compute = Callable[[Columns], Any]  # an array, or a scalar that stands for one

@@ -18,7 +18,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.decode import decode_values
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MIN, Log
 from penstock.streams.rows.row_store import RowStore
-from penstock.streams.step.task import BAD, BEGIN, DATA, END, InputSpec, OwnedInterval, TaskDescriptor
+from penstock.streams.step.step import BAD, BEGIN, DATA, END, InputSpec, OwnedInterval, TaskDescriptor
 from penstock.streams.step.watermark import event_time_lows, lows_by_marks, marks_of_event_time
 
 _SYSTEM_TYPES = {

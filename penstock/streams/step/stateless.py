@@ -16,8 +16,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import IntentStands, IntervalError, PoisonRecord, VersionMoved
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN, Log
 from penstock.streams.keys import partitions_of
-from penstock.streams.rows.codec import name_of
-from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, IntervalRow, RowStore
+from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, IntervalRow, RowStore, name_of
 from penstock.streams.step.stateful import COMMIT_ATTEMPTS
 from penstock.streams.step.step import (
     INDEX_BITS,

@@ -25,7 +25,7 @@ from penstock.streams.dsl.computation import Computation
 from penstock.streams.dsl.pipeline import Pipeline
 from penstock.streams.keys import partitions_of
 from penstock.streams.step.arrow_stages import ArrowPlan, as_type, in_arrow, plan_in_arrow
-from penstock.streams.step.task import InputSpec, input_of
+from penstock.streams.step.step import InputSpec, input_of
 from penstock.streams.step.vectorised import VectorComputation
 from penstock.streams.trial.run import Produced, Scripted, TrialJob
 

@@ -35,8 +35,7 @@ from penstock.streams.step.reading import read_ranges
 from penstock.streams.step.record_ids import IdFilters
 from penstock.streams.step.stateful import StatefulStep
 from penstock.streams.step.stateless import StatelessStep
-from penstock.streams.step.step import DEAD_COLUMNS, InputRange
-from penstock.streams.step.task import BAD, DATA, END, OwnedInterval, TaskDescriptor
+from penstock.streams.step.step import BAD, DATA, DEAD_COLUMNS, END, InputRange, OwnedInterval, TaskDescriptor
 from penstock.streams.step.vectorised import VectorComputation
 
 IN, DEAD = "in", "dead"

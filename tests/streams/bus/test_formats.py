@@ -17,7 +17,7 @@ from penstock.streams.dsl.injector import Injector
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import IntervalRef
 from penstock.streams.step.reading import read_ranges
-from penstock.streams.step.task import BAD, DATA, OwnedInterval, input_of
+from penstock.streams.step.step import BAD, DATA, OwnedInterval, input_of
 from tests.contracts.buses import assert_three_parts
 from tests.streams.descriptors import a_descriptor
 

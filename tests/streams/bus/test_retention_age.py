@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.streams.bus.care import BusCare
 from penstock.streams.bus.embedded.log import EmbeddedLog
+from penstock.streams.bus.idle import NOTES, Reading, count_on, is_note_due
 from penstock.streams.bus.log import CategorySpec, Log
 from penstock.streams.bus.memory import MemoryLog
-from penstock.streams.bus.retention_age import NOTES, Reading, count_on, is_note_due
 from tests.contracts.buses import SPEC, records
 
 HOUR_MS, YEAR_MS = 3_600_000, 365 * 86_400_000

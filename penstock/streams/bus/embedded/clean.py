@@ -21,15 +21,15 @@ from penstock.streams.bus.embedded.index import (
     Place,
     encode,
     entry_of,
+    forget_passed,
     read_batch,
     segment_path,
     translated,
     write_segment,
 )
-from penstock.streams.bus.embedded.marks import forget_passed
 from penstock.streams.bus.embedded.publish import give_up, remove_file
+from penstock.streams.bus.idle import Reading, count_on, is_note_due
 from penstock.streams.bus.log import CategorySpec, Lag
-from penstock.streams.bus.retention_age import Reading, count_on, is_note_due
 
 # Runs that lie wholly below an offset; runs from the one that holds an offset on. Both use the primary key.
 _BELOW = "partition = :partition AND first < :before AND first + rows <= :before"

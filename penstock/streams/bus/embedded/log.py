@@ -21,7 +21,6 @@ from penstock.core.system_clock import SystemClock
 from penstock.core.system_clock import boot_id as this_boot
 from penstock.streams.bus import admission, idle
 from penstock.streams.bus.embedded import index as log_index
-from penstock.streams.bus.embedded import marks as log_marks
 from penstock.streams.bus.embedded.clean import (
     UNFINISHED,
     clean_category,
@@ -161,7 +160,7 @@ class EmbeddedLog:
         """As `scan`, with the time at which each row was appended."""
         runs = self.scan(category, partition, start, end)
         with self._of(category)[0].reading() as connection:
-            firsts, times = log_marks.load_appends(connection, partition, start, end)
+            firsts, times = log_index.load_appends(connection, partition, start, end)
         for offsets, batch in runs:
             places = np.searchsorted(firsts, offsets, side="right") - 1
             yield offsets, times[np.maximum(places, 0)], batch
@@ -263,7 +262,7 @@ class EmbeddedLog:
         if not described.spec.idle_after_ms:
             return ()
         with index.reading() as connection:
-            return log_marks.load_seen(connection, described.spec)
+            return log_index.load_seen(connection, described.spec)
 
     def _note(
         self, index: LogIndex, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
@@ -274,14 +273,14 @@ class EmbeddedLog:
             if not _decide_idle(connection, spec, observed, now_ms)[0]:
                 return
         with index.writing("observe") as connection:
-            log_marks.note_seen(connection, *_decide_idle(connection, spec, observed, now_ms))
+            log_index.note_seen(connection, *_decide_idle(connection, spec, observed, now_ms))
 
     def marks(self, category: str, partition: int, *, above: Millis, up_to: int) -> tuple[Mark, ...]:
         """Marks of one partition with low > `above` and end <= `up_to`, in order."""
         index, described = self._of(category)
         admission.check_partition(described.spec, partition)
         with index.reading() as connection:
-            return log_marks.load_marks(connection, partition, above=above, up_to=up_to)
+            return log_index.load_marks(connection, partition, above=above, up_to=up_to)
 
     def watermark(self, category: str) -> Millis:
         """W of the last mark, LOW_MIN if none."""
@@ -292,12 +291,12 @@ class EmbeddedLog:
         """Keep the low that so many per cent have reached; it only rises."""
         index, _ = self._of(category)
         with index.reading() as connection:
-            kept = log_marks.load_percentile(connection, percent)
+            kept = log_index.load_percentile(connection, percent)
         if low <= kept:
             return kept
         with index.writing("raise_percentile") as connection:
-            kept = max(low, log_marks.load_percentile(connection, percent))
-            log_marks.keep_percentile(connection, percent, kept)
+            kept = max(low, log_index.load_percentile(connection, percent))
+            log_index.keep_percentile(connection, percent, kept)
         return kept
 
     def clean(self, *, now_ms: Millis, older_than_ms: Millis) -> int:
@@ -402,7 +401,7 @@ def _decide_advance(connection: sqlite3.Connection, now_ms: Millis) -> Millis | 
 def _decide_idle(
     connection: sqlite3.Connection, spec: CategorySpec, observed: Mapping[int, Millis], now_ms: Millis
 ) -> tuple[dict[int, Seen], dict[int, Millis]]:
-    seen = log_marks.load_seen(connection, spec)
+    seen = log_index.load_seen(connection, spec)
     noted = idle.decide_idle(
         seen,
         log_index.load_ends(connection),
