@@ -281,7 +281,7 @@ class Fleet:
         """A task works from that moment on."""
 
         def arrive() -> None:
-            if self.awaited.get(spec.task_id) == spec.config["package"]["version"]:
+            if self.awaited.get(spec.task_id) == spec.config.code.version:
                 del self.awaited[spec.task_id]
                 self.ran_ms[spec.task_id] = at_ms
 

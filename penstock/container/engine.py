@@ -203,8 +203,8 @@ class KindRunner:
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
         """Begin a run on the runner of its kind, or refuse it."""
-        kind = str(spec.config.get("kind", ""))
-        is_isolated = spec.config.get("isolation") == "process"
+        kind = spec.config.kind
+        is_isolated = spec.config.isolation == "process"
         runner = self._runners.get(ISOLATED) if is_isolated else self._runners.get(kind, self._otherwise)
         if runner is None:
             self._refused[spec.task_id] = RunStatus(

@@ -260,15 +260,15 @@ def fields_of(spec: TaskSpec) -> dict[str, str]:
         "job": spec.job,
         "task": spec.task_id,
         "index": str(spec.index),
-        "count": str(spec.config.get("task_count", 1)),
+        "count": str(spec.config.task_count),
         "generation": str(spec.generation),
         "partitions": ",".join(str(partition) for partition in spec.partitions),
-        **{f"arguments.{name}": str(value) for name, value in spec.config.get("arguments", {}).items()},
+        **{f"arguments.{name}": str(value) for name, value in spec.config.arguments.items()},
     }
 
 
 def command_of(spec: TaskSpec) -> list[str]:
-    """The command with every `{field}` filled in; UnknownField names what is not there."""
+    """The command of the job with every `{field}` filled in; UnknownField names what is not there."""
     known = fields_of(spec)
 
     def fill(match: re.Match[str]) -> str:
@@ -276,7 +276,7 @@ def command_of(spec: TaskSpec) -> list[str]:
             raise UnknownField(f"{{{match.group(1)}}} is not one of {', '.join(sorted(known))}")
         return known[match.group(1)]
 
-    return [COMMAND_FIELD.sub(fill, part) for part in spec.config.get("command", ())]
+    return [COMMAND_FIELD.sub(fill, part) for part in spec.config.command]
 
 
 @dataclass(slots=True)
@@ -302,26 +302,29 @@ class ProcessRunner:
         self._folder, self._clock, self._groups, self._pump = folder, clock, groups, LogPump()
         self._runs: dict[str, _Run | RunStatus] = {}
 
-    def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run. One that cannot even start is a run that failed."""
+    def start(self, spec: TaskSpec, *, shard_epoch: int, command: Sequence[str] | None = None) -> None:
+        """Begin a run. One that cannot even start is a run that failed.
+
+        `command`: what to run in place of the command that the job's config names, without its environment.
+        """
         assert spec.task_id not in self._runs, f"{spec.task_id} already has a run"
         try:
-            self._runs[spec.task_id] = self._spawn(spec, shard_epoch)
+            self._runs[spec.task_id] = self._spawn(spec, shard_epoch, command)
         except (OSError, ValueError) as error:
-            command = " ".join(str(part) for part in spec.config.get("command", ()))
+            shown = " ".join(command or spec.config.command)
             self._runs[spec.task_id] = RunStatus(
-                task_id=spec.task_id, state=RunState.FAILED, error=f"cannot start `{command[:200]}`: {error}"
+                task_id=spec.task_id, state=RunState.FAILED, error=f"cannot start `{shown[:200]}`: {error}"
             )
 
-    def _spawn(self, spec: TaskSpec, shard_epoch: int) -> _Run:
-        command = command_of(spec)
+    def _spawn(self, spec: TaskSpec, shard_epoch: int, given: Sequence[str] | None) -> _Run:
+        command = command_of(spec) if given is None else list(given)
         if not command:
             raise UnknownField("the job has no command")
         name = spec.task_id.replace("/", "_")
         work = self._folder / "work" / name
         work.mkdir(parents=True, exist_ok=True)
-        environment = self._environment(spec, shard_epoch)
-        memory = float(spec.config.get("resources", {}).get("memory_mb", 0))
+        environment = self._environment(spec, shard_epoch, spec.config.environment if given is None else {})
+        memory = float(spec.config.resources.memory_mb)
         _check_command(command[0], work, environment)
         group = self._groups.make(name, memory) if self._groups is not None and memory > 0 else None
         if group is not None:
@@ -349,8 +352,7 @@ class ProcessRunner:
         started_ms = self._clock.boot_ms()
         return _Run(process=process, memory_max_mb=memory, group=group, started_ms=started_ms)
 
-    def _environment(self, spec: TaskSpec, shard_epoch: int) -> dict[str, str]:
-        named: Mapping[str, Any] = spec.config.get("environment", {})
+    def _environment(self, spec: TaskSpec, shard_epoch: int, named: Mapping[str, Any]) -> dict[str, str]:
         return {
             **{name: os.environ[name] for name in INHERITED if name in os.environ},
             **{name: str(value) for name, value in named.items()},

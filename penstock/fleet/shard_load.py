@@ -17,18 +17,16 @@ import numpy as np
 
 from penstock.core.clock import Millis
 from penstock.fleet.messages import ShardLoad
-from penstock.jobs.config import JobConfig
+from penstock.jobs.config import JobConfig, Resources
 
 KINDS = ("cpu", "memory_mb", "disk_mb", "network_mbps")
 Vector = tuple[float, ...]
 MINUTE_MS: Millis = 60_000
 
 
-def reserved_load(config: Mapping[str, Any]) -> Vector:
-    """What a job's config sets aside for each of its tasks."""
-    resources = config.get("resources", {})
-    defaults = {"cpu": 1.0}
-    return tuple(float(resources.get(kind, defaults.get(kind, 0.0))) for kind in KINDS)
+def reserved_load(resources: Mapping[str, Any]) -> Vector:
+    """What `resources` of a stored config set aside for each of its tasks."""
+    return tuple(float(resources.get(kind, default)) for kind, default in _DEFAULTS)
 
 
 def reserved_of(config: JobConfig) -> Vector:
@@ -36,9 +34,12 @@ def reserved_of(config: JobConfig) -> Vector:
     return tuple(float(getattr(config.resources, kind)) for kind in KINDS)
 
 
-def is_enforced(config: Mapping[str, Any]) -> bool:
+def is_enforced(config: JobConfig) -> bool:
     """Whether a task cannot use more than it reserved."""
-    return "process" in (config.get("kind"), config.get("isolation"))
+    return "process" in (config.kind, config.isolation)
+
+
+_DEFAULTS = tuple((kind, getattr(Resources(), kind)) for kind in KINDS)
 
 
 def seen_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
@@ -92,7 +93,7 @@ class LoadPace:
 class _Seen:
     average: _Average
     since_ms: Millis
-    config: Mapping[str, Any]
+    config: JobConfig
     shard: int
 
 
@@ -114,7 +115,7 @@ class LoadBook:
     def observe(
         self,
         now_ms: Millis,
-        tasks: Iterable[tuple[str, int, int, Mapping[str, Any], Mapping[str, float]]],
+        tasks: Iterable[tuple[str, int, int, JobConfig, Mapping[str, float]]],
     ) -> None:
         """Take in (task, generation, shard, config, metrics) of every running task, when it is time."""
         if self._sampled_ms is not None and now_ms - self._sampled_ms < self._pace.sample_ms:
@@ -128,9 +129,7 @@ class LoadBook:
             if seen is None:
                 seen = self._tasks[key] = _Seen(_Average(self._pace.minutes), now_ms, config, shard)
             seen.config = config
-            seen.average.put(
-                now_ms, seen_load(reserved_load(config), float(config.get("threads", 1)), metrics)
-            )
+            seen.average.put(now_ms, seen_load(reserved_of(config), float(config.threads), metrics))
         self._tasks = {key: seen for key, seen in self._tasks.items() if key in alive}
         if self._reported_ms is None or now_ms - self._reported_ms >= self._pace.report_ms:
             self._reported_ms = now_ms
@@ -140,7 +139,7 @@ class LoadBook:
         sums: dict[int, tuple[int, Vector]] = {}
         for seen in self._tasks.values():
             is_new = now_ms - seen.since_ms < self._pace.trusted_after_ms
-            load = reserved_load(seen.config) if is_new or is_enforced(seen.config) else seen.average.read()
+            load = reserved_of(seen.config) if is_new or is_enforced(seen.config) else seen.average.read()
             count, total = sums.get(seen.shard, (0, (0.0,) * len(KINDS)))
             sums[seen.shard] = (count + 1, add(total, load))
         return tuple(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.core import text as json_text
 from penstock.core.text import make_known
 from penstock.fleet.messages import read_message
 from penstock.fleet.shard_load import Vector, reserved_load, reserved_loads, shard_of
@@ -93,12 +94,13 @@ def _job_to_json(specs: Sequence[TaskSpec]) -> dict[str, Any]:
         "birth": first.birth,
         "generation": first.generation,
         "running_version": first.running_version,
-        "config": first.config,
+        "config": json_text.loads(first.config_json),
         "tasks": [[spec.index, list(spec.partitions)] for spec in specs],
     }
 
 
 def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
+    config_json = json_text.dumps(item.config)
     return tuple(
         TaskSpec(
             task_id=f"{job}/{index}",
@@ -107,7 +109,7 @@ def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
             index=index,
             generation=item.generation,
             partitions=partitions,
-            config=item.config,
+            config_json=config_json,
             running_version=item.running_version,
         )
         for index, partitions in item.tasks
@@ -162,7 +164,7 @@ class _Kept:
     def reserved(self) -> Vector:
         """What each of its tasks reserves. Only that is read of the config."""
         if self.load is None:
-            self.load = reserved_load({"resources": _decode_resources(self.row.config_json).resources})
+            self.load = reserved_load(_decode_resources(self.row.config_json).resources)
         return self.load
 
     def encoded(self) -> bytes:

@@ -538,6 +538,12 @@ class JobConfig(_Part):
         return data
 
     @property
+    def code(self) -> PackageRef:
+        """The package. Requires: the job has one, as every step of a pipeline does."""
+        assert self.package is not None, f"{self.name} has no package"
+        return self.package
+
+    @property
     def computation(self) -> Mapping[str, Any]:
         """What the job computes with state, as its plan says; empty: nothing."""
         return self.plan.computation or {}

@@ -7,14 +7,14 @@ Containers and streams share these types: a `TaskSpec` goes from the Task Servic
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.core import text as json_text
 from penstock.core.errors import ConfigError
-from penstock.jobs.config import JobConfig
+from penstock.jobs.config import LIVE_FIELDS, JobConfig
 from penstock.jobs.layers import LayerRow, is_same
 from penstock.jobs.text_rules import shown
 
@@ -130,15 +130,27 @@ class TaskSpec:
     index: int
     generation: int
     partitions: tuple[int, ...]
-    config: Mapping[str, Any]  # the job's running config, entire
+    config_json: str  # the job's whole running config, as it is stored
     running_version: int  # a larger one with the same generation is a simple change: restart in place
+    _config: JobConfig | None = field(default=None, init=False, compare=False, repr=False)
+
+    @property
+    def config(self) -> JobConfig:
+        """The running config. A list holds the tasks of all jobs: it is parsed for those that run here."""
+        if self._config is None:
+            object.__setattr__(self, "_config", JobConfig.from_stored(self.config_json, job=self.job))
+            assert self._config is not None
+        return self._config
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in _SPEC_FIELDS}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TaskSpec:
         return TaskSpec(**{**data, "partitions": tuple(data["partitions"])})
+
+
+_SPEC_FIELDS = tuple(item.name for item in fields(TaskSpec) if item.init)
 
 
 class RunningJob(Protocol):
@@ -199,7 +211,7 @@ def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
     """The tasks of one job."""
     if not has_tasks(running):
         return ()
-    partitions, config = partitions_of(running), json.loads(running.config_json)
+    partitions = partitions_of(running)
     return tuple(
         TaskSpec(
             task_id=f"{running.job}/{index}",
@@ -208,14 +220,14 @@ def task_specs(running: RunningJob) -> tuple[TaskSpec, ...]:
             index=index,
             generation=running.generation,
             partitions=tuple(partitions[index]),
-            config=config,
+            config_json=running.config_json,
             running_version=running.restart_version,
         )
         for index in sorted(partitions)
     )
 
 
-def single_task(job: str, birth: str, config: Mapping[str, Any], *, generation: int = 1) -> TaskSpec:
+def single_task(job: str, birth: str, config: JobConfig, *, generation: int = 1) -> TaskSpec:
     """A job as one task that reads all its partitions: for runs without a Task Service."""
     return TaskSpec(
         task_id=f"{job}/0",
@@ -223,8 +235,8 @@ def single_task(job: str, birth: str, config: Mapping[str, Any], *, generation: 
         birth=birth,
         index=0,
         generation=generation,
-        partitions=tuple(range(config["partitions"])),
-        config=config,
+        partitions=tuple(range(config.partitions)),
+        config_json=json_text.dumps(config.to_json()),
         running_version=1,
     )
 
@@ -242,13 +254,13 @@ def needs_restart(old: TaskSpec, new: TaskSpec) -> bool:
         return True
     if old.running_version == new.running_version:
         return False
+    if old.config_json == new.config_json:
+        return False
     return _restarting(old.config) != _restarting(new.config)
 
 
-def _restarting(config: Mapping[str, Any]) -> dict[str, Any]:
-    from penstock.jobs.config import LIVE_FIELDS  # Spark's workers import this module, and need no pydantic
-
-    return {key: value for key, value in config.items() if key not in LIVE_FIELDS}
+def _restarting(config: JobConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_json().items() if name not in LIVE_FIELDS}
 
 
 class RunState(StrEnum):

@@ -280,7 +280,7 @@ class SimRunner:
         if run.is_ending:
             return
         spec = run.spec
-        config = JobConfig.from_stored(spec.config)
+        config = spec.config
         try:
             for partition in spec.partitions:
                 run.tokens[partition] = self._data_plane.acquire(

@@ -19,7 +19,7 @@ from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION
 from penstock.fleet.messages import ShardEntry, ShardState
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import BLAME_MAX, ShardRow
-from penstock.jobs.config import SYNC_OF, JobConfig, Sync, validate_config
+from penstock.jobs.config import SYNC_OF, Sync, validate_config
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
@@ -298,7 +298,7 @@ class ConfigChecker:
         """A task begins: it must have been given what was committed, entire."""
         spec = run.spec
         served = self._served.get((spec.job, spec.running_version), set())
-        is_served = canonical(spec.config) in served
+        is_served = canonical(json.loads(spec.config_json)) in served
         wrong = f"{run.id} runs a config that was never served as version {spec.running_version}"
         self.world.sim.demand("I10 tasks get what runs", None if is_served else wrong)
 
@@ -453,8 +453,6 @@ def _tasks(world: World, record: JobRecord, wanted: set[str], moving: frozenset[
             problems.append(f"I4 {task_id} is {runs[0].state}")
         elif spec.generation != row.generation or spec.birth != row.birth:
             problems.append(f"I5 {task_id} runs generation {spec.generation}, not {row.generation}")
-        elif (
-            config := JobConfig.from_stored(spec.config)
-        ).package != row.config.package or config.arguments != row.config.arguments:
+        elif (spec.config.package, spec.config.arguments) != (row.config.package, row.config.arguments):
             problems.append(f"I5 {task_id} runs an old config")
     return problems

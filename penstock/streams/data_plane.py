@@ -200,7 +200,7 @@ def own_interval(
     outputs: Sequence[OutputSpec],
 ) -> tuple[OwnedInterval, IntervalRow]:
     """Acquire one interval of a task, and fence its former owners on the bus."""
-    config = JobConfig.from_stored(spec.config, job=spec.job)
+    config = spec.config
     ref = interval_of(spec.job, spec.birth, config, partition)
 
     def producer_for(input_birth: str) -> str:

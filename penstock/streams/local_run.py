@@ -209,7 +209,7 @@ class LocalRun:
             die=_give_up,
         )
         for name, config in self._configs.items():
-            spec = single_task(name, self._place.birth(name), config.to_json())
+            spec = single_task(name, self._place.birth(name), config)
             self._tasks.start(spec, shard_epoch=1)
 
     def look(self) -> tuple[RunStatus, ...]:

@@ -106,7 +106,7 @@ def test_poison_skip_by_an_operator_puts_aside_what_user_code_raises_at(
     settle(empty, JOB)
     assert "poison skip: records" in run("job", "get", JOB, *folder).text
     (spec,) = empty.plane.task_service.snapshot().jobs[JOB]
-    assert (spec.config["poison"], spec.generation) == ("skip", generation), "a simple change: tasks restart"
+    assert (spec.config.poison, spec.generation) == ("skip", generation), "a simple change: tasks restart"
     metrics = shops.step(JOB)
     assert sorted(row["n"] for row in shops.records("quotients")) == [50, 100]
     (letter,) = shops.records(f"{JOB}.dead")

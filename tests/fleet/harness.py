@@ -6,13 +6,13 @@ test holds them back. After every step the invariants of ownership are checked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.container.task_manager import TaskManager, TaskManagerSettings
 from penstock.container.watchdog import Lease
+from penstock.core import text as json_text
 from penstock.core.journal import Entry
 from penstock.db.database import Database, take_term
 from penstock.db.journal_store import JournalStore
@@ -21,6 +21,7 @@ from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, ShardEntry,
 from penstock.fleet.shard_manager import Pace, ShardManager
 from penstock.fleet.shard_store import ShardStore
 from penstock.fleet.task_service import TaskList, TaskService
+from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import TaskSpec
 from tests.fleet.fake_runner import FakeRunner
 
@@ -43,7 +44,7 @@ class Running:
 
     @property
     def config_json(self) -> str:
-        return json.dumps(self.config)
+        return stored_config(self.job, self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,16 @@ class MemoryJobs:
 
 def a_spec(task_id: str = "a/0", **values: Any) -> TaskSpec:
     job, index = task_id.split("/")
-    defaults = {"birth": "b1", "generation": 1, "partitions": (0,), "config": {}, "running_version": 1}
+    values["config_json"] = stored_config(job, values.pop("config", {}))
+    defaults = {"birth": "b1", "generation": 1, "partitions": (0,), "running_version": 1}
     return TaskSpec(**{"task_id": task_id, "job": job, "index": int(index), **defaults, **values})
+
+
+def stored_config(job: str, config: Mapping[str, Any]) -> str:
+    """A job's whole config as the store has it, from what a test says of it."""
+    kind = "process" if "command" in config else "stateless"
+    whole = JobConfig.from_stored({"name": job, "pipeline": job, "kind": kind, **config})
+    return json_text.dumps(whole.to_json())
 
 
 def a_list(version: int, *specs: TaskSpec) -> TaskList:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.fleet.messages import ShardLoad
 from penstock.fleet.shard_load import KINDS, MINUTE_MS, LoadBook, LoadPace, combine, reserved_load, seen_load
+from penstock.jobs.config import JobConfig
+from tests.fleet.harness import stored_config
 
 PACE = LoadPace(sample_ms=1_000, report_ms=10_000)
 
@@ -15,7 +17,8 @@ PACE = LoadPace(sample_ms=1_000, report_ms=10_000)
 def a_task(
     shard: int = 3, *, task: str = "a/0", generation: int = 1, config: dict | None = None, **metrics: float
 ):
-    return (task, generation, shard, config or {"resources": {"cpu": 2.0, "memory_mb": 512}}, metrics)
+    whole = config or {"resources": {"cpu": 2.0, "memory_mb": 512}}
+    return (task, generation, shard, JobConfig.from_stored(stored_config("a", whole)), metrics)
 
 
 def run(book: LoadBook, minutes: float, *tasks, start_ms: int = 0) -> int:

@@ -271,7 +271,7 @@ def test_a_new_version_gets_a_new_budget_at_once():
     engine.runner.crash("a/0", "boom")
     engine.at(engine.now_ms + 500)
     assert engine.state_of("a/0") == "backoff"
-    engine.gets(a_list(2, a_spec(config={"package": "2"}, running_version=2)))
+    engine.gets(a_list(2, a_spec(config={"arguments": {"release": "2"}}, running_version=2)))
     assert engine.alive() == ("a/0",)
 
 
@@ -293,7 +293,7 @@ def test_failures_are_counted_by_class_and_a_stop_is_none():
         engine.at(engine.now_ms + 500).at(engine.now_ms + 60_000)
         assert engine.state_of("a/0") == "running"
     assert engine.manager.report().tasks[0].failures == {"OutOfMemory": 2, "DIVIDE_BY_ZERO": 1}
-    engine.gets(a_list(2, a_spec(config={"package": "2"}, running_version=2)))
+    engine.gets(a_list(2, a_spec(config={"arguments": {"release": "2"}}, running_version=2)))
     engine.at(engine.now_ms + 1_000).at(engine.now_ms + 1_000)
     (task,) = engine.manager.report().tasks
     assert task.failures == {"OutOfMemory": 2, "DIVIDE_BY_ZERO": 1} and task.restarts == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.jobs.config import validate_config
+from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.tasks import single_task
 from penstock.streams.compile.packages import build_package
 from penstock.streams.data_plane import StreamDataPlane
@@ -61,7 +61,7 @@ class OwnQueries:
         self.bus, self.rows = f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
         self.deaths: list[str] = []
 
-    def config(self, function: str, **arguments: str) -> dict[str, Any]:
+    def config(self, function: str, **arguments: str) -> JobConfig:
         body = {
             "pipeline": "own",
             "kind": "spark",
@@ -75,7 +75,7 @@ class OwnQueries:
         }
         config = validate_config(JOB, body)
         StreamDataPlane(open_log(self.bus), open_rows(self.rows)).prepare(JOB, "b1", config)
-        return config.to_json()
+        return config
 
     def engine(self) -> Any:
         from penstock.streams.spark.tasks import SparkTasks
@@ -90,7 +90,7 @@ class OwnQueries:
             die=self.deaths.append,
         )
 
-    def start(self, engine: Any, config: dict[str, Any], *, epoch: int = 1) -> None:
+    def start(self, engine: Any, config: JobConfig, *, epoch: int = 1) -> None:
         engine.start(single_task(JOB, "b1", config), shard_epoch=epoch)
 
     def add(self, name: str, *numbers: int) -> None:

@@ -152,7 +152,7 @@ def test_new_code_finishes_what_old_code_promised(stage: Stage, tmp_path: Path) 
             outputs=task.outputs,
             plan=task.logic(),
             plan_hash=task.logic_hash(),
-            package=task.package_hash,
+            package=task.package.hash,
         )
         (span,) = begin["ranges"].values()
         assert step.begin(

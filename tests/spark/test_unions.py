@@ -128,7 +128,7 @@ def test_what_was_promised_is_finished_also_by_a_plan_with_other_inputs(stage: S
         for interval, row in zip(task.intervals, rows, strict=True):
             step = StatelessStep(
                 ref=interval.ref, token=interval.token, producers=interval.producers, rows=stage.rows, log=stage.log,
-                outputs=task.outputs, plan=task.logic(), plan_hash=task.logic_hash(), package=task.package_hash,
+                outputs=task.outputs, plan=task.logic(), plan_hash=task.logic_hash(), package=task.package.hash,
             )  # fmt: skip
             ranges = [
                 InputRange(

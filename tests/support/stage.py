@@ -4,12 +4,13 @@ of by shards.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.jobs.config import validate_config
+from penstock.jobs.config import JobConfig, validate_config
 from penstock.jobs.tasks import FINAL, TaskSpec, map_partitions, single_task
 from penstock.streams.bus.log import LOW_MIN, Log
 from penstock.streams.catalogue import LogCatalogue, category_from_json
@@ -101,7 +102,7 @@ class Stage:
                 index=index,
                 generation=generation,
                 partitions=tuple(p for p, owner in enumerate(mapping) if owner == index),
-                config=config,
+                config_json=json.dumps(config),
                 running_version=1,
             )
             for index in range(tasks)
@@ -157,12 +158,9 @@ def reading_task(
         rows.create(ref, offsets={found.birth: offset}, low=LOW_MIN)
         token = rows.acquire(ref, generation=1, shard_epoch=1).token
         owned.append(OwnedInterval(ref=ref, token=token, producers={found.birth: "reads"}))
-    config = {
-        "kind": "stateless",
-        "package": {"hash": "", "entry": ""},
-        "partitions": len(ends),
-        "plan": {},
-    }
+    config = JobConfig.from_stored(
+        {"name": "reads", "pipeline": "reads", "kind": "stateless", "partitions": len(ends)}
+    )
     return TaskDescriptor(
         spec=single_task("reads", "reads", config),
         bus=bus,

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from penstock.core.errors import IntervalMissing, PenstockError
 from penstock.core.system_clock import sleep_ms
-from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import FINAL, Runner, RunState, RunStatus, TaskSpec
 from penstock.streams.data_plane import interval_of
 from penstock.streams.package_shelf import UnpackedPackages
@@ -38,6 +37,13 @@ HEAP_MB_MIN = 512  # with less Spark does not start
 Prepare = Callable[[TaskSpec, int, Path], list[str]]
 
 
+class CommandRunner(Runner, Protocol):
+    """Runs a task as a process, by the command of its job or by another one."""
+
+    def start(self, spec: TaskSpec, *, shard_epoch: int, command: Sequence[str] | None = None) -> None:
+        """Begin a run. `command`: in place of what the job's config names, in a bare environment."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWork:
     """What the process is given, in a file. Packages lie unpacked in `packages`, by their hashes."""
@@ -52,7 +58,9 @@ class OwnWork:
 
     def to_json(self) -> str:
         """As the process reads it."""
-        return json.dumps(asdict(self))
+        return json.dumps(
+            {**{item.name: getattr(self, item.name) for item in fields(self)}, "spec": self.spec.to_json()}
+        )
 
     @staticmethod
     def from_json(text: str) -> OwnWork:
@@ -64,7 +72,7 @@ class OwnWork:
 class OwnProcessRunner:
     """A `Runner` of stream tasks, each of them a command that `processes` runs."""
 
-    def __init__(self, processes: Runner, folder: Path, prepare: Prepare) -> None:
+    def __init__(self, processes: CommandRunner, folder: Path, prepare: Prepare) -> None:
         self._processes, self._folder, self._prepare = processes, folder, prepare
         self._refused: dict[str, RunStatus] = {}
         self._folders: dict[str, Path] = {}
@@ -83,8 +91,7 @@ class OwnProcessRunner:
             )
             return
         self._folders[spec.task_id] = folder
-        config = {**spec.config, "command": command, "environment": {}}
-        self._processes.start(replace(spec, config=config), shard_epoch=shard_epoch)
+        self._processes.start(spec, shard_epoch=shard_epoch, command=command)
 
     def stop(self, task_id: str) -> None:
         """Ask it; a signal would end its JVM in the middle of a batch."""
@@ -148,7 +155,7 @@ def prepare_with(*, bus: str, rows: str, packages: UnpackedPackages) -> Prepare:
             rows=rows,
             packages=str(found[0].parent),
             folder=str(folder),
-            heap_mb=max(HEAP_MB_MIN, int(spec.config["resources"]["memory_mb"] * HEAP_SHARE)),
+            heap_mb=max(HEAP_MB_MIN, int(spec.config.resources.memory_mb * HEAP_SHARE)),
         )
         (folder / WORK_FILE).touch(mode=0o600)  # the address of the rows may carry a password
         (folder / WORK_FILE).write_text(work.to_json())
@@ -159,7 +166,7 @@ def prepare_with(*, bus: str, rows: str, packages: UnpackedPackages) -> Prepare:
 
 def _packages_needed(spec: TaskSpec, rows: str) -> list[str]:
     """The task's own package, and those in the intents of its predecessors: the process fetches none."""
-    config = JobConfig.from_stored(spec.config, job=spec.job)
+    config = spec.config
     store, needed = open_rows(rows), [] if config.package is None else [config.package.hash]
     for partition in spec.partitions:
         try:
@@ -175,7 +182,7 @@ def run(work: OwnWork) -> RunStatus:
     """In the process: run the task until it ends, or is asked to."""
     task_id, folder = work.spec.task_id, Path(work.folder)
     _say(work, RunStatus(task_id=task_id, state=RunState.STARTING))
-    cores, scratch = int(work.spec.config.get("threads", 1)), folder / "scratch"
+    cores, scratch = work.spec.config.threads, folder / "scratch"
     spark = build_session(f"penstock {task_id}", cores, scratch, heap_mb=work.heap_mb, is_shared=False)
     tasks = SparkTasks(
         spark,

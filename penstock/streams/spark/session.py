@@ -40,31 +40,33 @@ SOURCE = CategorySpec(
 SPEC = single_task(
     "warm-up",
     "warm-up",
-    {
-        "name": "warm-up",
-        "pipeline": "warm-up",
-        "kind": "stateless",
-        "package": {"name": "warm-up", "version": "0", "hash": "0", "entry": "none"},
-        "partitions": 1,
-        "lineage": 0,
-        "inputs": [{"category": "in"}],
-        "outputs": [
-            {
-                "stream": "out",
-                "category": "out",
-                "partitions": 2,
-                "columns": [["word", "string"]],
-                "internal": False,
-            }
-        ],
-        "plan": {
-            "stages": [
-                {"op": "filter", "expr": "length(trim(word)) > 0"},
-                {"op": "select", "columns": [["word", "lower(trim(word))", "string"]]},
+    JobConfig.from_stored(
+        {
+            "name": "warm-up",
+            "pipeline": "warm-up",
+            "kind": "stateless",
+            "package": {"name": "warm-up", "version": "0", "hash": "0", "entry": "none"},
+            "partitions": 1,
+            "lineage": 0,
+            "inputs": [{"category": "in"}],
+            "outputs": [
+                {
+                    "stream": "out",
+                    "category": "out",
+                    "partitions": 2,
+                    "columns": [["word", "string"]],
+                    "internal": False,
+                }
             ],
-            "key": "word",
-        },
-    },
+            "plan": {
+                "stages": [
+                    {"op": "filter", "expr": "length(trim(word)) > 0"},
+                    {"op": "select", "columns": [["word", "lower(trim(word))", "string"]]},
+                ],
+                "key": "word",
+            },
+        }
+    ),
 )
 
 
@@ -83,7 +85,7 @@ def _prepare(folder: Path) -> TaskDescriptor:
     bus, place = f"embedded:{folder / 'bus'}", f"sqlite:{folder / 'rows'}"
     log, rows = open_log(bus), open_rows(place)
     log.create(SOURCE)
-    config = JobConfig.from_stored(SPEC.config)
+    config = SPEC.config
     StreamDataPlane(log, rows).prepare(SPEC.job, SPEC.birth, config)
     outputs = find_outputs(log, SPEC.job, config)
     interval, _ = own_interval(SPEC, 0, shard_epoch=1, rows=rows, log=log, outputs=outputs)

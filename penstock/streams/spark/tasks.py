@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.core.errors import ConfigError, CorruptData, EnvironmentProblem, Fenced, PipelineError, Refused
-from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec
 from penstock.streams.compile.packages import load_entry
 from penstock.streams.data_plane import find_inputs, find_outputs, interval_of, own_interval
@@ -119,18 +118,18 @@ class QueryLease:
 def start_own_query(spark: SparkSession, query: OwnQuery, checkpoint: Path) -> StreamingQuery:
     """Run the user's function and check what it gives back."""
     config = query.spec.config
-    name, entry = config["plan"]["computation"]["function"], config["package"]["entry"]
-    function = getattr(load_entry(query.package_folder, entry, config["package"]["hash"]), name, None)
+    package, name = config.code, config.computation["function"]
+    function = getattr(load_entry(query.package_folder, package.entry, package.hash), name, None)
     if not callable(function):
         raise PipelineError(
-            f"{entry} has no function {name!r}",
+            f"{package.entry} has no function {name!r}",
             why="the job says that it starts the query",
             fix="define it at the top level: def NAME(spark, checkpoint, arguments)",
         )
-    found: Any = function(_own_session(spark), str(checkpoint), dict(config.get("arguments", {})))
+    found: Any = function(_own_session(spark), str(checkpoint), dict(config.arguments))
     if not isinstance(found, StreamingQuery):
         raise PipelineError(
-            f"{name} of {entry} started no query",
+            f"{name} of {package.entry} started no query",
             why=f"it gave back {type(found).__name__}",
             fix="end it with: return frame.writeStream … .start()",
         )
@@ -203,7 +202,7 @@ class SparkTasks:
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
         """Begin a run. Requires: no run of this task id is known."""
         assert spec.task_id not in self._runs, f"{spec.task_id} already has a run"
-        run = (_OwnRun if spec.config["kind"] == "spark" else _Run)(self, spec, shard_epoch)
+        run = (_OwnRun if spec.config.kind == "spark" else _Run)(self, spec, shard_epoch)
         self._runs[spec.task_id] = run
         run.start()
 
@@ -237,7 +236,7 @@ class SparkTasks:
     def open(self, spec: TaskSpec, shard_epoch: int) -> tuple[TaskDescriptor, tuple[IntervalRow, ...]]:
         """Acquire every interval of the task; only then is anything read."""
         bus, rows = open_log(self._bus), open_rows(self._rows)
-        config = JobConfig.from_stored(spec.config, job=spec.job)
+        config = spec.config
         inputs = find_inputs(bus, config)
         outputs = find_outputs(bus, spec.job, config)
         opened = [
@@ -248,7 +247,7 @@ class SparkTasks:
             spec=spec,
             bus=self._bus,
             rows=self._rows,
-            package_folder=str(self._package_folder(spec.config["package"]["hash"])),
+            package_folder=str(self._package_folder(config.code.hash)),
             intervals=tuple(interval for interval, _ in opened),
             inputs=inputs,
             outputs=outputs,
@@ -273,7 +272,7 @@ class SparkTasks:
         return replace(
             task.with_config(
                 plan=intent.plan["plan"],
-                package={**task.spec.config["package"], "hash": intent.package},
+                package={**task.package.model_dump(mode="json"), "hash": intent.package},
             ),
             package_folder=str(self._package_folder(intent.package)),
             intervals=(interval,),
@@ -334,12 +333,12 @@ class SparkTasks:
 
     def own_query(self, spec: TaskSpec, shard_epoch: int) -> tuple[OwnQuery, QueryLease]:
         """A query that a user brought, and the lease that it needs before its start."""
-        config = JobConfig.from_stored(spec.config, job=spec.job)
+        config = spec.config
         query = OwnQuery(
             spec=spec,
             shard_epoch=shard_epoch,
             ref=interval_of(spec.job, spec.birth, config, 0),
-            package_folder=self._package_folder(spec.config["package"]["hash"]),
+            package_folder=self._package_folder(config.code.hash),
         )
         folder = checkpoint_folder(self._rows, spec.job, config)
         is_given = "checkpoint" in config.computation
@@ -420,7 +419,7 @@ class _Run:
             self._owner.on_change()
 
     def _work(self) -> None:
-        trigger_ms = self._spec.config["trigger_ms"]
+        trigger_ms = self._spec.config.trigger_ms
         task, rows = self._owner.open(self._spec, self._shard_epoch)
         meter = LoadMeter(task, trigger_ms=trigger_ms, turns=self._turns)
         self._load = LoadWatch(meter, lambda: self._query).start()

@@ -129,7 +129,7 @@ def _run_stateless(
         outputs=task.outputs,
         plan=task.logic(),
         plan_hash=task.logic_hash(),
-        package=task.package_hash,
+        package=task.package.hash,
         lateness={
             source.birth: source.lateness_ms for source in task.inputs if source.watermark == "event_time"
         },
@@ -198,7 +198,7 @@ def _shared_folder() -> Path:
 
 
 def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
-    module = load_entry(Path(task.package_folder), task.spec.config["package"]["entry"], task.package_hash)
+    module = load_entry(Path(task.package_folder), task.package.entry, task.package.hash)
     with blaming(lambda: Place(task.spec.job, f"{name} is made")):
         found: Computation | VectorComputation = getattr(module, name)()
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, ProductionRefused, StoreUnavailable
+from penstock.jobs.config import JobConfig
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MAX, LOW_MIN, Log
 from penstock.streams.keys import partitions_of
 from penstock.streams.rows.row_store import (
@@ -117,12 +117,12 @@ class Sending:
     clock: Callable[[], Millis] = lambda: 0
 
     @staticmethod
-    def of(config: Mapping[str, Any], clock: Callable[[], Millis]) -> Sending:
-        """As the job's config says; without a word strong, and deduplicated."""
+    def of(config: JobConfig, clock: Callable[[], Millis]) -> Sending:
+        """As the job's config says."""
         return Sending(
-            weak=config.get("productions", "strong") == "weak",
-            dedup=config.get("dedup", "on") == "on",
-            straggler_ms=config.get("straggler_ms", 1000),
+            weak=config.productions == "weak",
+            dedup=config.dedup == "on",
+            straggler_ms=config.straggler_ms,
             clock=clock,
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.core import text as json_text
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OffsetAhead, RowsOlderThanBus
+from penstock.jobs.config import PackageRef
 from penstock.jobs.tasks import TaskSpec
 from penstock.streams.bus.log import LOW_COLUMN, LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore, counter_name, name_of
@@ -82,42 +84,46 @@ class TaskDescriptor:
     poisoned: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     # Batch mode only: partition -> {input category birth: [start, end)}, for replaying an intent.
     replay: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
+    _plan: Mapping[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def kind(self) -> str:
-        return str(self.spec.config["kind"])
+        return self.spec.config.kind
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """As it is stored: an intent is compared by its text, so it passes through no other form."""
-        plan: Mapping[str, Any] = self.spec.config["plan"]
-        return plan
+        if self._plan is None:
+            object.__setattr__(self, "_plan", json_text.loads(self.spec.config_json)["plan"])
+            assert self._plan is not None
+        return self._plan
 
     @property
-    def package_hash(self) -> str:
-        return str(self.spec.config["package"]["hash"])
+    def package(self) -> PackageRef:
+        return self.spec.config.code
 
     @property
     def poison(self) -> str:
         """`fail`: stop at a record that cannot be processed; `skip`: put aside, also if user code raises."""
-        return str(self.spec.config.get("poison", "dead_letter"))
+        return self.spec.config.poison
 
     @property
     def batch_rows_max(self) -> int:
-        return int(self.spec.config.get("batch_rows_max", 50_000))
+        return self.spec.config.batch_rows_max
 
     @property
     def batch_bytes_max(self) -> int:
-        return int(self.spec.config.get("batch_bytes_max", 64 * 2**20))
+        return self.spec.config.batch_bytes_max
 
     @property
     def state_cache_bytes(self) -> int:
         """How much of its state each worker keeps between batches."""
-        return int(self.spec.config.get("state_cache_bytes", 16 * 2**20))
+        return self.spec.config.state_cache_bytes
 
     def with_config(self, **changes: Any) -> TaskDescriptor:
         """The same task with other values in its config."""
-        return replace(self, spec=replace(self.spec, config={**self.spec.config, **changes}))
+        stored = {**json_text.loads(self.spec.config_json), **changes}
+        return replace(self, spec=replace(self.spec, config_json=json_text.dumps(stored)))
 
     def logic(self) -> dict[str, Any]:
         """What decides which records come out for a range: kept in an intent, so that a successor can
@@ -151,7 +157,11 @@ class TaskDescriptor:
         )
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        data["spec"] = self.spec.to_json()
+        for name in ("intervals", "inputs", "outputs"):
+            data[name] = [asdict(item) for item in data[name]]
+        return json.dumps(data)
 
     @staticmethod
     def from_json(text: str) -> TaskDescriptor:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.core.clock import Millis
 from penstock.core.errors import PipelineError
-from penstock.jobs.config import PackageRef, validate_config
+from penstock.jobs.config import JobConfig, PackageRef, validate_config
 from penstock.jobs.provision import cannot_run
 from penstock.streams.bus.log import LOW_MAX, CategorySpec
 from penstock.streams.catalogue import LogCatalogue, category_from_json
@@ -221,7 +221,9 @@ class PipelineRun(Scripted):
         reads = config["plan"]["reads"]
         inputs = [input_of(source, columns) for source, columns in zip(sources, reads, strict=True)]
         stages = stages_in_arrow(config["name"], config["plan"], inputs)
-        return TrialJob(name=config["name"], config=config, stages=stages, computation=made)
+        return TrialJob(
+            name=config["name"], config=JobConfig.from_stored(config), stages=stages, computation=made
+        )
 
 
 def _spec_of(category: Category) -> CategorySpec:

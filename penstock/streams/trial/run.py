@@ -160,13 +160,13 @@ class Run(Scripted):
             self.trial.log.register_producer(name, "script")
         self._job = TrialJob(
             name=self._kind.__name__,
-            config=_config(self._kind, self._streams),
+            config=JobConfig.from_stored(_config(self._kind, self._streams)),
             stages=self._with_columns,
             # A new one for each step, as a task does: what is kept on `self` is gone.
             computation=lambda: copy.deepcopy(self._made),
         )
-        self._set_columns()
         self.trial.add(self._job)
+        self._set_columns()
 
     def record(self, key: str, ts: Millis, stream: str = "", /, **columns: Any) -> None:
         """A record of this key and event time arrives, on the only input stream or the one that is named."""
@@ -276,7 +276,10 @@ class Run(Scripted):
         """Write the columns of the inputs into the plan of a job with several inputs."""
         if len(self._streams) > 1:
             listed = [[name, list(self._columns.get(name, {}))] for name in self._streams]
-            self._job.config["plan"]["computation"]["inputs"] = listed
+            task = self._job.task
+            assert task is not None, "the job is added first"
+            computation = {**task.plan["computation"], "inputs": listed}
+            self._job.task = task.with_config(plan={**task.plan, "computation": computation})
 
     def _with_columns(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """The columns of the records, which the log in memory does not keep; null where an input has none."""
@@ -546,16 +549,12 @@ class TrialJob:
     """One job: its config, what its stages do without Spark, how its computation is made for each step."""
 
     name: str
-    config: Mapping[str, Any]
+    config: JobConfig
     stages: Stages
     computation: Callable[[], Computation | VectorComputation] | None = None
     task: TaskDescriptor | None = None
-    parsed: JobConfig = field(init=False)  # the config, typed
     owned: dict[int, OwnedInterval] = field(default_factory=dict)  # those with a living owner
     seen: dict[int, object] = field(default_factory=dict)  # what each interval's last step went by
-
-    def __post_init__(self) -> None:
-        self.parsed = JobConfig.from_stored(self.config)
 
     @property
     def birth(self) -> str:
@@ -568,7 +567,7 @@ class TrialJob:
 
     def ref(self, partition: int) -> IntervalRef:
         """The interval of a partition."""
-        return interval_of(self.name, self.birth, self.parsed, partition)
+        return interval_of(self.name, self.birth, self.config, partition)
 
 
 class Trial:
@@ -587,15 +586,15 @@ class Trial:
 
     def add(self, job: TrialJob) -> None:
         """Create what a job needs. Writers come before readers."""
-        self._data.prepare(job.name, job.birth, job.parsed)
+        self._data.prepare(job.name, job.birth, job.config)
         job.task = TaskDescriptor(
             spec=single_task(job.name, job.birth, job.config),
             bus="memory",
             rows="memory",
             package_folder="",
             intervals=(),
-            inputs=find_inputs(self.log, job.parsed),
-            outputs=find_outputs(self.log, job.name, job.parsed),
+            inputs=find_inputs(self.log, job.config),
+            outputs=find_outputs(self.log, job.name, job.config),
         )
         self.jobs[job.name] = job
 
@@ -610,7 +609,7 @@ class Trial:
             busy = [
                 (job, partition)
                 for job in self.jobs.values()
-                for partition in range(job.parsed.partitions)
+                for partition in range(job.config.partitions)
                 if job.seen.get(partition) != self._seen_by(job, partition)
             ]
             if not busy:
@@ -668,7 +667,7 @@ class Trial:
         )
         found = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
         made = [new for batch in found for new in _worked(batch, job.stages)]
-        if job.parsed.kind == "stateful":
+        if job.config.kind == "stateful":
             step = StatefulStep(
                 ref=interval.ref,
                 token=interval.token,
