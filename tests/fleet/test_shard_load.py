@@ -71,7 +71,7 @@ def test_tasks_of_a_shard_add_up_and_a_new_generation_begins_anew():
 
 
 def test_without_a_measurement_how_busy_it_is_tells_the_cpu():
-    reserved = reserved_load({"resources": {"cpu": 2.0, "memory_mb": 512, "network_mbps": 3}})
+    reserved = reserved_load({"cpu": 2.0, "memory_mb": 512, "network_mbps": 3})
     assert seen_load(reserved, 4, {"busy": 0.5}) == (2.0, 512.0, 0.0, 3.0)
     assert seen_load(reserved, 4, {}) == (2.0, 512.0, 0.0, 3.0)
     assert seen_load(reserved, 4, {"busy": 0.5, "cpu": 0.7, "memory_mb": 100.0}) == (0.7, 100.0, 0.0, 3.0)
