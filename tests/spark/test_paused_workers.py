@@ -1,4 +1,4 @@
-"""Claims about a Python worker of Spark that stands still in the middle of a batch while a successor takes over."""
+"""Claims about a Python worker of Spark that stands still, or dies, in a batch while a successor takes over."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.container.task_manager import TaskManager, TaskManagerSettings
 from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.config import JobConfig
+from penstock.jobs.tasks import FINAL
 from penstock.streams.data_plane import intervals_of
 from tests.spark.test_tasks import CATEGORY, publish
 from tests.support.stage import Stage, wait_for
@@ -180,3 +183,28 @@ def test_a_worker_that_was_paused_in_a_batch_writes_and_publishes_nothing(spark:
     assert {view.state for view in stage.tasks.poll()} == {"running"}
     stage.stop(ids)
     assert not stage.deaths
+
+
+@pytest.mark.parametrize(("is_replaced", "expected"), [(True, "fenced"), (False, "failed")])
+def test_a_worker_that_dies_is_a_crash_unless_its_task_has_a_successor(
+    spark: Any, tmp_path: Path, is_replaced: bool, expected: str
+) -> None:
+    """The worker is killed in user code: it tells nobody that it was fenced, so the engine looks."""
+    path = tmp_path / "paused.py"
+    path.write_text(PIPELINE.format(folder=str(tmp_path), at=STOP_AT))
+    stage = Stage(spark, tmp_path, path, CATEGORY)
+    injector = stage.injector("queries")
+    ids = stage.start(KEYED)
+    old = stage.new_engine()
+    stage.start(RUNNING, engine=old)
+    publish(stage, lot(0, BEHIND), injector, now_ms=1000)
+    wait_for((tmp_path / "pid").exists, "the worker to come to the record")
+    if is_replaced:
+        (spec,) = stage.specs(RUNNING)
+        stage.tasks.open(spec, 2)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    wait_for(lambda: all(view.state in FINAL for view in old.poll()), "the old task to end")
+    (view,) = old.poll()
+    assert view.state == expected, view.error
+    assert ("has a new owner" in view.error) == is_replaced
+    stage.stop(ids)

@@ -74,7 +74,7 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         task = TaskDescriptor.from_json(self._descriptor)
         offset: dict[str, Any] = {"tick": 0}
         for interval in task.intervals:
-            committed = _committed(task, interval)
+            committed = committed_by(task, interval)
             for number, source in task.inputs_of(interval.ref.partition):
                 offset[f"{number}:{interval.ref.partition}"] = committed[source.birth]
         return offset
@@ -151,7 +151,7 @@ class IntervalBatchReader(DataSourceReader):
             promised = task.replay.get(str(interval.ref.partition))
             if promised is not None:
                 # Inputs that had nothing new count too: the low watermark is the smallest of all.
-                committed = _committed(task, interval)
+                committed = committed_by(task, interval)
                 spans = {
                     source.birth: tuple(promised.get(source.birth, (committed[source.birth],) * 2))
                     for _, source in task.inputs_of(interval.ref.partition)
@@ -203,7 +203,8 @@ def _ends(task: TaskDescriptor, bus: Log) -> dict[str, int]:
     return {name: ends[source.category][partition] for name, (source, partition) in _named(task)}
 
 
-def _committed(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, int]:
+def committed_by(task: TaskDescriptor, interval: OwnedInterval) -> Mapping[str, int]:
+    """How far the interval has come, by input; Fenced if a successor has taken it."""
     row = open_rows(task.rows).peek(interval.ref)
     if row.token != interval.token:
         raise Fenced(

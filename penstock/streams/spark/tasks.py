@@ -25,6 +25,7 @@ from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, Interv
 from penstock.streams.spark.load import LoadMeter, LoadWatch
 from penstock.streams.spark.query import replay, start_query
 from penstock.streams.spark.run_errors import find_poison, is_fenced, is_of_values, readable
+from penstock.streams.spark.source import committed_by
 from penstock.streams.step.step import OwnedInterval, TaskDescriptor, input_from, is_dead, output_from
 from penstock.streams.step.turns import TurnFiles, turn_of
 
@@ -431,6 +432,9 @@ class _Run:
                     self._watch(self._query, self._scratch)
                 return
             except Exception as error:
+                # Whatever ended it: if a successor owns an interval, that is no crash.
+                for interval in task.intervals:
+                    committed_by(task, interval)
                 # Records that no plan can compute are put aside, if the job is to go on without them.
                 found = None if self._stop.is_set() else self._owner.without_poison(task, error)
                 if found is None:
