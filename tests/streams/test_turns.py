@@ -8,7 +8,15 @@ import pytest
 
 from penstock.core.system_clock import SystemClock
 from penstock.streams.spark.load import LoadMeter
-from penstock.streams.step.turns import GROWTH_MAX, ROWS_FIRST, TURN_MS, TurnFiles, Turns, next_limit, turn_of
+from penstock.streams.spark.source import (
+    GROWTH_MAX,
+    ROWS_FIRST,
+    TURN_MS,
+    TurnFiles,
+    Turns,
+    next_limit,
+    turn_of,
+)
 from tests.streams.test_load import a_task
 
 

@@ -53,7 +53,7 @@ def logic_of(
     task: TaskDescriptor,
     partition: int,
     make: Callable[[str], Computation | VectorComputation],
-    filters: IdFilters,
+    filters: Callable[[], IdFilters],
 ) -> StepLogic:
     """What the steps of a stateful task run; `make`: a computation by the name of its class.
 
@@ -67,7 +67,7 @@ def logic_of(
         logic,
         column=ids["column"],
         slack_ms=ids["slack_ms"],
-        filters=filters,
+        filters=filters(),
         inputs=[name for name, _ in computation.get("inputs", ())],
     )
 

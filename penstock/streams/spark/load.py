@@ -21,8 +21,8 @@ from penstock.streams.bus.log import Lag
 from penstock.streams.inspect.state_view import is_in_blocks
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRow
+from penstock.streams.spark.source import TurnFiles
 from penstock.streams.step.step import TaskDescriptor
-from penstock.streams.step.turns import TurnFiles
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

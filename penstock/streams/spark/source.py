@@ -4,8 +4,11 @@ or not.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,117 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.core.clock import Millis
 from penstock.core.errors import Fenced
 from penstock.core.system_clock import SystemClock
 from penstock.streams.bus.log import Log
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.step.reading import read_ranges
-from penstock.streams.step.step import InputSpec, OwnedInterval, TaskDescriptor
-from penstock.streams.step.turns import TurnFiles
+from penstock.streams.step.step import InputSpec, OwnedInterval, TaskDescriptor, task_of
+
+TURN_MS: Millis = 1_000  # how long a batch may hold a session's slots, if its trigger is not longer
+TURN_MS_MIN: Millis = 100  # of one interval among many
+ROWS_FIRST = 250  # before anything was measured
+GROWTH_MAX = 20  # from one batch to the next
+OVERHEAD_MS: Millis = 100  # of a batch, however few records it has
+PLANNED = "planned"
+
+
+def turn_of(*, trigger_ms: Millis, slots: int, intervals: int) -> Millis:
+    """How long one of a task's intervals may take, so that its whole batch takes a turn on all slots. Pure.
+
+    A task whose trigger is longer than a turn may use all of the time between two: else it could never catch
+    up.
+    """
+    whole_ms = max(TURN_MS, trigger_ms * 5 // 4)
+    return max(TURN_MS_MIN, min(whole_ms, whole_ms * slots // max(1, intervals)))
+
+
+def next_limit(limit: int, *, rows: int, took_ms: Millis, turn_ms: Millis) -> int:
+    """How many rows the next batch may read, after one of `rows` that took so long. Pure."""
+    if rows <= 0:
+        return limit
+    row_ms = max(0, took_ms - OVERHEAD_MS) / rows
+    most = limit * GROWTH_MAX
+    fits = most if row_ms * most <= turn_ms else max(1, int(turn_ms / row_ms))
+    # A few records say little of many: it grows only when it was nearly used up.
+    return fits if fits < limit or 2 * rows >= limit else limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What became of one interval's turns so far. Times are of the clock that counts from the boot."""
+
+    limit: int = ROWS_FIRST
+    began_ms: Millis = 0  # of the newest turn
+    ended_ms: Millis = 0  # of the newest that ended
+    waited_ms: Millis = 0  # before the newest, for a slot
+    rows: int = 0  # in all
+    work_ms: Millis = 0  # in all, with a slot
+    user_ms: Millis = 0  # of these in user code
+
+    def held_ms(self, now_ms: Millis) -> Millis:
+        """For how long it had a slot, with the turn that has not ended."""
+        return self.work_ms + (max(0, now_ms - self.began_ms) if self.began_ms > self.ended_ms else 0)
+
+
+class TurnFiles:
+    """The files of one life of a task. What cannot be read or written is as if nothing was known: the folder
+    goes with the task.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def plan(self, now_ms: Millis) -> None:
+        """A batch is planned, and waits for slots from now on."""
+        self._write(PLANNED, str(now_ms))
+
+    def planned_ms(self) -> Millis:
+        """When the newest batch was planned; 0: none was."""
+        try:
+            return int((self._folder / PLANNED).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def of(self, partition: int) -> Turns:
+        """What is known of an interval."""
+        try:
+            return Turns(**json.loads((self._folder / _name(partition)).read_text()))
+        except (OSError, ValueError, TypeError):
+            return Turns()
+
+    def begin(self, partition: int, now_ms: Millis) -> None:
+        """The interval has got its slot."""
+        waited_ms = max(0, now_ms - (self.planned_ms() or now_ms))
+        self._put(partition, replace(self.of(partition), began_ms=now_ms, waited_ms=waited_ms))
+
+    def end(self, partition: int, now_ms: Millis, *, rows: int, user_ms: Millis, turn_ms: Millis) -> None:
+        """Its work of this batch is done."""
+        known = self.of(partition)
+        took_ms = max(0, now_ms - known.began_ms)
+        after = replace(
+            known,
+            limit=next_limit(known.limit, rows=rows, took_ms=took_ms, turn_ms=turn_ms),
+            ended_ms=now_ms,
+            rows=known.rows + rows,
+            work_ms=known.work_ms + took_ms,
+            user_ms=known.user_ms + user_ms,
+        )
+        self._put(partition, after)
+
+    def _put(self, partition: int, turns: Turns) -> None:
+        self._write(_name(partition), json.dumps(asdict(turns)))
+
+    def _write(self, name: str, text: str) -> None:
+        new = self._folder / f".{name}.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            new.write_text(text)
+            os.replace(new, self._folder / name)
+
+
+def _name(partition: int) -> str:
+    return f"turns-{partition}"
 
 
 class IntervalPartition(InputPartition):
@@ -48,7 +155,7 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> str:
-        return TaskDescriptor.from_json(self.options["task"]).schema_ddl()
+        return task_of(self.options["task"]).schema_ddl()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return IntervalStreamReader(self.options["task"], with_step="step" in self.options)
@@ -71,7 +178,7 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        task = TaskDescriptor.from_json(self._descriptor)
+        task = task_of(self._descriptor)
         offset: dict[str, Any] = {"tick": 0}
         for interval in task.intervals:
             committed = committed_by(task, interval)
@@ -80,10 +187,10 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(TaskDescriptor.from_json(self._descriptor).batch_rows_max)
+        return ReadMaxRows(task_of(self._descriptor).batch_rows_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        task = TaskDescriptor.from_json(self._descriptor)
+        task = task_of(self._descriptor)
         if task.drain_file and os.path.exists(task.drain_file):
             return start
         bus = open_log(task.bus)
@@ -111,11 +218,11 @@ class IntervalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._seen) or None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        task = TaskDescriptor.from_json(self._descriptor)
+        task = task_of(self._descriptor)
         self._target = _ends(task, open_log(task.bus))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        task = TaskDescriptor.from_json(self._descriptor)
+        task = task_of(self._descriptor)
         if start["tick"] == end["tick"]:
             return []
         if (turns := turns_of(task)) is not None:
@@ -144,7 +251,7 @@ class IntervalBatchReader(DataSourceReader):
         self._descriptor, self._with_step = descriptor, with_step
 
     def partitions(self) -> Sequence[InputPartition]:
-        task = TaskDescriptor.from_json(self._descriptor)
+        task = task_of(self._descriptor)
         assert task.replay is not None, "a batch read needs its ranges"
         found = []
         for index, interval in enumerate(task.intervals):
@@ -165,7 +272,7 @@ class IntervalBatchReader(DataSourceReader):
 
 
 def _read(descriptor: str, partition: IntervalPartition, with_step: bool) -> Iterator[pa.RecordBatch]:
-    task = TaskDescriptor.from_json(descriptor)
+    task = task_of(descriptor)
     rows = read_ranges(
         task=task,
         interval=task.intervals[partition.index],

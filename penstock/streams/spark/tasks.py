@@ -25,9 +25,8 @@ from penstock.streams.rows.row_store import Changes, Intent, IntervalRef, Interv
 from penstock.streams.spark.load import LoadMeter, LoadWatch
 from penstock.streams.spark.query import replay, start_query
 from penstock.streams.spark.run_errors import find_poison, is_fenced, is_of_values, readable
-from penstock.streams.spark.source import committed_by
+from penstock.streams.spark.source import TurnFiles, committed_by, turn_of
 from penstock.streams.step.step import OwnedInterval, TaskDescriptor, input_from, is_dead, output_from
-from penstock.streams.step.turns import TurnFiles, turn_of
 
 STATE_SETTINGS = {
     "stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",

@@ -6,8 +6,9 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from penstock.streams.step.step import (
     OwnedInterval,
     StepReport,
     TaskDescriptor,
+    task_of,
 )
 from penstock.streams.step.vectorised import VectorComputation
 
@@ -58,7 +60,7 @@ def step_function(descriptor: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
             yield _report(json.loads(first.column("_meta")[0].as_py()))
             return
         rest = batches if first is None else itertools.chain([first], batches)
-        yield run_now(TaskDescriptor.from_json(descriptor), rest)
+        yield run_now(task_of(descriptor), rest)
 
     return run
 
@@ -177,7 +179,8 @@ class _Measured:
 
 
 def _stateful(task: TaskDescriptor, interval: OwnedInterval, user: _UserTime) -> StatefulStep:
-    logic = logic_of(task, interval.ref.partition, partial(_made, task), _FILTERS.of(task.rows, interval.ref))
+    filters = partial(_FILTERS.of, task.rows, interval.ref)
+    logic = logic_of(task, interval.ref.partition, partial(_made, task), filters)
     return StatefulStep(
         ref=interval.ref,
         token=interval.token,
@@ -197,8 +200,13 @@ def _shared_folder() -> Path:
     return Path(SparkFiles.getRootDirectory()).absolute() / "penstock-news"
 
 
+@lru_cache(maxsize=64)
+def _entry(folder: Path, entry: str, hash_: str) -> ModuleType:
+    return load_entry(folder, entry, hash_)
+
+
 def _made(task: TaskDescriptor, name: str) -> Computation | VectorComputation:
-    module = load_entry(Path(task.package_folder), task.package.entry, task.package.hash)
+    module = _entry(Path(task.package_folder), task.package.entry, task.package.hash)
     with blaming(lambda: Place(task.spec.job, f"{name} is made")):
         found: Computation | VectorComputation = getattr(module, name)()
     return found

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -174,6 +175,12 @@ class TaskDescriptor:
             for item in data["intervals"]
         )
         return TaskDescriptor(**data)
+
+
+@lru_cache(maxsize=64)
+def task_of(descriptor: str) -> TaskDescriptor:
+    """A descriptor from its JSON, decoded once per process: it is the same in every batch of a query."""
+    return TaskDescriptor.from_json(descriptor)
 
 
 def _said_of(source: InputSpec) -> dict[str, Any]:

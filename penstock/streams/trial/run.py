@@ -674,7 +674,7 @@ class Trial:
                 rows=self._store,
                 log=self._bus,
                 outputs=task.outputs,
-                computation=logic_of(task, interval.ref.partition, job.make, IdFilters()),
+                computation=logic_of(task, interval.ref.partition, job.make, IdFilters),
                 sending=Sending.of(task.spec.config, lambda: self.now_ms),
             )
             step.run(ranges, [batch.drop_columns(_NOT_FOR_USERS) for batch in made], now_ms=self.now_ms)
