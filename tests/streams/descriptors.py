@@ -15,7 +15,10 @@ def a_descriptor(
     kind: str = "stateless", plan: Mapping[str, Any] | None = None, **fields: Any
 ) -> TaskDescriptor:
     """A task of one partition that reads and writes nothing, unless `fields` say so."""
-    config = JobConfig.from_stored({"name": "j", "pipeline": "p", "kind": kind, "plan": plan or {}})
+    package = {"name": "p", "version": "1", "hash": "0", "entry": "p.py"}
+    config = JobConfig.from_stored(
+        {"name": "j", "pipeline": "p", "kind": kind, "package": package, "plan": plan or {}}
+    )
     nothing: dict[str, Any] = {"intervals": (), "inputs": (), "outputs": ()}
     bare = TaskDescriptor(spec=single_task("j", "b", config), bus="", rows="", package_folder="", **nothing)
     return replace(bare, **fields)

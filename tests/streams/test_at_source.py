@@ -93,7 +93,13 @@ def test_one_value_that_only_spark_knows_leaves_the_whole_range_as_it_is():
 
 def test_other_plans_have_no_shortcut():
     trim = {"op": "filter", "expr": "trim(word) <> ''"}
-    explode = {"op": "explode", "array": "split(word, '')", "outer": False, "columns": [["c", "string"]]}
+    explode = {
+        "op": "explode",
+        "array": "split(word, '')",
+        "outer": False,
+        "type": "string",
+        "columns": ["c"],
+    }
     assert shortcut(TASK) is not None
     assert shortcut(a_task({"stages": []})) is not None
     assert shortcut(a_task({"stages": [SHOUT, trim]})) is None

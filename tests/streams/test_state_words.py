@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from penstock import ListState, MapState, Opaque, Pipeline, VectorComputation, session, sliding, tumbling
-from penstock.jobs.config import JobConfig
 from penstock.streams.dsl.computation import Computation, Context, Record, Value
 from penstock.streams.dsl.pipeline import Stream
 from penstock.streams.inspect.state_view import KeptJob, StateView, decode_state
@@ -70,9 +69,9 @@ class Jobs:
         trial = self.run.trial
         self.view = StateView(trial.log, trial.rows)
         self.jobs = [
-            KeptJob(name=name, birth=job.birth, config=JobConfig.from_stored(job.config))
+            KeptJob(name=name, birth=job.birth, config=job.config)
             for name, job in trial.jobs.items()
-            if job.config["kind"] == "stateful"
+            if job.config.kind == "stateful"
         ]
         for job in self.jobs:
             # With a second writer, of whom nothing was heard, what came waits for its end.

@@ -158,8 +158,15 @@ def reading_task(
         rows.create(ref, offsets={found.birth: offset}, low=LOW_MIN)
         token = rows.acquire(ref, generation=1, shard_epoch=1).token
         owned.append(OwnedInterval(ref=ref, token=token, producers={found.birth: "reads"}))
+    package = {"name": "reads", "version": "1", "hash": "0", "entry": "reads.py"}
     config = JobConfig.from_stored(
-        {"name": "reads", "pipeline": "reads", "kind": "stateless", "partitions": len(ends)}
+        {
+            "name": "reads",
+            "pipeline": "reads",
+            "kind": "stateless",
+            "partitions": len(ends),
+            "package": package,
+        }
     )
     return TaskDescriptor(
         spec=single_task("reads", "reads", config),
