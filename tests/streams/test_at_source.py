@@ -96,9 +96,8 @@ def test_other_plans_have_no_shortcut():
     explode = {
         "op": "explode",
         "array": "split(word, '')",
-        "outer": False,
-        "type": "string",
-        "columns": ["c"],
+        "type": "array<string>",
+        "columns": [["c", "string"]],
     }
     assert shortcut(TASK) is not None
     assert shortcut(a_task({"stages": []})) is not None
