@@ -30,7 +30,7 @@ from rich.table import Table
 
 from penstock.core import text as json_text
 from penstock.core.errors import CorruptData
-from penstock.core.loop import AsideThreads, WorkerThreads
+from penstock.core.loop import ThreadExecutor, WorkerThreads
 from penstock.core.system_clock import SystemClock
 from penstock.db.bulk import insert_rows, is_one_of
 from penstock.db.database import COUNTERS, Database, next_value, next_values, take_term
@@ -138,7 +138,7 @@ class _World:
     ) -> None:
         self._failing, self._hanging, self._over = failing, hanging, threading.Event()
         self.workers: WorkerThreads[Any] = WorkerThreads("bench", CLOCK)
-        self._aside = AsideThreads("bench aside", threads=2)
+        self._aside = ThreadExecutor("bench aside", threads=2)
         self.syncer = StateSyncer(
             JobStore(database),
             self,

@@ -662,11 +662,11 @@ def guarantees_of(config: JobConfig) -> Iterator[str]:
             "strong productions: exactly once; checkpointed with the state, then sent, and what is sent "
             "again after a crash is recognised"
         )
-    if config.poison == "skip" and not why_no_skip(config):
+    if config.poison == "skip" and not skip_problem(config):
         yield "poison skip: records at which the computation raises become dead letters"
 
 
-def why_no_skip(config: JobConfig) -> str:
+def skip_problem(config: JobConfig) -> str:
     """Why `poison: skip` cannot put aside records at which user code raises; "" if it can."""
     if config.computation.get("vectorised"):
         return "process_batch gets a whole batch at once, so the record that fails is not known"

@@ -17,27 +17,35 @@ from penstock.db.database import values_of
 from penstock.db.journal_store import AuditRow
 from penstock.jobs import job_store
 from penstock.jobs.config import NAME_PATTERN, JobConfig, guarantees_of, validate_config
-from penstock.jobs.job_store import JOBS, Changed, JobFilter, JobRecord, JobStore, list_names, load_records
+from penstock.jobs.job_store import (
+    JOBS,
+    ChangedJobs,
+    JobFilter,
+    JobRecord,
+    JobStore,
+    list_names,
+    load_records,
+)
 from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
 from penstock.jobs.layer_writer import (
-    PLACED_FIELDS,
-    Check,
-    check_is_gone,
+    INSTALLATION_FIELDS,
+    ConfigCheck,
+    accept_every_config,
     check_is_map,
-    fits_everywhere,
+    check_is_stopped,
     validate,
 )
 from penstock.jobs.layers import Layer, LayerRow, Provenance, merge_layers, provenance
 from penstock.jobs.provision import (
-    CompiledPipeline,
     JobChange,
+    SubmittedPipeline,
     plan_change,
     plan_removal,
     read_compiled,
     replaced_origin,
 )
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING, PlanRow, QuarantineRow, RunningRow
-from penstock.jobs.syncer.sync_plan import Change, diff_json
+from penstock.jobs.syncer.sync_plan import FieldChange, diff_json
 from penstock.jobs.text_rules import INT_MAX, check_json, is_line, shown
 
 if TYPE_CHECKING:
@@ -275,15 +283,15 @@ class ViewCache:
 
 
 PAGE_MAX = 1000
-AT_REST = ("paused", "stopped", "removed")
+INACTIVE_STATES = ("paused", "stopped", "removed")
 # A page may need several looks, when the store cannot tell exactly which jobs fit; then it comes short.
-LOOKS_MAX = 20
+PAGE_QUERIES_MAX = 20
 
 
 class JobReads:
     """Reads of jobs, their history, and what a change would do."""
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
         """`check` refuses a config that this installation cannot run."""
         self._store, self._views, self._check = store, ViewCache(), check
 
@@ -292,7 +300,7 @@ class JobReads:
         _check_name(job)
         found = self._found([job]).get(job)
         if found is None or (found.removed and not removed):
-            raise job_store.no_job(job, was_removed=found is not None)
+            raise job_store.job_not_found(job, was_removed=found is not None)
         return found
 
     def views_of(self, names: Sequence[str]) -> dict[str, JobView]:
@@ -301,7 +309,9 @@ class JobReads:
 
     def at_rest(self, names: Sequence[str]) -> dict[str, str]:
         """Those of these jobs of which no task is wanted or runs any more: paused, stopped or removed."""
-        return {name: view.state for name, view in self._found(names).items() if view.state in AT_REST}
+        return {
+            name: view.state for name, view in self._found(names).items() if view.state in INACTIVE_STATES
+        }
 
     def _found(self, names: Sequence[str]) -> dict[str, JobView]:
         wanted = list(dict.fromkeys(filter(is_name, names)))
@@ -338,7 +348,7 @@ class JobReads:
                 plain, following = self._views.page(connection, after=after, limit=limit)
             return Page(items=tuple(plain), next=following)
         with self._store.reading() as connection:
-            for _ in range(LOOKS_MAX):
+            for _ in range(PAGE_QUERIES_MAX):
                 wanted = JobFilter(
                     labels=labels, state=state, pipeline=pipeline, removed=removed, after=after
                 )
@@ -371,7 +381,7 @@ class JobReads:
         """The layers there are, lowest first."""
         return self._store.layer_kinds()
 
-    def changed_since(self, version: int) -> Changed:
+    def changed_since(self, version: int) -> ChangedJobs:
         """The jobs of which something else is expected than at `version` of the whole store."""
         return self._store.changed_since(version)
 
@@ -392,7 +402,7 @@ class JobReads:
         with self._store.reading() as connection:
             return layers_at(connection, any_record(connection, job), version)[1]
 
-    def diff(self, job: str, *, old: int | None, new: int | None) -> tuple[Change, ...]:
+    def diff(self, job: str, *, old: int | None, new: int | None) -> tuple[FieldChange, ...]:
         """What differs between the merges at two expected versions, by path.
 
         `old` None: what runs. `new` None: what is expected now (of a removed job: what was, last).
@@ -423,7 +433,7 @@ class JobReads:
         with self._store.reading() as connection:
             record = job_store.find_record(connection, job)
             if record is not None and record.job.deleted:
-                check_is_gone(job, record)
+                check_is_stopped(job, record)
             config = self._proposal(connection, job, body, record)
         old = None if record is None or record.old is None else record.old.view()
         return plan_change(job, config, old)
@@ -449,7 +459,7 @@ class JobReads:
         return tuple(changes), replaced_origin(pipeline, package)
 
     def _proposals(
-        self, connection: sa.Connection, pipeline: CompiledPipeline
+        self, connection: sa.Connection, pipeline: SubmittedPipeline
     ) -> tuple[dict[str, JobRecord], dict[str, JobConfig]]:
         """The present records, and each job's config with its new provisioner layer, all of them valid."""
         records = job_store.load_records(connection, list(pipeline.jobs))
@@ -473,7 +483,7 @@ class JobReads:
             self._check(config)
             return config
         config = validate(job, record.layers, row)
-        if any(body.get(name) != layer_body(record, "provisioner").get(name) for name in PLACED_FIELDS):
+        if any(body.get(name) != layer_body(record, "provisioner").get(name) for name in INSTALLATION_FIELDS):
             self._check(config)
         if config.pipeline != record.job.pipeline:
             raise Refused(
@@ -483,7 +493,7 @@ class JobReads:
             )
         return config
 
-    def _leavers(self, connection: sa.Connection, pipeline: CompiledPipeline) -> list[JobRecord]:
+    def _leavers(self, connection: sa.Connection, pipeline: SubmittedPipeline) -> list[JobRecord]:
         names = [
             name
             for name in job_store.jobs_of_pipeline(connection, pipeline.name)
@@ -536,14 +546,14 @@ def any_record(connection: sa.Connection, job: str) -> JobRecord:
     _check_name(job)
     record = job_store.find_record(connection, job)
     if record is None:
-        raise job_store.no_job(job)
+        raise job_store.job_not_found(job)
     return record
 
 
 def _check_name(job: object) -> None:
     # Not worth a look into the store, which might not even be able to hold it.
     if not is_name(job):
-        raise job_store.no_job(job)
+        raise job_store.job_not_found(job)
 
 
 def is_name(job: object) -> bool:

@@ -33,27 +33,27 @@ from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
 from penstock.jobs.layer_store import insert_kind
 from penstock.jobs.layer_writer import (
     Actor,
-    Asked,
-    Check,
+    CallOptions,
+    ConfigCheck,
+    IdempotentWriter,
     LayerWriter,
-    WriteDesk,
-    check_is_gone,
+    accept_every_config,
     check_is_map,
+    check_is_stopped,
     check_version,
-    fits_everywhere,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
 from penstock.jobs.provision import (
+    action_taken,
     cannot_run,
     check_consent,
     check_state_fits,
-    done_to,
     read_compiled,
     replaced_origin,
 )
 from penstock.jobs.text_rules import check_line, shown
 
-__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "Patch", "StateSet", "Submitted"]
+__all__ = ["Actor", "Applied", "JobService", "JobView", "LayerPatch", "Page", "StateSet", "Submitted"]
 
 BIRTH_MAX = 100
 PRECEDENCE_MAX = 1_000_000
@@ -64,14 +64,14 @@ Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class LayerPatch:
     """Dotted paths of one layer to set, None removes."""
 
     job: str
     layer: str
     changes: Body
     expected_version: int | None
-    asked: Asked
+    asked: CallOptions
 
 
 class JobService(JobReads):
@@ -81,11 +81,11 @@ class JobService(JobReads):
     version of the job that the change was decided on; None: whatever stands.
     """
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
         super().__init__(store, check=check)
-        self._desk = WriteDesk(store, check=check)
+        self._desk = IdempotentWriter(store, check=check)
 
-    def create(self, job: str, body: Body, *, birth: str, **asked: Unpack[Asked]) -> int:
+    def create(self, job: str, body: Body, *, birth: str, **asked: Unpack[CallOptions]) -> int:
         """Create one job with its provisioner layer; returns its expected version."""
         check_new_name(job)
 
@@ -102,7 +102,7 @@ class JobService(JobReads):
         return self._desk.once(asked, {"create": job, "body": body}, write, layer="provisioner")
 
     def apply(
-        self, job: str, body: Body, *, expected_version: int | None, birth: str, **asked: Unpack[Asked]
+        self, job: str, body: Body, *, expected_version: int | None, birth: str, **asked: Unpack[CallOptions]
     ) -> Applied:
         """Create the job, or replace its provisioner layer. Version 0: there must be no such job yet."""
         check_new_name(job)
@@ -122,7 +122,7 @@ class JobService(JobReads):
         return Applied(**self._desk.once(asked, request, write, layer="provisioner"))
 
     def write_layer(
-        self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[Asked]
+        self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[CallOptions]
     ) -> int:
         """Replace one layer; returns the new version of the job."""
 
@@ -140,7 +140,7 @@ class JobService(JobReads):
         changes: Body,
         *,
         expected_version: int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[CallOptions],
     ) -> int:
         """Set dotted paths of one layer, None removes; returns the new version of the job."""
 
@@ -155,7 +155,7 @@ class JobService(JobReads):
         request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
         return self._desk.once(asked, request, write, layer=layer)
 
-    def patch_layers(self, patches: Sequence[Patch]) -> list[int | Exception]:
+    def patch_layers(self, patches: Sequence[LayerPatch]) -> list[int | Exception]:
         """`patch_layer` for several callers, each for itself: of each the new version, or what it raised."""
         answers: list[int | Exception] = []
         for patch in patches:
@@ -174,7 +174,7 @@ class JobService(JobReads):
         return answers
 
     def clear(
-        self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]
+        self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[CallOptions]
     ) -> int:
         """Take back everything a layer says; returns the new version of the job."""
 
@@ -186,7 +186,13 @@ class JobService(JobReads):
         return self._desk.once(asked, request, write, layer=layer)
 
     def rollback(
-        self, job: str, layer: str, *, to_version: int, expected_version: int | None, **asked: Unpack[Asked]
+        self,
+        job: str,
+        layer: str,
+        *,
+        to_version: int,
+        expected_version: int | None,
+        **asked: Unpack[CallOptions],
     ) -> int:
         """Write a layer again as it was at an earlier version of this life; returns the new version."""
 
@@ -213,7 +219,7 @@ class JobService(JobReads):
         *,
         layer: str | None = None,
         expected_version: int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[CallOptions],
     ) -> StateSet:
         """Ask a job to be running, paused or stopped, in a layer of one's own if none is named."""
         if state not in DESIRED:
@@ -234,7 +240,7 @@ class JobService(JobReads):
         request = {"state": state, "job": job, "layer": layer, "version": expected_version}
         return StateSet(**self._desk.once(asked, request, write, layer=own))
 
-    def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
+    def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[CallOptions]) -> int:
         """End a job's life: its tasks stop, its producers go. Its layers and its history stay."""
 
         def write(writer: LayerWriter) -> int:
@@ -245,7 +251,7 @@ class JobService(JobReads):
         request = {"remove": job, "version": expected_version}
         return self._desk.once(asked, request, write, layer="provisioner")
 
-    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
+    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[CallOptions]) -> int:
         """Bring a removed job back with the layers, the birth and so the state it had."""
 
         def write(writer: LayerWriter) -> int:
@@ -257,7 +263,7 @@ class JobService(JobReads):
                     fix="look at the list of removed jobs",
                 )
             check_version(record.job, expected_version)
-            check_is_gone(job, record)
+            check_is_stopped(job, record)
             if record.retirements:
                 raise Refused(
                     f"the job {job!r} is still being removed",
@@ -278,7 +284,7 @@ class JobService(JobReads):
         *,
         replaces_plan: bool = False,
         fields: Sequence[str] = (),
-        **asked: Unpack[Asked],
+        **asked: Unpack[CallOptions],
     ) -> None:
         """Add a layer at a level that is free; admins only. It counts from the next write on.
 
@@ -313,7 +319,7 @@ class JobService(JobReads):
         self._desk.once(asked, {"layer": name, **data}, write, layer="base")
 
     def submit_pipeline(
-        self, compiled: Body, *, new_birth: Callable[[], str], **asked: Unpack[Asked]
+        self, compiled: Body, *, new_birth: Callable[[], str], **asked: Unpack[CallOptions]
     ) -> Submitted:
         """Write the provisioner layers of all jobs of a pipeline at once; jobs it no longer has are stopped.
 
@@ -348,7 +354,7 @@ class JobService(JobReads):
                     before = layer_body(record, "provisioner")
                     body = pipeline.body_after(name, before, record.job.expected_version)
                     versions[name], _ = writer.write(record, "provisioner", body, None)
-                    done[name] = done_to(before, body)
+                    done[name] = action_taken(before, body)
             for record in leavers:
                 body = {**layer_body(record, "provisioner"), "state": "stopped"}
                 versions[record.job.name], _ = writer.write(record, "provisioner", body, None)

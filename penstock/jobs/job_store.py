@@ -121,7 +121,7 @@ class JobOverview(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class ChangedJobs:
     """Jobs of which something else is expected than before, and the version that this was read at."""
 
     version: int
@@ -178,15 +178,15 @@ class JobStore:
         with self.reading() as connection:
             return read_kinds(connection)
 
-    def changed_since(self, version: int) -> Changed:
+    def changed_since(self, version: int) -> ChangedJobs:
         """The jobs whose expected side was written after `version` of the counter, removed ones included."""
         with self.reading() as connection:
             now = current_value(connection, EXPECTED_COUNTER)
             if now == version:
-                return Changed(version=now, jobs=())
+                return ChangedJobs(version=now, jobs=())
             # Sorted here: asked for an order, SQLite would walk all names instead of the few that changed.
             found = connection.execute(_CHANGED, {"since": version})
-            return Changed(version=now, jobs=tuple(sorted(name for (name,) in found)))
+            return ChangedJobs(version=now, jobs=tuple(sorted(name for (name,) in found)))
 
     def history(
         self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 1000
@@ -255,11 +255,11 @@ def load_record(connection: sa.Connection, job: str) -> JobRecord:
     """The record of a job that is not removed; NotFound otherwise."""
     record = find_record(connection, job)
     if record is None or record.job.deleted:
-        raise no_job(job, was_removed=record is not None)
+        raise job_not_found(job, was_removed=record is not None)
     return record
 
 
-def no_job(job: object, *, was_removed: bool = False) -> NotFound:
+def job_not_found(job: object, *, was_removed: bool = False) -> NotFound:
     """What to say of a name that no job has, or none any more."""
     return NotFound(
         f"there is no job {shown(job)}",
@@ -339,7 +339,7 @@ def put_pipeline(
     return version
 
 
-KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
+KEY_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 KEYS = sa.Table(
     "idempotency_keys",
@@ -358,7 +358,7 @@ _DELETE_OLD = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
 _INSERT_KEY_STORE = sa.insert(KEYS)
 
 
-def recall_answer(
+def find_response(
     connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
 ) -> Any | None:
     """What this request was answered when it first came, None if it is new."""
@@ -366,7 +366,7 @@ def recall_answer(
     if row is None:
         return None
     kept, answer, at_ms = row
-    if at_ms < now_ms - KEYS_KEPT_MS:
+    if at_ms < now_ms - KEY_RETENTION_MS:
         connection.execute(_DELETE, {"of": actor, "called": key})
         return None
     if kept != request:
@@ -378,7 +378,7 @@ def recall_answer(
     return answer
 
 
-def keep_answer(
+def store_response(
     connection: sa.Connection, *, actor: str, key: str, request: str, answer: Any, now_ms: Millis
 ) -> None:
     """Remember the answer, in the transaction that made it true."""
@@ -386,9 +386,9 @@ def keep_answer(
     connection.execute(_INSERT_KEY_STORE, values)
 
 
-def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:
+def delete_old_responses(connection: sa.Connection, *, now_ms: Millis) -> None:
     """Take the answers away that are too old to be asked for again."""
-    connection.execute(_DELETE_OLD, {"before_ms": now_ms - KEYS_KEPT_MS})
+    connection.execute(_DELETE_OLD, {"before_ms": now_ms - KEY_RETENTION_MS})
 
 
 # The labels of each job's merged config, written with the layers that make them.

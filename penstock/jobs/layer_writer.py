@@ -19,12 +19,12 @@ from penstock.db.database import GroupedWrites
 from penstock.db.journal_store import AuditRow, JournalStore, append_audit
 from penstock.jobs import job_store
 from penstock.jobs import job_store as key_store
-from penstock.jobs.config import JobConfig, validate_config, why_no_skip, writers_of
+from penstock.jobs.config import JobConfig, skip_problem, validate_config, writers_of
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore, put_labels
 from penstock.jobs.layer_store import put_layer, read_kinds
-from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, leaves, merge_layers
-from penstock.jobs.provision import KEPT_FIELDS, check_state_fits
-from penstock.jobs.tasks import check_asked
+from penstock.jobs.layers import Layer, LayerRow, carry_origins, changed_paths, leaves, merge_layers
+from penstock.jobs.provision import STATE_CHECK_FIELDS, check_state_fits
+from penstock.jobs.tasks import check_partition_tasks
 from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 # Refuses a config that an installation cannot run; it looks at these fields.
-Check = Callable[[JobConfig], None]
-PLACED_FIELDS = frozenset({"kind", "plan"})
+ConfigCheck = Callable[[JobConfig], None]
+INSTALLATION_FIELDS = frozenset({"kind", "plan"})
 REASON_MAX = 2000
 NAME_MAX = 200
-TIDY_MS: Millis = 60_000  # how often old answers are looked for
+CLEANUP_MS: Millis = 60_000  # how often old answers are looked for
 PATHS_MAX = 50  # in the audit; the history has the whole body
 
 
@@ -48,7 +48,7 @@ class Actor:
     role: str
 
 
-class Asked(TypedDict):
+class CallOptions(TypedDict):
     """What every change is asked with, by keyword."""
 
     actor: Actor
@@ -79,14 +79,16 @@ class Call:
         check_line("the reason", self.reason, length_max=REASON_MAX)
 
 
-def fits_everywhere(config: JobConfig) -> None:
+def accept_every_config(config: JobConfig) -> None:
     """Of an installation that can run every config."""
 
 
 class LayerWriter:
     """Writes layers for one call, inside its transaction."""
 
-    def __init__(self, connection: sa.Connection, journal: JournalStore, call: Call, check: Check) -> None:
+    def __init__(
+        self, connection: sa.Connection, journal: JournalStore, call: Call, check: ConfigCheck
+    ) -> None:
         self.connection, self.call, self._journal, self._check = connection, call, journal, check
 
     @cached_property
@@ -124,7 +126,7 @@ class LayerWriter:
         check_version(job, expected_version)
         check_is_map(job.name, layer, body)
         before = next((row for row in record.layers if row.layer == layer), None)
-        row = keep_origins(before, self._row(layer, body, job.expected_version + 1))
+        row = carry_origins(before, self._row(layer, body, job.expected_version + 1))
         config = validate(job.name, record.layers, row)
         if config.pipeline != job.pipeline:
             raise ConfigError(
@@ -135,9 +137,9 @@ class LayerWriter:
         paths = changed_paths({} if before is None else before.body, body)
         self._check_fields(layer, body, paths)
         # What runs already may always be stopped and tuned, wherever it keeps what it keeps.
-        if any(_field(path) in PLACED_FIELDS for path in paths):
+        if any(_field(path) in INSTALLATION_FIELDS for path in paths):
             self._check(config)
-        if record.old is not None and any(_field(path) in KEPT_FIELDS for path in paths):
+        if record.old is not None and any(_field(path) in STATE_CHECK_FIELDS for path in paths):
             check_state_fits({job.name: (record.old.config, config)})
         job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
         put_layer(self.connection, job.name, row, birth=job.birth)
@@ -151,7 +153,7 @@ class LayerWriter:
         self, previous: JobRecord | None, job: str, body: Mapping[str, Any], birth: str
     ) -> JobRecord:
         """Create a job with an empty base layer. Requires: `previous`, if any, is removed."""
-        check_is_gone(job, previous)
+        check_is_stopped(job, previous)
         pipeline = str(body.get("pipeline", ""))
         row = job_store.insert_job(
             self.connection, name=job, birth=birth, pipeline=pipeline, now_ms=self.call.now_ms
@@ -219,28 +221,28 @@ class LayerWriter:
                 raise Refused(
                     f"{self.call.actor.name} may not change `{field if field != 'policies' else path}`",
                     why=f"that is for {' and '.join(sorted(allowed)) or 'nobody'}, not for {role!r}",
-                    fix=_who_else(allowed, allowed & kind.writers, layer),
+                    fix=_how_to_change(allowed, allowed & kind.writers, layer),
                 )
 
 
-def _who_else(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
+def _how_to_change(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
     """How a field gets another value all the same."""
     elsewhere = "a developer changes the job itself: `penstock submit` or `penstock job apply`"
     ask = f"ask {' or '.join(sorted(here))} to write it in the {layer} layer" if here else "leave it out"
     return f"{ask}; {elsewhere}" if "developer" in allowed else ask
 
 
-class WriteDesk:
+class IdempotentWriter:
     """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
         self._store, self._journal, self._check = store, JournalStore(store.database), check
         self._writes = GroupedWrites(store.database)
-        self._tidied_ms: Millis = -TIDY_MS
+        self._tidied_ms: Millis = -CLEANUP_MS
 
     def once(
         self,
-        asked: Asked,
+        asked: CallOptions,
         request: Mapping[str, Any],
         write: Callable[[LayerWriter], Answer],
         *,
@@ -258,18 +260,18 @@ class WriteDesk:
             if layer is not None:
                 writer.authorise(layer)
             if key is not None:
-                kept = key_store.recall_answer(
+                kept = key_store.find_response(
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
                 )
                 if kept is not None:
                     recalled: Answer = kept
                     return recalled
             answer = write(writer)
-            if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
-                key_store.forget_answers(connection, now_ms=call.now_ms)
+            if not 0 <= call.now_ms - self._tidied_ms < CLEANUP_MS:
+                key_store.delete_old_responses(connection, now_ms=call.now_ms)
                 self._tidied_ms = call.now_ms
             if key is not None:
-                key_store.keep_answer(
+                key_store.store_response(
                     connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
                 )
             return answer
@@ -282,9 +284,9 @@ def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
     others = [other for other in layers if other.layer != row.layer]
     config = validate_config(job, merge_layers([*others, row]))
     before = next((other for other in layers if other.layer == row.layer), None)
-    check_asked(job, before, row, others, config)
+    check_partition_tasks(job, before, row, others, config)
     check_limits(job, before, row, config)
-    if row.body.get("poison") == "skip" and (why := why_no_skip(config)):
+    if row.body.get("poison") == "skip" and (why := skip_problem(config)):
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
             why=f"poison: `skip` would change nothing, since {why}",
@@ -321,7 +323,7 @@ def check_is_map(job: str, layer: str, body: object) -> None:
         )
 
 
-def check_is_gone(job: str, previous: JobRecord | None) -> None:
+def check_is_stopped(job: str, previous: JobRecord | None) -> None:
     """Refuse to begin a life while the former one of this name may still run."""
     if previous is not None and (previous.plan is not None or previous.old is not None):
         raise Refused(

@@ -113,7 +113,7 @@ def provenance(layers: Iterable[LayerRow]) -> dict[str, Provenance]:
     return decided
 
 
-def keep_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
+def carry_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
     """`after` with the origins of the values that were there before it and stay as they were."""
     if before is None:
         return after

@@ -13,8 +13,8 @@ from typing import Any
 from penstock.core.errors import ConfigError, NeedsConsent, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.syncer.sync_plan import (
-    Change,
     ComplexSync,
+    FieldChange,
     InSync,
     RunningView,
     SimpleSync,
@@ -24,9 +24,9 @@ from penstock.jobs.syncer.sync_plan import (
 from penstock.jobs.text_rules import shown
 
 STATEFUL = "stateful"
-KEPT_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})  # what is compared here
+STATE_CHECK_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})  # what is compared here
 # Of these functions a value's type does not show the type of what is kept for it.
-_UNTOLD = ("avg", "approx_count_distinct")
+_UNTYPED_FUNCTIONS = ("avg", "approx_count_distinct")
 
 
 def state_conflict(old: JobConfig, new: JobConfig) -> str:
@@ -42,19 +42,19 @@ def state_conflict(old: JobConfig, new: JobConfig) -> str:
         )
     before, after = old.computation, new.computation
     if "keys" in before and "keys" in after and before["keys"] != after["keys"]:
-        return f"its state is kept by {_listed(before['keys'])}, not by {_listed(after['keys'])}"
-    if _named(before) != _named(after):
-        return f"its state is that of {_named(before)}, not of {_named(after)}"
+        return f"its state is kept by {_key_list(before['keys'])}, not by {_key_list(after['keys'])}"
+    if _computation_kind(before) != _computation_kind(after):
+        return f"its state is that of {_computation_kind(before)}, not of {_computation_kind(after)}"
     if before.get("operator") is not None:
         return _rows_conflict(old, new)
     kept = _column_conflict if before.get("vectorised") else _value_conflict
-    return _ids_conflict(before, after) or kept(before.get("state"), after.get("state"))
+    return _record_ids_conflict(before, after) or kept(before.get("state"), after.get("state"))
 
 
 def _rows_conflict(old: JobConfig, new: JobConfig) -> str:
     """Of an operator of our own: everything that its rows depend on must be as it was."""
     before, after = old.computation, new.computation
-    told, wanted = _told(before), _told(after)
+    told, wanted = _declared_state(before), _declared_state(after)
     for name in told:
         if name in wanted and told[name] != wanted[name]:
             return f"its {name} are {told[name]}, not {wanted[name]}"
@@ -64,7 +64,7 @@ def _rows_conflict(old: JobConfig, new: JobConfig) -> str:
     differs = [name for name in sorted({*before, *after} - {"state"}) if before.get(name) != after.get(name)]
     # Partial results that are on their way belong to it as its rows do.
     is_second = before.get("operator") == "combine"
-    if (is_second or _has_untold_types(before)) and _way(old) != _way(new):
+    if (is_second or _has_untyped_state(before)) and _records_path(old) != _records_path(new):
         differs.append("inputs or stages")
     if not differs:
         return ""
@@ -83,7 +83,7 @@ def _column_conflict(before: Any, after: Any) -> str:
     if list(after)[: len(before)] == list(before):
         return ""
     return (
-        f"its columns are stored in the order {_listed(list(before))}, which {_listed(list(after))} changes: "
+        f"its columns are stored in the order {_key_list(list(before))}, which {_key_list(list(after))} changes: "
         "new ones can only come behind the others"
     )
 
@@ -99,7 +99,7 @@ def _value_conflict(before: Any, after: Any) -> str:
     return ""
 
 
-def _ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _record_ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Ids of another column are other ids: a new one may read like one that came before."""
     old, new = before.get("ids"), after.get("ids")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("column") == new.get("column"):
@@ -107,42 +107,44 @@ def _ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"it keeps the ids of records of column {old.get('column')!r}, not of {new.get('column')!r}"
 
 
-def _told(computation: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declared_state(computation: Mapping[str, Any]) -> Mapping[str, Any]:
     found = computation.get("state")
     return found if isinstance(found, Mapping) else {}
 
 
-def _has_untold_types(computation: Mapping[str, Any]) -> bool:
+def _has_untyped_state(computation: Mapping[str, Any]) -> bool:
     values = computation.get("columns")
     return isinstance(values, list | tuple) and any(
-        isinstance(value, Mapping) and value.get("function") in _UNTOLD for value in values
+        isinstance(value, Mapping) and value.get("function") in _UNTYPED_FUNCTIONS for value in values
     )
 
 
-def _way(config: JobConfig) -> Any:
+def _records_path(config: JobConfig) -> Any:
     """What records are before an operator gets them."""
     return [item.category for item in config.inputs], config.plan.reads, config.plan.stages
 
 
-def _listed(keys: Any) -> str:
+def _key_list(keys: Any) -> str:
     return ", ".join(map(str, keys)) if isinstance(keys, list | tuple) and keys else "no key"
 
 
-def _named(computation: Mapping[str, Any]) -> str:
+def _computation_kind(computation: Mapping[str, Any]) -> str:
     operator = computation.get("operator")
     if operator is not None:
         return f"the operator {operator!r}"
     return "a computation over tables" if computation.get("vectorised") else "a computation"
 
 
-PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"})
+_BODY_FIELDS = frozenset(
+    {"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"}
+)
 ORIGIN_MAX = 500
 # Fields that an interval's state belongs to: another value is another state.
 STATE_FIELDS = ("kind", "lineage", "partitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPipeline:
+class SubmittedPipeline:
     """A pipeline as `penstock submit` posts it: the provisioner layer of each of its jobs, and its graph."""
 
     name: str
@@ -175,7 +177,7 @@ class JobChange:
 
     job: str
     change: str  # new | unchanged | simple | complex | removed
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     restarts: tuple[str, ...]  # tasks that run now and would be stopped
     tasks_after: int
     state_kept: bool
@@ -186,10 +188,10 @@ class JobChange:
         return asdict(self)
 
 
-def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
+def read_compiled(compiled: Mapping[str, Any]) -> SubmittedPipeline:
     """Check the outer form; the configs themselves are validated when they are merged."""
     pipeline, jobs = compiled.get("pipeline"), compiled.get("jobs")
-    if unknown := sorted(set(compiled) - PARTS):
+    if unknown := sorted(set(compiled) - _BODY_FIELDS):
         raise _refusal(f"there is no such part: {', '.join(map(shown, unknown[:5]))}")
     if not isinstance(pipeline, str) or not re.fullmatch(NAME_PATTERN, pipeline):
         raise _refusal(f"`pipeline` is {shown(pipeline)}, which is not a name")
@@ -210,7 +212,7 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
     origin, replaces = compiled.get("origin", ""), compiled.get("replaces", "")
     if not all(isinstance(text, str) and len(text) <= ORIGIN_MAX for text in (origin, replaces)):
         raise _refusal("`origin` or `replaces` is not the name of a file")
-    return CompiledPipeline(
+    return SubmittedPipeline(
         name=pipeline,
         package=package,
         graph=graph,
@@ -257,7 +259,7 @@ def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
     )
 
 
-def replaced_origin(pipeline: CompiledPipeline, package: Mapping[str, Any] | None) -> str:
+def replaced_origin(pipeline: SubmittedPipeline, package: Mapping[str, Any] | None) -> str:
     """The origin that a submit would replace by another one, "" if none.
 
     `package`: as the last submit of this pipeline left it; None: there was none.
@@ -266,14 +268,14 @@ def replaced_origin(pipeline: CompiledPipeline, package: Mapping[str, Any] | Non
     return before if before and pipeline.origin and before != pipeline.origin else ""
 
 
-def check_consent(pipeline: CompiledPipeline, leavers: Sequence[str], replaced: str) -> None:
+def check_consent(pipeline: SubmittedPipeline, leavers: Sequence[str], replaced: str) -> None:
     """Refuse to stop a job, or to replace another file's pipeline, unless the caller named it."""
     stops = [job for job in leavers if job not in pipeline.stops]
     if stops or replaced not in ("", pipeline.replaces):
         raise NeedsConsent(pipeline.name, stops=list(leavers), replaces=replaced, origin=pipeline.origin)
 
 
-def done_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def action_taken(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What writing a job's provisioner layer did to it, in a word."""
     if after.get("lineage", 0) != before.get("lineage", 0):
         return "reset"
@@ -287,7 +289,7 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
     before = expected if running is None else running.config
     has_state = not before.kind == expected.kind == "process"
     kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
-    changed: tuple[Change, ...] = ()
+    changed: tuple[FieldChange, ...] = ()
     restarts: tuple[str, ...] = ()
     if running is None:
         kind = "new"

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, Refused
 from penstock.db.tokens import ROLES, TokenRow, TokenStore, insert_token, revoke_token
 from penstock.jobs.config import NAME_PATTERN
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.layer_writer import NAME_MAX, Asked, LayerWriter, WriteDesk
+from penstock.jobs.layer_writer import NAME_MAX, CallOptions, IdempotentWriter, LayerWriter
 from penstock.jobs.text_rules import check_line, shown
 
 LIFETIME_MS_MAX: Millis = 10 * 365 * 24 * 3_600_000
@@ -21,10 +21,10 @@ class TokenService:
     """Changes who may call, one transaction per call."""
 
     def __init__(self, store: JobStore, tokens: TokenStore) -> None:
-        self._desk, self._tokens = WriteDesk(store), tokens
+        self._desk, self._tokens = IdempotentWriter(store), tokens
 
     def issue(
-        self, name: str, role: str, *, lifetime_ms: Millis, **asked: Unpack[Asked]
+        self, name: str, role: str, *, lifetime_ms: Millis, **asked: Unpack[CallOptions]
     ) -> tuple[TokenRow, str | None]:
         """A new token. A repeat of the request gets None in its place: what is kept must not hold a token.
 
@@ -72,7 +72,7 @@ class TokenService:
         answer = self._desk.once(asked, request, write)
         return _row(answer), issued[0] if issued else None
 
-    def revoke(self, token_id: str, **asked: Unpack[Asked]) -> TokenRow:
+    def revoke(self, token_id: str, **asked: Unpack[CallOptions]) -> TokenRow:
         """Take a token back: at once in this process, soon in others."""
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _row(answer: dict[str, Any]) -> TokenRow:
     return TokenRow(**{"container": "", **answer})  # answers that a former version kept have none
 
 
-def _admins_only(asked: Asked, what: str) -> None:
+def _admins_only(asked: CallOptions, what: str) -> None:
     actor = asked["actor"]
     if actor.role != "admin":
         raise Refused(

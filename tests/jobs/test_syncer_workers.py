@@ -12,7 +12,7 @@ from penstock.core.errors import CorruptData, Fenced, StoreUnavailable
 from penstock.core.loop import WorkerThreads
 from penstock.core.system_clock import SystemClock
 from penstock.db.journal_store import JournalStore
-from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import SyncerSettings
 from penstock.jobs.syncer.sync_plan import PlanStep
 from tests.builders import a_job, an_output
@@ -39,7 +39,7 @@ def clock() -> Clock:
 @pytest.fixture
 def world(place: Path | str | None, clock: Clock) -> Iterator[World]:
     """Six jobs that run, and workers for four calls at a time."""
-    workers: WorkerThreads[Outcome] = WorkerThreads("test", clock, size=4, threads_max=6)
+    workers: WorkerThreads[PlanOutcome] = WorkerThreads("test", clock, size=4, threads_max=6)
     world = World(place, settings=SyncerSettings(fence_after_ms=0), workers=workers)
     for job in JOBS:
         a_job(world.service, job)

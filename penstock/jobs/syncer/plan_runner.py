@@ -19,12 +19,12 @@ from penstock.jobs.running_store import PlanRow, Retirement, RunningRow
 from penstock.jobs.syncer.batches import LeaderStore
 from penstock.jobs.syncer.plan_store import PlanStore
 from penstock.jobs.syncer.sync_plan import (
+    CategoryEnd,
     ComplexSync,
-    End,
     PlanStep,
-    end_of,
+    category_end,
+    dropped_inputs,
     is_active,
-    left_inputs,
     plan_mapping,
     plan_sync,
     why_replace,
@@ -85,7 +85,7 @@ class SyncerSettings:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PlanOutcome:
     """How far a job's plan came in one go."""
 
     job: str
@@ -97,10 +97,10 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Run:
+class _PlanRun:
     """One go at one job: what is durable as far as known here; None: to be read again."""
 
-    outcome: Outcome
+    outcome: PlanOutcome
     now: Now
     record: JobRecord | None = None
 
@@ -116,12 +116,12 @@ class PlanRunner:
     data: DataPlane
     settings: SyncerSettings
 
-    def run(self, job: str, now: Now) -> Outcome:
+    def run(self, job: str, now: Now) -> PlanOutcome:
         """Do what is to be done for a job: its plan's steps, then what is left to retire."""
-        outcome = Outcome(job)
+        outcome = PlanOutcome(job)
         try:
             self.leader.check()  # this may have waited for its turn for longer than the term lasted
-            run = _Run(outcome, now)
+            run = _PlanRun(outcome, now)
             for _ in range(STEPS_MAX):
                 run.record = run.record or self.store.load([job]).get(job)
                 if run.record is None or not self._step(run, run.record):
@@ -133,9 +133,9 @@ class PlanRunner:
             outcome.failed.append(str(error))
         return outcome
 
-    def fail(self, job: str, error: PenstockError, now_ms: Millis) -> Outcome:
+    def fail(self, job: str, error: PenstockError, now_ms: Millis) -> PlanOutcome:
         """Hold an error that came out of nowhere against the job's plan."""
-        outcome = Outcome(job, failed=[str(error)])
+        outcome = PlanOutcome(job, failed=[str(error)])
         try:
             record = self.store.load([job]).get(job)
             if record is not None and record.plan is not None:
@@ -146,7 +146,7 @@ class PlanRunner:
             outcome.failed.append(str(trouble))
         return outcome
 
-    def _step(self, run: _Run, record: JobRecord) -> bool:
+    def _step(self, run: _PlanRun, record: JobRecord) -> bool:
         """One durable step; False when there is nothing to do, or nothing that can be done now."""
         plan = record.plan
         if plan is None:
@@ -196,7 +196,7 @@ class PlanRunner:
         self.plans.replace_plan(record, sync, why, now_ms)
         return True
 
-    def _prepare(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
+    def _prepare(self, run: _PlanRun, record: JobRecord, plan: PlanRow) -> bool:
         # A late retirement must not hit what this plan prepares, so it comes first.
         left = self._retire(run, record)
         if left is None:
@@ -216,7 +216,7 @@ class PlanRunner:
 
     def _unread(self, plan: PlanRow, old: RunningRow) -> PenstockError | None:
         """What the old tasks have yet to read of inputs that only they can read."""
-        for category, writer in left_inputs(old.config, plan.target):
+        for category, writer in dropped_inputs(old.config, plan.target):
             self.leader.reach("unread.before")
             try:
                 why = self._why_unread(plan, old, category, writer)
@@ -238,16 +238,18 @@ class PlanRunner:
         record = self.store.load([writer]).get(writer)
         runs = None if record is None or record.old is None else record.old.config
         try:
-            end = end_of(None if record is None else expected_of(record), category)
+            end = category_end(None if record is None else expected_of(record), category)
         except PenstockError:  # it stays as it runs, until somebody corrects it
-            end = end_of(runs, category)
-        if end is End.NEVER:
+            end = category_end(runs, category)
+        if end is CategoryEnd.NEVER:
             return ""
-        if end is End.STOPPED and runs is not None and runs.state != "stopped":
+        if end is CategoryEnd.STOPPED and runs is not None and runs.state != "stopped":
             return f"{writer}, which writes it, is about to stop"
-        return self.data.unread(plan.job, plan.birth, old.config, category, is_stopped=end is End.STOPPED)
+        return self.data.unread(
+            plan.job, plan.birth, old.config, category, is_stopped=end is CategoryEnd.STOPPED
+        )
 
-    def _confirm(self, run: _Run, record: JobRecord, plan: PlanRow) -> bool:
+    def _confirm(self, run: _PlanRun, record: JobRecord, plan: PlanRow) -> bool:
         if self._is_stopped(run.outcome, record, plan):
             return self._commit(run, record, "every old task has stopped")
         if run.now() - (plan.held_ms or 0) < self.settings.fence_after_ms:
@@ -260,12 +262,12 @@ class PlanRunner:
             return self._fail(run.outcome, plan, error, run.now())
         return self._commit(run, record, "the old tasks are fenced")
 
-    def _commit(self, run: _Run, record: JobRecord, proof: str) -> bool:
+    def _commit(self, run: _PlanRun, record: JobRecord, proof: str) -> bool:
         run.record = self.plans.commit_plan(record, run.now(), proof=proof)
         run.outcome.is_committed = True
         return True
 
-    def _is_stopped(self, outcome: Outcome, record: JobRecord, plan: PlanRow) -> bool:
+    def _is_stopped(self, outcome: PlanOutcome, record: JobRecord, plan: PlanRow) -> bool:
         assert record.old is not None
         generation, list_version = record.old.generation, plan.running_version
         self.leader.reach("is_stopped.before")
@@ -278,7 +280,7 @@ class PlanRunner:
         self.leader.reach("is_stopped.after")
         return answer
 
-    def _retire(self, run: _Run, record: JobRecord) -> tuple[Retirement, ...] | None:
+    def _retire(self, run: _PlanRun, record: JobRecord) -> tuple[Retirement, ...] | None:
         """Unregister what is not in use any more. Returns what has to wait until tasks have sent what they
         promised, which keeps nothing else waiting; None: it went wrong.
         """
@@ -302,7 +304,7 @@ class PlanRunner:
             self.plans.finish_retirements(done, run.now())
         return tuple(waiting) if problem is None else None
 
-    def _fail(self, outcome: Outcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:
+    def _fail(self, outcome: PlanOutcome, plan: PlanRow, error: PenstockError, now_ms: Millis) -> bool:
         if str(error) not in outcome.failed:
             outcome.failed.append(str(error))
         # A stop is never given up: the hold is what was asked for, and it stands.

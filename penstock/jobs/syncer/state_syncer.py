@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError
-from penstock.core.workers import Aside, Finished, InlineAside, InlineWorkers, Now, Workers
+from penstock.core.workers import BackgroundExecutor, Finished, InlineExecutor, InlineWorkers, Now, Workers
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.syncer.batches import (
     BatchResult,
@@ -31,7 +31,7 @@ from penstock.jobs.syncer.batches import (
 )
 from penstock.jobs.syncer.plan_runner import (
     DataPlane,
-    Outcome,
+    PlanOutcome,
     PlanRunner,
     SyncerSettings,
     TaskActuator,
@@ -98,8 +98,8 @@ class StateSyncer:
         *,
         term: int,
         settings: SyncerSettings | None = None,
-        workers: Workers[Outcome] | None = None,
-        aside: Aside | None = None,
+        workers: Workers[PlanOutcome] | None = None,
+        aside: BackgroundExecutor | None = None,
         measure_ms: Callable[[], Millis] = lambda: 0,
         reach: Callable[[str], None] = pass_failpoint,
     ) -> None:
@@ -117,9 +117,9 @@ class StateSyncer:
             settings=self._settings,
         )
         self._measure_ms = measure_ms
-        self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
-        self._aside: Aside = InlineAside() if aside is None else aside
-        self._started: dict[str, Callable[[Now], Outcome]] = {}  # work whose result was not collected yet
+        self._workers: Workers[PlanOutcome] = InlineWorkers() if workers is None else workers
+        self._aside: BackgroundExecutor = InlineExecutor() if aside is None else aside
+        self._started: dict[str, Callable[[Now], PlanOutcome]] = {}  # work whose result was not collected yet
         self._told: set[str] = set()  # jobs whose hanging call people were told of
         # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
         self._settled: dict[str, tuple[int, int]] = {}
@@ -342,7 +342,7 @@ class StateSyncer:
             if outcome.is_open or not (outcome.is_committed or outcome.is_quarantined):
                 work.open[outcome.job] = None
 
-    def _outcome(self, finished: Finished[Outcome], now_ms: Millis) -> Outcome:
+    def _outcome(self, finished: Finished[PlanOutcome], now_ms: Millis) -> PlanOutcome:
         if finished.result is not None:
             return finished.result
         problem = PenstockError(

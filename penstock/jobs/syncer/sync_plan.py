@@ -13,7 +13,12 @@ from typing import Any
 from penstock.core.clock import Millis
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow, is_same
-from penstock.jobs.tasks import FIELD, asked_mapping, map_partitions, tell_moves, why_ignored
+from penstock.jobs.tasks import PARTITION_TASKS, (
+    describe_moves,
+    ignored_mapping_reason,
+    map_partitions,
+    requested_mapping,
+)
 
 Json = Mapping[str, Any]
 
@@ -28,7 +33,7 @@ class PlanStep(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class FieldChange:
     """One path whose value differs."""
 
     path: str
@@ -58,7 +63,7 @@ class SimpleSync:
     """Copy the config over; tasks restart in place, or not at all."""
 
     target: JobConfig
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     restarts: bool
     reason: str
 
@@ -69,7 +74,7 @@ class ComplexSync:
 
     target: JobConfig | None  # None: the job is removed
     mapping: tuple[int, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     reason: str
 
 
@@ -96,7 +101,7 @@ def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync
     return SimpleSync(target=expected, changed=changed, restarts=needs_restart(changed), reason=reason)
 
 
-def needs_restart(changed: Iterable[Change]) -> bool:
+def needs_restart(changed: Iterable[FieldChange]) -> bool:
     """Whether tasks read any of this when they start."""
     return any(change.sync is Sync.RESTART for change in changed)
 
@@ -109,7 +114,7 @@ _STATES: Mapping[str, str] = {
 }
 
 
-def explain(changed: Sequence[Change]) -> str:
+def explain(changed: Sequence[FieldChange]) -> str:
     """Why a sync is needed or not, in a line."""
     if not changed:
         return "runs as expected"
@@ -123,7 +128,7 @@ def explain(changed: Sequence[Change]) -> str:
 
 def plan_mapping(target: JobConfig, running: RunningView | None) -> tuple[int, ...]:
     """The mapping of the target: what it asks for; else the present one while nothing of it changes."""
-    asked = asked_mapping(target)
+    asked = requested_mapping(target)
     if asked is not None:
         return asked
     if running is not None and _size_of(target) == _size_of(running.config):
@@ -139,12 +144,12 @@ def _explain_mapping(target: JobConfig, mapping: tuple[int, ...], running: Runni
     """What a plan does to the mapping, where nothing else says it."""
     even = map_partitions(target.partitions, target.task_count)
     is_same_size = running is not None and target.task_count == running.config.task_count
-    moves = tell_moves(running.mapping, mapping) if running is not None and is_same_size else ""
-    if why := why_ignored(target):
-        return f" ({moves + '; ' if moves else ''}{FIELD} is ignored: {why})"
+    moves = describe_moves(running.mapping, mapping) if running is not None and is_same_size else ""
+    if why := ignored_mapping_reason(target):
+        return f" ({moves + '; ' if moves else ''}{PARTITION_TASKS} is ignored: {why})"
     if moves:
         return f" ({moves})"
-    return f" (partitions are dealt as {FIELD} says)" if mapping != even and not is_same_size else ""
+    return f" (partitions are dealt as {PARTITION_TASKS} says)" if mapping != even and not is_same_size else ""
 
 
 def is_active(config: JobConfig | None) -> bool:
@@ -195,7 +200,7 @@ def plan_batch(jobs: int, *, written: int, took_ms: Millis, aim_ms: Millis, jobs
     return max(1, min(fitting, jobs_max))
 
 
-def diff_configs(old: JobConfig, new: JobConfig) -> tuple[Change, ...]:
+def diff_configs(old: JobConfig, new: JobConfig) -> tuple[FieldChange, ...]:
     """Every dotted path that differs, with what the change costs; lists are compared whole."""
     before, after = old.__dict__, new.__dict__
     fields = {name for name, value in after.items() if before[name] != value}
@@ -207,13 +212,13 @@ def diff_configs(old: JobConfig, new: JobConfig) -> tuple[Change, ...]:
     return diff_json(old.to_json(fields), new.to_json(fields)) if fields else ()
 
 
-def diff_json(old: Json, new: Json) -> tuple[Change, ...]:
+def diff_json(old: Json, new: Json) -> tuple[FieldChange, ...]:
     """As `diff_configs`, of two configs as JSON, whole or not."""
     # Most fields are equal, which is seen at once; only the others are descended into.
     fields = [field for field, value in new.items() if not is_same(old.get(field), value)]
     fields += [field for field in old if field not in new]
     return tuple(
-        Change(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
+        FieldChange(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
         for field in sorted(fields)
         for path, before, after in _differences(field, old.get(field), new.get(field))
     )
@@ -227,7 +232,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
         yield path, old, new
 
 
-def left_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[str, str]]:
+def dropped_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[str, str]]:
     """Category and writer of each input that was made for this job and that `target` has no more.
 
     None if its backlog is given up, on purpose or together with its state, or if nothing is to run.
@@ -242,7 +247,7 @@ def left_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[str,
             yield item.category, item.writer
 
 
-class End(StrEnum):
+class CategoryEnd(StrEnum):
     """When a category that a job writes comes to its end."""
 
     NEVER = "never"  # it goes on: its reader just turns to something else
@@ -250,8 +255,8 @@ class End(StrEnum):
     STOPPED = "stopped"  # once its tasks have stopped: a stopped job stays registered
 
 
-def end_of(expected: JobConfig | None, category: str) -> End:
+def category_end(expected: JobConfig | None, category: str) -> CategoryEnd:
     """When what a job (None: it is removed) has written to a category is all of it."""
     if expected is None or all(item.category != category for item in expected.outputs):
-        return End.RETIRED
-    return End.STOPPED if expected.state == "stopped" else End.NEVER
+        return CategoryEnd.RETIRED
+    return CategoryEnd.STOPPED if expected.state == "stopped" else CategoryEnd.NEVER
