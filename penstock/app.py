@@ -283,7 +283,7 @@ class ControlPlane(Control):
         self.lending = LendingService(loans, self.fleet, self.tokens, self)
         self._data_plane = StreamDataPlane(self.log, self.rows, rows_place=settings.rows_place)
         self._workers: WorkerThreads[PlanOutcome] = WorkerThreads("state syncer", self.clock)
-        self._aside = ThreadExecutor("state syncer aside", threads=2)
+        self._background = ThreadExecutor("state syncer background", threads=2)
         self._shard_manager: ShardManager | None = None
         self._syncer: StateSyncer | None = None
         holder = secrets.token_hex(8)
@@ -382,7 +382,7 @@ class ControlPlane(Control):
             ),
             workers=self._workers,
             # SQLite gives way to other threads with every row, which takes longer than it saves.
-            aside=self._aside if self.database.is_shared else None,
+            background=self._background if self.database.is_shared else None,
             measure_ms=self.clock.boot_ms,
         )
 
@@ -420,7 +420,7 @@ class ControlPlane(Control):
         self._alarming.stop()
         self.policies.stop()
         self._workers.stop()
-        self._aside.stop()
+        self._background.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
             self._shard_lease.release()
             self._sync_lease.release()

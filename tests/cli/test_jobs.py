@@ -73,7 +73,7 @@ def test_apply_respects_what_stands(command: Command, empty: World, tmp_path: Pa
     file = a_file(tmp_path)
     assert command("job", "apply", "-f", file, "--why", "x", "--new").code == 0
     before = empty.everything()
-    assert "changed by somebody else" in command(
+    assert "changed by another writer" in command(
         "job", "apply", "-f", file, "--why", "x", "--new"
     ).is_refused(4)
     assert command("job", "apply", "-f", file, "--why", "x", "--version", "7").is_refused(4)

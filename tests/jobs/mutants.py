@@ -21,7 +21,7 @@ class ForgetsKeys(JobService):
 
     def __init__(self, store: JobStore) -> None:
         super().__init__(store)
-        self._desk = _ForgetfulDesk(store)
+        self._writer = _ForgetfulDesk(store)
 
 
 class IgnoresVersions(JobService):
@@ -97,7 +97,7 @@ class RemovesInSilence(JobService):
 
     def __init__(self, store: JobStore) -> None:
         super().__init__(store)
-        self._desk = _SilentDesk(store)
+        self._writer = _SilentDesk(store)
 
 
 class RestoresAnew(JobService):

@@ -130,7 +130,7 @@ def run_syncer(order: Mapping[str, Any]) -> int:
         measure_ms=clock.boot_ms,
         reach=reach,
     )
-    while not syncer.sync_once(clock.now_ms()).is_quiet:
+    while not syncer.sync_once(clock.now_ms()).is_idle:
         time.sleep(0.002)
     workers.stop()
     database.close()

@@ -64,7 +64,7 @@ def rounds(world: World, condition: Callable[[Any], bool]) -> Any:
 
 
 def settle(world: World) -> None:
-    rounds(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_idle)
 
 
 def rescale(world: World, *jobs: str) -> None:
@@ -183,7 +183,7 @@ def test_a_job_that_always_fails_is_quarantined_with_an_alert_and_the_others_nev
 ) -> None:
     world.data.trouble["prepare", JOBS[0]] = Fail(CorruptData("poison"))
     rescale(world, *JOBS)
-    rounds(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_idle)
     assert round_(world).quarantined == (JOBS[0],)
     assert all(is_rescaled(world, job) for job in JOBS[1:])
     alert = JournalStore(world.database).entries(JOBS[0], kind="alert")[-1]

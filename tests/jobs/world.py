@@ -184,7 +184,7 @@ class World:
         """Run rounds until one finds nothing to do; a crash is followed by a restart. Returns the rounds."""
         for number in range(rounds_max):
             try:
-                if self.round().is_quiet:
+                if self.round().is_idle:
                     return number
             except Crash:
                 self.restart()

@@ -1,6 +1,6 @@
-"""Batches of the State Syncer: simple changes of thousands of jobs, and plans opened for hundreds, at once.
+"""Bulk transactions of the State Syncer: simple changes of thousands of jobs, new plans of hundreds.
 
-A batch compares each job with what was decided on; those that have moved are left to the next round.
+A batch is a compare-and-set per job: a job that changed since the decision is left to the next round.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class SyncStore:
         self._database = database
 
     def occupied(self) -> frozenset[str]:
-        """The jobs with a plan, in quarantine, or with something to retire."""
+        """The jobs with a plan, a quarantine or a retirement."""
         with self._database.reading() as connection:
             return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
@@ -275,13 +275,13 @@ _PLAN_COLUMNS = tuple(column.name for column in PLANS.columns)
 
 
 class SimpleCommit(NamedTuple):
-    """One simple change of the running row as it was read; small, because thousands wait for their batch."""
+    """One simple change of a running row. It is small, because a batch has thousands."""
 
     job: str
     expected_version: int
-    is_change: bool  # not: only the version is noted
+    is_change: bool  # False: only `expected_version` is updated
     restarts: bool
-    version: int  # of the running row
+    version: int  # of the running row as read
     restart_version: int
     config: str  # as JSON text
     reason: str
@@ -290,18 +290,16 @@ class SimpleCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What a batch wrote, and for how long it kept others from writing."""
+    """What a batch wrote, and how long its transaction took."""
 
-    versions: Mapping[str, int]  # of the running rows, by job; jobs that had moved are not in it
+    versions: Mapping[str, int]  # of the written running rows, by job; changed jobs are left out
     took_ms: Millis
 
 
 def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
-    """The change that a decision means. Requires: the job has a running row, without a hold."""
+    """The simple change for a decision. Requires: the job has a running row, without a hold."""
     row = record.old
-    assert row is not None and not row.is_held, (
-        "only a plan holds, and a job with a plan gets no simple change"
-    )
+    assert row is not None and not row.is_held, "a held job has a plan, and then gets no simple change"
     config, restarts = row.config_json, False
     paths: tuple[str, ...] = ()
     if isinstance(sync, SimpleSync):
@@ -346,7 +344,7 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
-    """Commit simple changes. A job whose row moved (a hold moves it too) or that has a plan is left out."""
+    """Commit simple changes. A job with a plan, or whose running row changed (also by a hold), is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
         changes = sum(item.is_change for item in batch)
@@ -354,7 +352,7 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
         rows = [
             _values_after(item, next(numbers) if item.is_change else item.version, now_ms) for item in batch
         ]
-        written = _update_unmoved(leader, connection, batch, rows)
+        written = _update_unchanged(leader, connection, batch, rows)
         items = [item for item in batch if item.job in written]
         done = {job: version for job, version, *_ in rows if job in written}
         recorded = [
@@ -365,31 +363,33 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
     return BatchResult(versions=done, took_ms=leader.measure_ms() - began_ms)
 
 
-def _update_unmoved(
+def _update_unchanged(
     leader: LeaderStore,
     connection: sa.Connection,
     batch: Sequence[SimpleCommit],
     rows: Sequence[tuple[Any, ...]],
 ) -> set[str]:
-    """Write the rows of jobs that have not moved; returns these jobs. Numbers of the others are left out."""
+    """Write the rows of unchanged jobs; returns these jobs. Version numbers of the others stay unused."""
     if connection.dialect.name == "postgresql":
         versions = [item.version for item in batch]
         return update_rows_if(
             connection, RUNNING, _SIMPLE_COLUMNS, rows, at=("version", versions), unless_in=PLANS
         )
-    unmoved = leader.unmoved(connection, {item.job: item.version for item in batch})
-    update_rows(connection, RUNNING, _SIMPLE_COLUMNS, [row for row in rows if row[0] in unmoved])
-    return unmoved
+    unchanged = leader.unchanged(connection, {item.job: item.version for item in batch})
+    update_rows(connection, RUNNING, _SIMPLE_COLUMNS, [row for row in rows if row[0] in unchanged])
+    return unchanged
 
 
 def open_plans(
     leader: LeaderStore, decided: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
 ) -> BatchResult:
-    """Make decisions durable: each a plan with a generation of its own, on the running row as it was read."""
+    """Insert a plan with a new generation for each decision whose running row did not change."""
     with leader.writing("open") as connection:
         began_ms = leader.measure_ms()
-        unmoved = leader.unmoved(connection, {record.job.name: version_of(record) for record, _ in decided})
-        items = [(record, sync) for record, sync in decided if record.job.name in unmoved]
+        unchanged = leader.unchanged(
+            connection, {record.job.name: version_of(record) for record, _ in decided}
+        )
+        items = [(record, sync) for record, sync in decided if record.job.name in unchanged]
         plans = new_plans(connection, items, now_ms)
         insert_rows(connection, PLANS, _PLAN_COLUMNS, [_plan_values(plan) for plan in plans])
         recorded = [
@@ -411,7 +411,7 @@ def open_plans(
 def new_plans(
     connection: sa.Connection, items: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
 ) -> list[PlanRow]:
-    """Plans with numbers and generations taken in this transaction; nothing else is written."""
+    """New plans with ids and generations from counters; the caller inserts them in the same transaction."""
     if not items:
         return []
     numbers = next_values(connection, "plans", len(items))
@@ -440,17 +440,17 @@ def new_plans(
 
 
 def version_of(record: JobRecord) -> int:
-    """Of the running row, 0 if there is none."""
+    """The version of the running row, 0 if there is none."""
     return 0 if record.running is None else record.running.version
 
 
 def generation_counter(job: str) -> str:
-    """The counter of a job's generations: shared by all lives of the name, so no number comes twice."""
+    """The counter of a job's generations, shared by all lives of the name, so that none is used twice."""
     return f"generation/{job}"
 
 
 def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
-    # Nobody else writes meanwhile, so reading and writing need not be one statement.
+    # Write transactions are serialized, so read and write may be two statements.
     names = [generation_counter(job) for job in jobs]
     last: dict[str, int] = {name: value for name, value in _COUNTERS.rows(connection, names)}
     following = {job: last.get(name, 0) + 1 for job, name in zip(jobs, names, strict=True)}
@@ -472,18 +472,12 @@ def _plan_values(plan: PlanRow) -> tuple[Any, ...]:
 
 
 ROLE = "syncer"
-
-
 ACTOR = "state_syncer"
 
 
-# Where tests crash the syncer. "before": the write is done but not committed; "after": it is committed.
+# Failpoints for tests. "before": written, not committed; "after": committed.
 WRITES = ("simple", "open", "hold", "commit", "retired", "replace", "drop", "failed", "give_up", "lift")
-
-
 CALLS = ("prepare", "is_stopped", "fence", "retire")
-
-
 FAILPOINTS = tuple(f"{name}.{side}" for name in (*WRITES, *CALLS) for side in ("before", "after"))
 
 
@@ -494,11 +488,11 @@ _PLANNED = ByName(sa.select(PLANS.c.job), PLANS.c.job)
 
 
 def pass_failpoint(point: str) -> None:
-    """What production does at each of `FAILPOINTS`: nothing."""
+    """The failpoint handler in production: does nothing."""
 
 
 class LeaderStore:
-    """Transactions of the syncer that holds `term`: each checks that it still does. Thread-safe.
+    """Transactions of the leading syncer; each checks that `term` is still the current one. Thread-safe.
 
     `reach(point)` is called at the failpoints of `WRITES`; `measure_ms` is a clock for durations.
     """
@@ -513,17 +507,17 @@ class LeaderStore:
     ) -> None:
         self.database, self.term, self._journal = database, term, JournalStore(database)
         self.reach, self.measure_ms = reach, measure_ms
-        # Writers wait for each other anyway. Waiting here, they do not hold a connection each.
+        # Writes are serialized anyway; threads that wait here hold no connection.
         self._turn = threading.Lock()
 
     def check(self) -> None:
-        """Raise Fenced unless this syncer is still the active one."""
+        """Raise Fenced unless this syncer is still the leader."""
         with self.database.reading() as connection:
             self.check_term(connection)
 
     @contextmanager
     def writing(self, write: str) -> Iterator[sa.Connection]:
-        """One of `WRITES`, as one transaction."""
+        """The transaction of one of `WRITES`."""
         with self._turn, self.database.transaction() as connection:
             self.check_term(connection)
             yield connection
@@ -531,11 +525,11 @@ class LeaderStore:
         self.reach(f"{write}.after")
 
     def check_term(self, connection: sa.Connection) -> None:
-        """Raise Fenced when a successor has taken over."""
+        """Raise Fenced unless this syncer is still the leader."""
         check_term(connection, ROLE, self.term)
 
-    def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
-        """Those of these jobs whose running row has this version (0: there is none), without a plan."""
+    def unchanged(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
+        """Those of these jobs without a plan whose running row has this version (0: no row)."""
         names = list(versions)
         found: dict[str, int] = {job: version for job, version in _VERSIONS.rows(connection, names)}
         same = {job for job, version in versions.items() if found.get(job, 0) == version}
@@ -552,7 +546,7 @@ class LeaderStore:
         *,
         kind: str | None = "sync",
     ) -> None:
-        """Audit a change in its transaction, and journal it unless `kind` is None."""
+        """Write a change to the audit, and to the journal unless `kind` is None."""
         append_audit(connection, _audit(action, job, reason, now_ms, data))
         if kind is not None:
             self._journal.append(connection, _entry(action, job, reason, now_ms, data, kind))
@@ -565,16 +559,15 @@ class LeaderStore:
         *,
         silent: str = "",
     ) -> None:
-        """Audit many changes, as (action, job, reason, data as JSON text), in their transaction.
-
-        Those of other actions than `silent` are journalled too.
+        """Write changes (action, job, reason, data as JSON text) to the audit, and to the journal unless their
+        action is `silent`.
         """
         append_audits(connection, changes, at_ms=now_ms, actor=ACTOR, role=ROLE)
-        told = [change for change in changes if change[0] != silent]
-        self._journal.append_all(connection, told, at_ms=now_ms, actor=ACTOR, kind="sync")
+        journalled = [change for change in changes if change[0] != silent]
+        self._journal.append_all(connection, journalled, at_ms=now_ms, actor=ACTOR, kind="sync")
 
     def alert(self, job: str, decision: str, problem: str, now_ms: Millis) -> None:
-        """Journal an alert for people to act on; nothing of the job changes."""
+        """Write an alert for operators to the journal."""
         with self._turn, self.database.transaction() as connection:
             self.check_term(connection)
             self._journal.append(connection, _entry(decision, job, problem, now_ms, {}, "alert"))

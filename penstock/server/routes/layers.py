@@ -118,7 +118,7 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
             layer=layer,
             changes=body.changes,
             expected_version=version_of(if_match),
-            asked=ask(caller, body.why, idempotency_key),
+            options=ask(caller, body.why, idempotency_key),
         )
         version = await patches.ask(patch)
         return answer({"version": version}, version=version)
