@@ -235,7 +235,7 @@ class Alarming:
             store,
             AlarmSender(store, routes, self._workers),
             sources,
-            plane.jobs.at_rest,
+            plane.jobs.inactive,
             (capacity_manager.SOURCE,),
         )
 

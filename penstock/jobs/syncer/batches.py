@@ -344,7 +344,7 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
-    """Commit simple changes. A job with a plan, or whose running row changed (also by a hold), is left out."""
+    """Commit simple changes. A job with a plan, or with a hold or a changed running row, is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
         changes = sum(item.is_change for item in batch)
@@ -559,8 +559,8 @@ class LeaderStore:
         *,
         silent: str = "",
     ) -> None:
-        """Write changes (action, job, reason, data as JSON text) to the audit, and to the journal unless their
-        action is `silent`.
+        """Write changes (action, job, reason, data as JSON text) to the audit. Those with other actions than
+        `silent` are written to the journal too.
         """
         append_audits(connection, changes, at_ms=now_ms, actor=ACTOR, role=ROLE)
         journalled = [change for change in changes if change[0] != silent]
