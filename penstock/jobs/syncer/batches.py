@@ -46,65 +46,68 @@ from penstock.jobs.syncer.sync_plan import (
     steps_of,
 )
 
-# What a release changes. Whether a value of these is valid depends on nothing else in the config.
+# The fields that a release changes. Their validity does not depend on other fields.
 RELEASE_FIELDS = ("package", "arguments")
-_KNOWN_MAX = 10_000
-_LATER: dict[Any, tuple[str, ...]] = {
+_CACHE_MAX = 10_000
+_LATER_FIELDS_OF: dict[Any, tuple[str, ...]] = {
     **{JobConfig.model_fields[part].annotation: names for part, names in LATER_PART_FIELDS.items()},
     Input: ("writer",),
 }
-_LEFT_OUT = PROCESS_FIELDS | {*LATER_FIELDS}  # of the stored form, at their defaults
+_OMITTED_FIELDS = PROCESS_FIELDS | {*LATER_FIELDS}  # left out of the stored form at their defaults
 
 
-class Difference(NamedTuple):
-    """What a release means for jobs that have the same values of its fields before and after."""
+class ReleaseDifference(NamedTuple):
+    """The change of the release fields, shared by all jobs with the same old and new values."""
 
     reason: str
     paths: tuple[str, ...]
     restarts: bool
-    values: Mapping[str, Any]  # the new ones, as they were validated
+    values: Mapping[str, Any]  # the new, validated values
 
 
-class Quick(NamedTuple):
-    """What differs (None: nothing), and the whole config as it should run, as JSON text."""
+class FastComparison(NamedTuple):
+    """The difference (None: none), and the whole new running config as JSON text."""
 
-    difference: Difference | None
+    difference: ReleaseDifference | None
     target: str
 
 
 @dataclass(slots=True)
-class QuickLook:
-    """Remembers which values of the release's fields were found valid, and what they became."""
+class FastComparer:
+    """Compares expected and running configs without a full validation, if only release fields differ.
+
+    For that it caches values of these fields that passed the full validation.
+    """
 
     _valid: dict[tuple[str, bytes], Any] = field(default_factory=dict)
-    _differences: dict[bytes, Difference | None] = field(default_factory=dict)
+    _differences: dict[bytes, ReleaseDifference | None] = field(default_factory=dict)
 
-    def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> Quick | None:
-        """What to change in `running` to have what the layers (precedence, body) say; None: look closer."""
+    def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> FastComparison | None:
+        """Compare the merge of the layers (precedence, body) with `running`; None: a full comparison is needed."""
         try:
             new, old = _expected(bodies), _RUNNING.decode(running)
         except (msgspec.MsgspecError, UnicodeError):
-            return None  # what is wrong with it is said by the full look
+            return None  # the full comparison reports the error
         if "process" in (new.kind, old.kind):
-            return None  # its JSON has fields that other kinds leave out
+            return None  # its stored form has other fields
         wanted, runs = _values(new), _values(old)
-        if new.name not in (None, job) or _rest(wanted) != _rest(runs):
+        if new.name not in (None, job) or _other_values(wanted) != _other_values(runs):
             return None
-        if _encode(_loose(wanted)) != _encode(_loose(runs)):
-            return None  # the same to Python only, to which true is 1
-        wanted, runs = _release(wanted), _release(runs)
+        if _encode(_untyped(wanted)) != _encode(_untyped(runs)):
+            return None  # equal in Python only, where true == 1
+        wanted, runs = _release_values(wanted), _release_values(runs)
         if wanted == runs:
-            return Quick(None, running)
+            return FastComparison(None, running)
         key = _encode((wanted, runs))
         if key not in self._differences and not self._compare_release(key, wanted, runs):
             return None
         difference = self._differences[key]
         if difference is None:
-            return Quick(None, running)
-        return Quick(difference, _encode(_replace(old, **difference.values)).decode())
+            return FastComparison(None, running)
+        return FastComparison(difference, _encode(_replace(old, **difference.values)).decode())
 
     def _compare_release(self, key: bytes, wanted: Sequence[Any], runs: Sequence[Any]) -> bool:
-        """Work out a difference and remember it; False when a value was not seen valid yet."""
+        """Compute and cache a difference; False if a value was not validated yet."""
         before, after = dict(zip(RELEASE_FIELDS, runs, strict=True)), {}
         for name, value in zip(RELEASE_FIELDS, wanted, strict=True):
             valid = self._valid.get((name, _encode(value)))
@@ -116,11 +119,11 @@ class QuickLook:
         self._differences[key] = None
         if changed:
             paths = tuple(change.path for change in changed)
-            self._differences[key] = Difference(explain(changed), paths, needs_restart(changed), after)
+            self._differences[key] = ReleaseDifference(explain(changed), paths, needs_restart(changed), after)
         return True
 
     def learn(self, layers: Sequence[LayerRow], target: JobConfig) -> None:
-        """`target` is what these layers became when they were validated in full."""
+        """Cache the release fields of a full validation: `target` is the validated merge of these layers."""
         merged, found = merge_layers(layers), target.to_json({*RELEASE_FIELDS})
         self._make_room()
         for name in RELEASE_FIELDS:
@@ -129,7 +132,7 @@ class QuickLook:
 
     def _make_room(self) -> None:
         for memory in (self._valid, self._differences):
-            if len(memory) >= _KNOWN_MAX:
+            if len(memory) >= _CACHE_MAX:
                 memory.clear()
 
 
@@ -143,20 +146,20 @@ def _expected(bodies: Sequence[tuple[int, str]]) -> Any:
 
 
 @cache
-def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec.Struct]:
-    """A model's fields and defaults without its rules. What is no model itself is compared as it is."""
+def _struct_of(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec.Struct]:
+    """A struct with a model's fields and defaults, without its validators. Other types are `Any`."""
     fields: list[Any] = []
     for name, info in model.model_fields.items():
-        kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
-        if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
+        kind = Any if model is JobConfig and name in RELEASE_FIELDS else _field_type(info.annotation)
+        if model is JobConfig and name == "name":  # optional in layers
             fields.append((name, kind, None))
-        elif name in _LATER.get(model, ()):
-            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # what was left out stays out
-        elif info.is_required() or (not with_defaults and name not in _LEFT_OUT):
+        elif name in _LATER_FIELDS_OF.get(model, ()):
+            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # a missing field stays missing
+        elif info.is_required() or (not with_defaults and name not in _OMITTED_FIELDS):
             fields.append((name, kind))
         else:
             default = json_text.loads(json_text.dumps(info.get_default(call_default_factory=True)))
-            for later in _LATER.get(info.annotation, ()):
+            for later in _LATER_FIELDS_OF.get(info.annotation, ()):
                 del default[later]
             fields.append((name, kind, msgspec.convert(default, kind)))
     return msgspec.defstruct(
@@ -165,26 +168,26 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kw_only=True,
         forbid_unknown_fields=True,
         frozen=True,
-        omit_defaults=not with_defaults,  # so that what was left out stays out
+        omit_defaults=not with_defaults,  # a missing field stays missing
     )
 
 
-def _kind(annotation: Any) -> Any:
+def _field_type(annotation: Any) -> Any:
     if annotation in (bool, int, float, str) or get_origin(annotation) is Literal:
         return annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _twin(annotation)
+        return _struct_of(annotation)
     arguments = get_args(annotation)
     if get_origin(annotation) is tuple and arguments[1:] == (...,):
-        return GenericAlias(list, (_kind(arguments[0]),))
+        return GenericAlias(list, (_field_type(arguments[0]),))
     return Any
 
 
-def _is_loose(kind: Any) -> bool:
-    """Whether values of it may have types that nobody declared."""
+def _is_untyped(kind: Any) -> bool:
+    """Whether values of this type may contain values without a declared type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return any(_is_loose(item.type) for item in msgspec.structs.fields(kind))
-    return kind is Any or any(map(_is_loose, get_args(kind) if get_origin(kind) is list else ()))
+        return any(_is_untyped(item.type) for item in msgspec.structs.fields(kind))
+    return kind is Any or any(map(_is_untyped, get_args(kind) if get_origin(kind) is list else ()))
 
 
 def _pick(names: Iterable[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -192,12 +195,14 @@ def _pick(names: Iterable[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     return picked
 
 
-_EXPECTED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_twin(JobConfig))
-_RUNNING: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_twin(JobConfig, with_defaults=False))
+_EXPECTED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_struct_of(JobConfig))
+_RUNNING: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_struct_of(JobConfig, with_defaults=False))
 _FIELDS = tuple(JobConfig.model_fields)
-_REST = tuple(name for name in _FIELDS if name not in ("name", *RELEASE_FIELDS))
-_release, _rest = _pick(RELEASE_FIELDS), _pick(_REST)
-_loose = _pick(name for name in _REST if _is_loose(_kind(JobConfig.model_fields[name].annotation)))
+_OTHER_FIELDS = tuple(name for name in _FIELDS if name not in ("name", *RELEASE_FIELDS))
+_release_values, _other_values = _pick(RELEASE_FIELDS), _pick(_OTHER_FIELDS)
+_untyped = _pick(
+    name for name in _OTHER_FIELDS if _is_untyped(_field_type(JobConfig.model_fields[name].annotation))
+)
 _encode, _values, _replace = msgspec.json.encode, msgspec.structs.astuple, msgspec.structs.replace
 
 
@@ -208,7 +213,7 @@ _RUNS = sa.and_(
     RUNNING.c.hold_generation < RUNNING.c.generation,
     ~JOBS.c.deleted,
 )
-_GLANCES = ByName(
+_SNAPSHOTS = ByName(
     sa.select(
         JOBS.c.name,
         JOBS.c.expected_version,
@@ -231,11 +236,11 @@ _GLANCES = ByName(
 _OCCUPIED = sa.union_all(*(sa.select(table.c.job) for table in (PLANS, QUARANTINE, RETIREMENTS)))
 
 
-Bodies = list[tuple[int, str]]  # of a job's layers: precedence, JSON text
+LayerBodies = list[tuple[int, str]]  # precedence and JSON text of each layer of a job
 
 
-class Glance(NamedTuple):
-    """A job that exists and has a running row without a hold, its JSON as it is stored."""
+class JobSnapshot(NamedTuple):
+    """An existing job with a running row without a hold; `config` is JSON text as stored."""
 
     job: str
     expected_version: int
@@ -256,14 +261,14 @@ class SyncStore:
         with self._database.reading() as connection:
             return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
-    def glance(self, names: Sequence[str]) -> list[tuple[Glance, Bodies]]:
-        """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
+    def snapshots(self, names: Sequence[str]) -> list[tuple[JobSnapshot, LayerBodies]]:
+        """Those of these jobs that exist and run without a hold, with their layers."""
         with self._database.reading() as connection:
-            rows = _GLANCES.rows(connection, names)
-        found: dict[str, tuple[Glance, Bodies]] = {}
+            rows = _SNAPSHOTS.rows(connection, names)
+        found: dict[str, tuple[JobSnapshot, LayerBodies]] = {}
         for job, *facts, precedence, body in rows:
             if job not in found:
-                found[job] = (Glance(job, *facts), [])
+                found[job] = (JobSnapshot(job, *facts), [])
             if body is not None:
                 found[job][1].append((precedence, body))
         return list(found.values())
@@ -318,19 +323,19 @@ def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
     )
 
 
-def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
-    """The change that a quick look means."""
-    found = quick.difference
+def fast_commit(snapshot: JobSnapshot, comparison: FastComparison) -> SimpleCommit:
+    """The simple change for a fast comparison."""
+    found = comparison.difference
     return SimpleCommit(
-        job=glance.job,
-        expected_version=glance.expected_version,
+        job=snapshot.job,
+        expected_version=snapshot.expected_version,
         is_change=found is not None,
         restarts=found is not None and found.restarts,
-        version=glance.version,
-        restart_version=glance.restart_version,
-        config=quick.target,
+        version=snapshot.version,
+        restart_version=snapshot.restart_version,
+        config=comparison.target,
         reason=explain(()) if found is None else found.reason,
-        data=_data(glance.expected_version, () if found is None else found.paths),
+        data=_data(snapshot.expected_version, () if found is None else found.paths),
     )
 
 

@@ -16,16 +16,16 @@ from penstock.core.workers import BackgroundExecutor, Finished, InlineExecutor, 
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.syncer.batches import (
     BatchResult,
-    Bodies,
-    Glance,
+    FastComparer,
+    JobSnapshot,
+    LayerBodies,
     LeaderStore,
-    QuickLook,
     SimpleCommit,
     SyncStore,
     commit_simple,
+    fast_commit,
     open_plans,
     pass_failpoint,
-    quick_commit,
     simple_commit,
     version_of,
 )
@@ -130,7 +130,7 @@ class StateSyncer:
         self._quarantined: set[str] = set()
         self._seen_version = 0  # of the counter of expected versions
         self._swept_ms: Millis | None = None
-        self._quick = QuickLook()
+        self._comparer = FastComparer()
         self._batch_jobs = {"simple": self._settings.batch_jobs, "open": self._settings.batch_jobs}
 
     def sync_once(self, now_ms: Millis) -> SyncReport:
@@ -181,22 +181,22 @@ class StateSyncer:
         read = self._read_ahead(work, names[start:end])
         while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
             # Reading ahead is safe: a row that changes after the read is left out of its batch.
-            glances, read = read(), self._read_ahead(work, names[end : end + READ_JOBS])
-            self._check_jobs(work, names[start:end], glances)
+            snapshots, read = read(), self._read_ahead(work, names[end : end + READ_JOBS])
+            self._check_jobs(work, names[start:end], snapshots)
             start, end = end, end + READ_JOBS
         return max(0, len(names) - start)
 
     def _read_ahead(
         self, work: _Round, names: Sequence[str]
-    ) -> Callable[[], Sequence[tuple[Glance, Bodies]]]:
+    ) -> Callable[[], Sequence[tuple[JobSnapshot, LayerBodies]]]:
         free = [name for name in names if name not in work.occupied]
-        return self._background.start(partial(self._records.glance, free)) if free else tuple
+        return self._background.start(partial(self._records.snapshots, free)) if free else tuple
 
     def _check_jobs(
-        self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]
+        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
     ) -> None:
         """Decide for some jobs, and write full batches."""
-        others = self._check_fast(work, names, glances)
+        others = self._check_fast(work, names, snapshots)
         records = self._store.load(others) if others else {}
         for name in others:
             record = records.get(name)
@@ -212,20 +212,20 @@ class StateSyncer:
         self._write(work)
 
     def _check_fast(
-        self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]
+        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
     ) -> list[str]:
         """Decide for jobs that the fast comparison can handle; returns the others."""
         others = set(names)
-        for glance, bodies in glances:
-            quick = self._quick.compare(glance.job, bodies, glance.config)
-            if quick is None:
+        for snapshot, bodies in snapshots:
+            comparison = self._comparer.compare(snapshot.job, bodies, snapshot.config)
+            if comparison is None:
                 continue
-            others.discard(glance.job)
-            self._quarantined.discard(glance.job)
-            if quick.difference is not None or glance.synced_version != glance.expected_version:
-                work.commits.append(quick_commit(glance, quick))
+            others.discard(snapshot.job)
+            self._quarantined.discard(snapshot.job)
+            if comparison.difference is not None or snapshot.synced_version != snapshot.expected_version:
+                work.commits.append(fast_commit(snapshot, comparison))
             else:
-                self._settle(work, glance.job, glance.expected_version, glance.version)
+                self._settle(work, snapshot.job, snapshot.expected_version, snapshot.version)
         return sorted(others)
 
     def _decide(self, work: _Round, record: JobRecord) -> None:
@@ -251,7 +251,7 @@ class StateSyncer:
         ):
             work.commits.append(simple_commit(record, sync))
             if isinstance(sync, SimpleSync):
-                self._quick.learn(record.layers, sync.target)
+                self._comparer.learn(record.layers, sync.target)
         else:
             self._settle(work, job.name, job.expected_version, version_of(record))
 
