@@ -83,7 +83,7 @@ class FastComparer:
     _differences: dict[bytes, ReleaseDifference | None] = field(default_factory=dict)
 
     def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> FastComparison | None:
-        """Compare the merge of the layers (precedence, body) with `running`; None: a full comparison is needed."""
+        """Compare the merged layers (precedence, body) with `running`; None: a full comparison is needed."""
         try:
             new, old = _expected(bodies), _RUNNING.decode(running)
         except (msgspec.MsgspecError, UnicodeError):

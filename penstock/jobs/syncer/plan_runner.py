@@ -163,7 +163,7 @@ class PlanRunner:
                 return True
             case PlanStep.CONFIRM:
                 return self._confirm(run, record, plan)
-            case _:  # stored by an earlier version, which had a step between confirm and commit
+            case _:  # stored by an earlier version, which stored COMMIT as a step of its own
                 return self._commit(run, record, "every old task has stopped or is fenced")
 
     def _replace_if_urgent(self, record: JobRecord, plan: PlanRow, now_ms: Millis) -> bool:
