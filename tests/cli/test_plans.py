@@ -164,7 +164,7 @@ def test_a_copy_elsewhere_does_not_take_a_pipeline_over(empty: World, run: Run, 
     assert run("submit", a_file(tmp_path / "mine", "w.sql", WORDS_SQL), *folder).code == 0
     copy, before = a_file(tmp_path / "yours", "w.sql", WORDS_SQL.replace("robot", "r2")), empty.everything()
     said = run("submit", copy, *folder).is_refused()
-    assert "it was submitted from mine/w.sql before, and this is yours/w.sql" in said
+    assert "it was submitted from mine/w.sql before, now from yours/w.sql" in said
     assert empty.everything()["tables"] == before["tables"]
     assert "submitted from mine/w.sql before" in run("plan", copy, *folder).text
     done = run("submit", copy, "--yes", "-o", "json", *folder)

@@ -192,7 +192,7 @@ def test_only_what_was_removed_can_be_restored(any_service: JobService, database
     before = everything(database)
     with pytest.raises(NotFound) as caught:
         service.restore(job, **asked(DEVELOPER))
-    assert caught.value.why == "it is not removed"
+    assert caught.value.why == "the job exists and is not removed"
     for name in ("demo.never", "../x", "a\x00b", ""):
         with pytest.raises((NotFound, ConfigError)):
             service.restore(name, **asked(DEVELOPER))

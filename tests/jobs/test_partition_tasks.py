@@ -46,7 +46,7 @@ OTHER = (0, 1, 1, 0, 1, 1, 1, 0)
     ("asked", "why"),
     [
         ((0, 1, 1, 0), ""),
-        ((0, 1, 1), "3 entries, the job has 4 partitions"),
+        ((0, 1, 1), "3 entries, and the job has 4 partitions"),
         ((0, 1, 2, 0), "task 2, the job has 2 tasks"),
         ((1, 1, 1, 1), "task 0 of 2 would have no partition"),
     ],
@@ -220,7 +220,7 @@ def test_a_plan_refuses_what_a_write_would(world: World):
             idempotency_key=None,
             now_ms=0,
         )
-    assert "2 entries, the job has 8 partitions" in caught.value.why
+    assert "2 entries, and the job has 8 partitions" in caught.value.why
 
 
 def test_nobody_is_stopped_by_the_scalers_deal(world: World):

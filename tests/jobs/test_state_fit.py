@@ -82,7 +82,7 @@ FILTER = [{"op": "filter", "expr": "amount > 0"}]
         (an_aggregate(state=None), an_aggregate(), ""),
         (an_aggregate(), an_aggregate(state=None), ""),
         (an_aggregate(state=None), an_aggregate(state=None, stages=FILTER), ""),
-        (an_aggregate(state=None), an_aggregate(window=OTHER_WINDOW), "differs in window; submit it once"),
+        (an_aggregate(state=None), an_aggregate(window=OTHER_WINDOW), "differs in window; submit it first"),
         (an_aggregate(state=None), an_aggregate(state=None, window=OTHER_WINDOW), "differs in window"),
         (an_aggregate(state=None), an_aggregate(columns=[COUNTED]), "differs in columns"),
         (an_aggregate(state={"values": SHAPE["values"]}), an_aggregate(), ""),

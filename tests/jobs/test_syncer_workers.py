@@ -121,7 +121,7 @@ def test_more_jobs_hang_than_there_are_workers_and_the_others_still_come_to_thei
     report = rounds(world, lambda report: is_rescaled(world, JOBS[4]) and is_rescaled(world, JOBS[5]))
     report = rounds(world, lambda report: len(report.open) == 4)
     assert {job for job, _ in report.failed} == set(JOBS[:4])
-    assert "does not come back" in report.failed[0][1] and "What to do" in report.failed[0][1]
+    assert "a call that hangs" in report.failed[0][1] and "What to do" in report.failed[0][1]
 
 
 def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, clock: Clock) -> None:
@@ -133,7 +133,7 @@ def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, cl
     for _ in range(3):
         assert round_(world).failed[0][0] == JOBS[0]
     alerts = JournalStore(world.database).entries(JOBS[0], kind="alert")
-    assert [(entry.decision, "does not come back" in entry.reason) for entry in alerts] == [
+    assert [(entry.decision, "a call that hangs" in entry.reason) for entry in alerts] == [
         ("job.stuck", True)
     ]
     call.released.set()

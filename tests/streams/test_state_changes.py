@@ -263,7 +263,7 @@ def edges(kind: type[VectorComputation]) -> Pipeline:
     ("kind", "why"),
     [
         (Turned, "in the order first, last, which last, first changes"),
-        (Inserted, "new ones can only come behind the others"),
+        (Inserted, "new columns can only be appended"),
         (Edges, ""),
         (Longer, ""),
     ],
