@@ -196,11 +196,11 @@ class Submitted:
     done: Mapping[str, str]  # created | updated | unchanged | reset | stopped
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Submitted:
+    def of(cls, response: Mapping[str, Any]) -> Submitted:
         """From a stored response. Earlier releases stored only the versions."""
-        if set(answer) == {"jobs", "done"}:
-            return cls(jobs=answer["jobs"], done=answer["done"])
-        return cls(jobs=answer, done={})
+        if set(response) == {"jobs", "done"}:
+            return cls(jobs=response["jobs"], done=response["done"])
+        return cls(jobs=response, done={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ class JobService(JobReads):
 
     def patch_layers(self, patches: Sequence[LayerPatch]) -> list[int | Exception]:
         """Independent calls of `patch_layer`; returns the new version or the error of each."""
-        answers: list[int | Exception] = []
+        results: list[int | Exception] = []
         for patch in patches:
             try:
                 version = self.patch_layer(
@@ -180,10 +180,10 @@ class JobService(JobReads):
                     **patch.options,
                 )
             except PenstockError as error:
-                answers.append(error)
+                results.append(error)
             else:
-                answers.append(version)
-        return answers
+                results.append(version)
+        return results
 
     def clear(
         self, job: str, layer: str, *, expected_version: int | None = None, **options: Unpack[CallOptions]

@@ -290,7 +290,7 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
     tasks_after = expected.task_count if expected.state == "running" else 0
     before = expected if running is None else running.config
     has_state = not before.kind == expected.kind == "process"
-    kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
+    is_kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
     changed: tuple[FieldChange, ...] = ()
     restarts: tuple[str, ...] = ()
     if running is None:
@@ -308,7 +308,7 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
         changed=changed,
         restarts=restarts,
         tasks_after=tasks_after,
-        state_kept=kept and not conflict,
+        state_kept=is_kept and not conflict,
         reason=sync.reason,
         conflict=conflict,
     )

@@ -78,7 +78,7 @@ def test_limits_that_leave_no_number_of_tasks_are_refused(database: Database):
     patch(service, {"task_count_max": 4, "scaler.task_count_min": 2})
     patch(service, {"task_count": 30})  # a number outside of the limits is clamped
     assert service.view("demo.count").config.task_count == 4
-    with pytest.raises(ConfigError, match="scaler.task_count_min is 33, and task_count_max is 32"):
+    with pytest.raises(ConfigError, match="task_count_min is 33, and task_count_max is 32"):
         a_job(service, "demo.other", scaler={"task_count_min": 33})
 
 

@@ -129,9 +129,9 @@ def explain(changed: Sequence[FieldChange]) -> str:
 
 def plan_mapping(target: JobConfig, running: RunningView | None) -> tuple[int, ...]:
     """The mapping of the target: the requested one, or the running one if its size fits, or an even one."""
-    asked = requested_mapping(target)
-    if asked is not None:
-        return asked
+    requested = requested_mapping(target)
+    if requested is not None:
+        return requested
     if running is not None and _size_of(target) == _size_of(running.config):
         return running.mapping
     return map_partitions(target.partitions, target.task_count)
@@ -242,9 +242,9 @@ def dropped_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[s
         return
     if (old.kind, old.lineage) != (target.kind, target.lineage):
         return
-    kept = {item.category for item in target.inputs}
+    remaining = {item.category for item in target.inputs}
     for item in old.inputs:
-        if item.writer and item.category not in kept:
+        if item.writer and item.category not in remaining:
             yield item.category, item.writer
 
 
