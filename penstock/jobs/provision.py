@@ -24,9 +24,8 @@ from penstock.jobs.syncer.sync_plan import (
 from penstock.jobs.text_rules import shown
 
 STATEFUL = "stateful"
-STATE_CHECK_FIELDS = frozenset(
-    {"kind", "lineage", "partitions", "plan", "inputs"}
-)  # compared by `state_conflict`
+# Fields that `state_conflict` compares.
+STATE_CHECK_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})
 # Aggregates whose stored type does not follow from the type of their result.
 _UNTYPED_FUNCTIONS = ("avg", "approx_count_distinct")
 

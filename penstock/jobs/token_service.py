@@ -87,9 +87,8 @@ class TokenService:
 
 
 def _row(response: dict[str, Any]) -> TokenRow:
-    return TokenRow(
-        **{"container": "", **response}
-    )  # responses that a former version stored have no container
+    # Responses that a former version stored have no container.
+    return TokenRow(**{"container": "", **response})
 
 
 def _admins_only(options: CallOptions, what: str) -> None:

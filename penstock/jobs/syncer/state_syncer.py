@@ -120,9 +120,8 @@ class StateSyncer:
         self._measure_ms = measure_ms
         self._workers: Workers[PlanOutcome] = InlineWorkers() if workers is None else workers
         self._background: BackgroundExecutor = InlineExecutor() if background is None else background
-        self._started: dict[
-            str, Callable[[Now], PlanOutcome]
-        ] = {}  # plan runs whose result was not collected yet
+        # Plan runs whose result was not collected yet.
+        self._started: dict[str, Callable[[Now], PlanOutcome]] = {}
         self._alerted: set[str] = set()  # jobs with an alert about a call that hangs
         # Jobs in sync, with (expected, running) version: skipped until one of the versions changes.
         self._settled: dict[str, tuple[int, int]] = {}
