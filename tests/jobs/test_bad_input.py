@@ -161,7 +161,11 @@ KEYS: dict[str, Any] = {
 }
 OTHERS: dict[str, Case] = {
     "stale version": (VersionConflict, "current version is 2", write({"threads": 2}, expected_version=0)),
-    "version of the future": (VersionConflict, "your change is based on version 99", write({}, expected_version=99)),
+    "version of the future": (
+        VersionConflict,
+        "your change is based on version 99",
+        write({}, expected_version=99),
+    ),
     "stale patch": (VersionConflict, "current version is 2", patch({"threads": 2}, expected_version=0)),
     "a scaler on call": (Refused, "'scaler' is not one of admin, oncall", write({}, **asked(SCALER))),
     "a developer on call": (Refused, "'developer' is not one of", write({}, **asked(DEVELOPER))),

@@ -256,7 +256,7 @@ def test_the_answer_to_a_submit_that_an_earlier_release_kept_is_read(service: Jo
     request = hashlib.sha256(json.dumps({"submit": compiled}, sort_keys=True).encode()).hexdigest()
     with service._store.database.transaction() as connection:
         store_response(
-            connection, actor=DEVELOPER.name, key="k", request=request, answer={"demo.a": 7}, now_ms=1
+            connection, actor=DEVELOPER.name, key="k", request=request, response={"demo.a": 7}, now_ms=1
         )
     assert submit(service, a_body("demo.a"), key="k") == Submitted(jobs={"demo.a": 7}, done={})
 

@@ -60,7 +60,10 @@ def test_it_has_a_partition_per_task_unless_it_says_otherwise(
         ({"command": ["echo", "{tsk}"]}, "did you mean {task}?"),
         ({"command": ["{arguments.word}"]}, "{arguments.word} is not one of"),
         ({"environment": {"1X": "a"}}, "a variable name has only letters"),
-        ({"environment": {"PENSTOCK_TASK": "a"}}, "environment.PENSTOCK_TASK: names that start with PENSTOCK_"),
+        (
+            {"environment": {"PENSTOCK_TASK": "a"}},
+            "environment.PENSTOCK_TASK: names that start with PENSTOCK_",
+        ),
         ({"environment": {"A": "two\nlines"}}, "environment.A"),
         ({"inputs": [{"category": "queries"}]}, "inputs: a job of kind `process` has no such field"),
         ({"plan": {"key": "query"}}, "plan: a job of kind `process` has no such field"),

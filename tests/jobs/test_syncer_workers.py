@@ -197,7 +197,7 @@ def test_an_error_nobody_expected_counts_as_the_jobs_failure(world: World) -> No
     report = rounds(world, lambda report: report.quarantined == (JOBS[0],))
     assert "ZeroDivisionError: a bug" in report.failed[0][1]
     view = world.service.view(JOBS[0])
-    assert view.quarantine is not None and "nobody expected" in view.quarantine.reason
+    assert view.quarantine is not None and "unexpected error" in view.quarantine.reason
     settle(world)
     assert is_rescaled(world, JOBS[1])
     world.data.trouble.clear()
