@@ -219,7 +219,7 @@ class LayerWriter:
             if role not in allowed:
                 raise Refused(
                     f"{self.call.actor.name} may not change `{field if field != 'policies' else path}`",
-                    why=f"only the roles {' and '.join(sorted(allowed)) or '(none)'} may, not {role!r}",
+                    why=f"only {' and '.join(sorted(allowed)) or 'no role'} may change it, not {role!r}",
                     fix=_how_to_change(allowed, allowed & kind.writers, layer),
                 )
 

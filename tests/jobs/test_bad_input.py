@@ -103,7 +103,7 @@ BODIES: dict[str, tuple[str, Any]] = {
         "policies.p.a: it is not a finite number",
         {"policies": {"p": {"a": float("nan")}}},
     ),
-    "1 MiB text": ("owner: a text of 1048576 characters", {"owner": "x" * MIB}),
+    "1 MiB text": ("owner: it is a text of 1048576 characters", {"owner": "x" * MIB}),
     "1 MiB key": ("is not a valid key", {"labels": {"x" * MIB: "v"}}),
     "long owner": ("owner: String should have at most 200 characters", {"owner": "x" * 201}),
     "control characters": ("owner: it contains control characters", {"owner": "a\x00b"}),
@@ -200,11 +200,11 @@ OTHERS: dict[str, Case] = {
         "task_cout",
         submit(a_body("demo.a"), a_body("demo.b", task_cout=1)),
     ),
-    "pipeline by a path": (ConfigError, "not a name", submit(a_body("demo.a"), pipeline="../demo")),
+    "pipeline by a path": (ConfigError, "not a valid name", submit(a_body("demo.a"), pipeline="../demo")),
     "pipeline with deep graph": (ConfigError, "nested deeper", submit(a_body("demo.a"), graph=nested(100))),
     "job of a pipeline by a path": (ConfigError, "name", submit(a_body("demo.a/../../x"))),
-    "job body without a name": (ConfigError, "has no name", submit({"kind": "stateless"})),
-    "privilege": (Refused, "not for 'oncall'", patch({"privileged": True})),
+    "job body without a name": (ConfigError, "has no unique name", submit({"kind": "stateless"})),
+    "privilege": (Refused, "may change it, not 'oncall'", patch({"privileged": True})),
 }
 
 

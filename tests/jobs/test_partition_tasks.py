@@ -47,7 +47,7 @@ OTHER = (0, 1, 1, 0, 1, 1, 1, 0)
     [
         ((0, 1, 1, 0), ""),
         ((0, 1, 1), "3 entries, and the job has 4 partitions"),
-        ((0, 1, 2, 0), "task 2, the job has 2 tasks"),
+        ((0, 1, 2, 0), "task 2, and the job has tasks 0 to 1"),
         ((1, 1, 1, 1), "task 0 of 2 would have no partition"),
     ],
 )
