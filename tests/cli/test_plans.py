@@ -91,7 +91,7 @@ def test_what_cannot_be_run_yet_is_planned_and_not_submitted(empty: World, run: 
     assert planned.code == 1
     compiled = planned.json["compiled"]
     said = run("submit", path, *folder).is_refused()
-    assert "'windows.join' cannot be run yet" in said and "by session" in said
+    assert "'windows.join' cannot be run yet" in said and "session windows" in said
     assert empty.everything() == before
     # A client that does not check is refused all the same.
     from penstock.cli.output import connect

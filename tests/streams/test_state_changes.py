@@ -262,7 +262,7 @@ def edges(kind: type[VectorComputation]) -> Pipeline:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Turned, "in the order first, last, which last, first changes"),
+        (Turned, "in the order first, last, and last, first is another order"),
         (Inserted, "new columns can only be appended"),
         (Edges, ""),
         (Longer, ""),
