@@ -98,11 +98,11 @@ def test_a_round_does_not_wait_for_calls_and_reports_what_is_under_way(world: Wo
 @pytest.mark.parametrize("call", ["prepare", "is_stopped", "fence", "retire"])
 def test_a_job_that_hangs_anywhere_delays_no_other(world: World, call: str) -> None:
     """I13: its plan stands where it is, the others' are over, and simple changes go on."""
-    hang(world, call, JOBS[0])
+    hanging = hang(world, call, JOBS[0])
     rescale(world, *JOBS[:5])
     world.write("provisioner", job=JOBS[5], threads=2)
     rounds(world, lambda report: all(is_rescaled(world, job) for job in JOBS[1:5]))
-    rounds(world, lambda report: report.open == (JOBS[0],))
+    rounds(world, lambda report: report.open == (JOBS[0],) and hanging.is_entered.is_set())
     row = world.store.running.row(JOBS[5])
     assert row is not None and row.config.threads == 2
     assert is_rescaled(world, JOBS[0]) is (call == "retire")
