@@ -30,7 +30,7 @@ from rich.table import Table
 
 from penstock.core import text as json_text
 from penstock.core.errors import CorruptData
-from penstock.core.loop import AsideThreads, WorkerThreads
+from penstock.core.loop import ThreadExecutor, WorkerThreads
 from penstock.core.system_clock import SystemClock
 from penstock.db.bulk import insert_rows, is_one_of
 from penstock.db.database import COUNTERS, Database, next_value, next_values, take_term
@@ -138,7 +138,7 @@ class _World:
     ) -> None:
         self._failing, self._hanging, self._over = failing, hanging, threading.Event()
         self.workers: WorkerThreads[Any] = WorkerThreads("bench", CLOCK)
-        self._aside = AsideThreads("bench aside", threads=2)
+        self._background = ThreadExecutor("bench background", threads=2)
         self.syncer = StateSyncer(
             JobStore(database),
             self,
@@ -146,7 +146,7 @@ class _World:
             term=take_term(database, "syncer", "bench"),
             settings=settings or SyncerSettings(fence_after_ms=0),
             workers=self.workers,
-            aside=self._aside if database.is_shared else None,
+            background=self._background if database.is_shared else None,
             measure_ms=CLOCK.boot_ms,
         )
 
@@ -156,12 +156,12 @@ class _World:
 
     def expect_quiet(self, *, sweep: bool = False) -> None:
         report = self.syncer.sync_once(10**6 if sweep else 2)
-        assert report.is_quiet, report
+        assert report.is_idle, report
 
     def close(self) -> None:
         self._over.set()
         self.workers.stop()
-        self._aside.stop()
+        self._background.stop()
 
     def prepare(self, job: str, birth: str, config: JobConfig) -> None:
         self._call(job)

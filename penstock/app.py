@@ -19,7 +19,7 @@ from penstock.alarms.service import AlarmFacts, AlarmService, AlarmWatch
 from penstock.alarms.store import AlarmStore
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
-from penstock.core.loop import AsideThreads, Loop, WorkerThreads
+from penstock.core.loop import Loop, ThreadExecutor, WorkerThreads
 from penstock.core.system_clock import sleep_ms
 from penstock.core.text import some_of
 from penstock.core.workers import REST_MS, Rest, RoundPace, no_rest
@@ -36,7 +36,7 @@ from penstock.jobs.job_reads import JobView
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.running_store import RunningStore
-from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 from penstock.scaling import capacity_manager
 from penstock.scaling.capacity import Stock
@@ -235,7 +235,7 @@ class Alarming:
             store,
             AlarmSender(store, routes, self._workers),
             sources,
-            plane.jobs.at_rest,
+            plane.jobs.inactive,
             (capacity_manager.SOURCE,),
         )
 
@@ -282,8 +282,8 @@ class ControlPlane(Control):
         loans = LoanStore(self.database, self.journal)
         self.lending = LendingService(loans, self.fleet, self.tokens, self)
         self._data_plane = StreamDataPlane(self.log, self.rows, rows_place=settings.rows_place)
-        self._workers: WorkerThreads[Outcome] = WorkerThreads("state syncer", self.clock)
-        self._aside = AsideThreads("state syncer aside", threads=2)
+        self._workers: WorkerThreads[PlanOutcome] = WorkerThreads("state syncer", self.clock)
+        self._background = ThreadExecutor("state syncer background", threads=2)
         self._shard_manager: ShardManager | None = None
         self._syncer: StateSyncer | None = None
         holder = secrets.token_hex(8)
@@ -344,13 +344,13 @@ class ControlPlane(Control):
     def _lead(self, *, seize: bool = False) -> None:
         """Keep or take the roles of which one instance may be active, as far as they are free."""
         now_ms = self.clock.now_ms()
-        term = self._shard_lease.keep(now_ms, seize=seize)
+        term = self._shard_lease.renew(now_ms, seize=seize)
         if term is None:
             self._shard_manager = None
         elif self._shard_manager is None or self._shard_manager.term != term:
             log.info("shard manager is active here", term=term)
             self._shard_manager = self._new_shard_manager(term)
-        term = self._sync_lease.keep(now_ms, seize=seize)
+        term = self._sync_lease.renew(now_ms, seize=seize)
         if term is None:
             self._syncer = None
         elif self._syncer is None or self._syncer.term != term:
@@ -382,7 +382,7 @@ class ControlPlane(Control):
             ),
             workers=self._workers,
             # SQLite gives way to other threads with every row, which takes longer than it saves.
-            aside=self._aside if self.database.is_shared else None,
+            background=self._background if self.database.is_shared else None,
             measure_ms=self.clock.boot_ms,
         )
 
@@ -420,7 +420,7 @@ class ControlPlane(Control):
         self._alarming.stop()
         self.policies.stop()
         self._workers.stop()
-        self._aside.stop()
+        self._background.stop()
         with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
             self._shard_lease.release()
             self._sync_lease.release()
@@ -433,7 +433,7 @@ class ControlPlane(Control):
         try:
             report = self._syncer.sync_once(self.clock.now_ms())
         except Fenced:
-            self._sync_lease.doubt()
+            self._sync_lease.invalidate()
             raise
         for job, error in report.failed:
             log.warning("sync failed", job=job, error=error)
@@ -451,7 +451,7 @@ class ControlPlane(Control):
         try:
             report = self._shard_manager.tick(self.clock.boot_ms())
         except Fenced:
-            self._shard_lease.doubt()
+            self._shard_lease.invalidate()
             raise
         if report.failed_over:
             log.warning("failed over", containers=report.failed_over)

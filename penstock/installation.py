@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError,
 from penstock.core.folder import (
     endpoint_file,
     folder_lock,
-    make_folder,
+    prepare_folder,
     token_file,
     tokens_folder,
     write_endpoint,
@@ -78,7 +78,7 @@ def check(settings: Settings) -> None:
 def running(settings: Settings) -> Iterator[Installation]:
     """Run it until the block ends; leaves nothing running. What can be refused is, before anything starts."""
     folder, listening = settings.folder, listening_of(settings)
-    make_folder(folder)
+    prepare_folder(folder)
     with (
         folder_lock(folder, "a control plane"),
         bind(listening) as listener,

@@ -32,7 +32,7 @@ from penstock.db.journal_store import JournalStore
 from penstock.fleet.shard_store import FleetView
 from penstock.jobs.job_reads import JobReads, JobView
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.layer_writer import Asked, Call, LayerWriter, WriteDesk
+from penstock.jobs.layer_writer import Call, CallOptions, IdempotentWriter, LayerWriter
 from penstock.jobs.text_rules import check_line, shown
 from penstock.scaling.policies.balance import starved_tasks
 from penstock.scaling.policies.policy import FLEET, Levels, RaiseAlert, Severity
@@ -159,7 +159,7 @@ class AlarmService:
     """The alarms of one control plane, and the routes by which it tells of them."""
 
     def __init__(self, jobs: JobStore, store: AlarmStore, routes: Sequence[Route]) -> None:
-        self._desk, self.store, self._routes = WriteDesk(jobs), store, tuple(routes)
+        self._desk, self.store, self._routes = IdempotentWriter(jobs), store, tuple(routes)
 
     @property
     def route_names(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class AlarmService:
         found = [alarm for alarm in self.store.alarms(job) if alarm.is_firing or everything]
         return tuple(sorted(found, key=_by_weight))
 
-    def acknowledge(self, alarm_id: str, **asked: Unpack[Asked]) -> Alarm:
+    def acknowledge(self, alarm_id: str, **asked: Unpack[CallOptions]) -> Alarm:
         """Somebody looks after it: no more reminders until it is over or gets worse."""
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class AlarmService:
         return msgspec.convert(answer, Alarm)
 
     def silence(
-        self, *, job: str, key: str, severity_max: str, for_ms: Millis, **asked: Unpack[Asked]
+        self, *, job: str, key: str, severity_max: str, for_ms: Millis, **asked: Unpack[CallOptions]
     ) -> Silence:
         """Nobody is told of such alarms for so long; what still fires then is told."""
         check_line("the jobs of a silence", job, length_max=PATTERN_MAX)
@@ -227,7 +227,7 @@ class AlarmService:
         request = {"silence": job, "key": key, "severity": severity_max, "for_ms": for_ms}
         return msgspec.convert(self._desk.once(asked, request, write), Silence)
 
-    def unsilence(self, silence_id: str, **asked: Unpack[Asked]) -> Silence:
+    def unsilence(self, silence_id: str, **asked: Unpack[CallOptions]) -> Silence:
         """End a silence; what fires is told at the next look."""
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class AlarmService:
 
         return msgspec.convert(self._desk.once(asked, {"unsilence": silence_id}, write), Silence)
 
-    def test(self, **asked: Unpack[Asked]) -> dict[str, str]:
+    def test(self, **asked: Unpack[CallOptions]) -> dict[str, str]:
         """Send a notice through each route, now; what each said, "" if it took it."""
         call = Call(**asked)
         call.check()

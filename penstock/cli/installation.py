@@ -19,7 +19,7 @@ from penstock.cli.output import Folder
 from penstock.cli.watching import stop_on_signals
 from penstock.container.sessions import last_failure
 from penstock.core.errors import ConfigError, EnvironmentProblem
-from penstock.core.folder import own_folder, tokens_folder
+from penstock.core.folder import make_private_folder, tokens_folder
 from penstock.jobs.config import NAME_PATTERN
 from penstock.settings import FILE, FOLDER, JoinSettings, Settings
 
@@ -216,7 +216,7 @@ def join(
     given = {option: value for option, value in _given(context).items() if option not in named}
     asked = JoinSettings.of_join(given, folder=folder, config=config)
     try:
-        own_folder(folder)
+        make_private_folder(folder)
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot use the folder {folder}", why=str(error), fix="name another one with --dir"

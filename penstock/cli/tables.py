@@ -16,7 +16,7 @@ from rich.text import Text
 
 from penstock.fleet.messages import shortly
 from penstock.jobs.config import JobConfig
-from penstock.jobs.tasks import FIELD, why_ignored
+from penstock.jobs.tasks import PARTITION_TASKS, ignored_mapping_reason
 
 
 def status_tables(status: Mapping[str, Any], problem: str = "") -> RenderableType:
@@ -400,8 +400,10 @@ def layer_text(decided: Mapping[str, Any] | None) -> Text:
 
 def ignored_text(job: Mapping[str, Any]) -> list[Text]:
     """What a job's layers ask for and cannot have as they stand together, a line each."""
-    why = "" if job.get("problem") else why_ignored(JobConfig.from_stored(job["config"]))
-    return [text(f"{FIELD} is ignored: {why}; partitions are dealt evenly", "yellow")] if why else []
+    why = "" if job.get("problem") else ignored_mapping_reason(JobConfig.from_stored(job["config"]))
+    return (
+        [text(f"{PARTITION_TASKS} is ignored: {why}; partitions are dealt evenly", "yellow")] if why else []
+    )
 
 
 Row = Mapping[str, Any]

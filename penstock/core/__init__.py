@@ -1,1 +1,1 @@
-"""The kernel: no policy, no Spark."""
+"""Errors, clocks, threads and the journal: no policy, no Spark."""

@@ -1,4 +1,4 @@
-"""Time as an argument: integer milliseconds, and the one protocol that tells them."""
+"""Time as integer milliseconds, and the protocol of a clock. Decisions get the time as an argument."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Millis = int
 
 
 class Clock(Protocol):
-    """Tells the time. Only `core/loop.py` has a real one."""
+    """The real one is `SystemClock` in `core/system_clock.py`."""
 
     def now_ms(self) -> Millis:
-        """Milliseconds since the Unix epoch, for people and records."""
+        """Milliseconds since the Unix epoch, for display and for stored records."""
 
     def boot_ms(self) -> Millis:
-        """Milliseconds since boot, counting suspends: the only clock leases are measured with."""
+        """Milliseconds since boot, time in suspend included. Leases are measured with this clock only."""
 
 
 Action = TypeVar("Action")
@@ -23,7 +23,7 @@ Action = TypeVar("Action")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[Action]):
-    """Do `actions`, and call again by `wake_at_ms`. Calling earlier is harmless."""
+    """Execute `actions`, and call again at `wake_at_ms` or earlier."""
 
     actions: tuple[Action, ...] = ()
     wake_at_ms: Millis | None = None

@@ -1,4 +1,4 @@
-"""Names on disk that survive a power failure: a file's name is durable when its folder was synced."""
+"""File names that survive a power failure: a name is durable after an fsync of its folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Fsync a folder, so that the names in it are durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -15,10 +15,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; their names are durable when it returns."""
+def make_durable_folder(folder: Path) -> None:
+    """Create a folder and its missing parents; their names are durable on return."""
     if folder.is_dir():
         return
-    make_folder(folder.parent)
+    make_durable_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)

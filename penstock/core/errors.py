@@ -1,37 +1,37 @@
-"""Every error Penstock raises on purpose. Each says what happened, why, and what to do.
+"""Every error that Penstock raises on purpose: what happened, why, and what to do.
 
 PenstockError
-├── UserError                  whoever asked can fix it
+├── UserError                  the caller can fix it
 │   ├── ConfigError            a job config or layer is not valid
 │   ├── PipelineError          a pipeline file, graph or expression is not valid
-│   ├── VersionConflict        somebody wrote first: read again and decide again
+│   ├── VersionConflict        a concurrent write came first: read again and decide again
 │   ├── NotFound               no job, category, package or container of that name
-│   ├── Refused                the answer is no: wrong token, role, or state
-│   │   ├── EpochUsed          an earlier life of this writer had this epoch, or a larger one
-│   │   └── NeedsConsent       a submit would stop jobs that it was not told to stop
-│   ├── KeyReused              an idempotency key that stands for another request
+│   ├── Refused                not allowed: wrong token, role, or state
+│   │   ├── EpochUsed          an earlier life of this writer used this epoch, or a larger one
+│   │   └── NeedsConsent       a submit would stop jobs that the caller did not name
+│   ├── KeyReused              the idempotency key belongs to another request
 │   └── EnvironmentProblem     no Java, a port or folder in use, a broken installation
 ├── Fenced                     a successor owns this now: stop, do not retry
-├── StoreUnavailable           a store did not answer: try again
-│   └── OutcomeUnknown         it may or may not have been written: repeat with the same key
-├── DiskFull                   no room: nothing was half-written
+├── StoreUnavailable           a store did not respond: retry
+│   └── OutcomeUnknown         the write may or may not be committed: retry with the same key
+├── DiskFull                   no space left: nothing was partially written
 ├── CorruptData                a checksum or format does not match: stop, never guess
-├── RecordsExpired             the bus let records go before their reader came
-├── IntervalError              the rows of an interval do not fit what was planned
-│   ├── IntervalMissing        absent, or of another birth: the plan creates, a task only opens
-│   ├── OffsetAhead            a planned start lies above the committed offset
-│   ├── RowsOlderThanBus       the bus has seen more than these rows ever sent
-│   ├── IntentStands           another range or plan was promised and must be replayed first
-│   └── StateMismatch          stored state does not fit the values that the computation declares
-├── SequenceGap                a publish skipped sequences that nobody sent
+├── RecordsExpired             the bus deleted records before they were read
+├── IntervalError              the rows of an interval do not match the plan
+│   ├── IntervalMissing        absent, or of another birth: plans create intervals, tasks only open them
+│   ├── OffsetAhead            a planned start is above the committed offset
+│   ├── RowsOlderThanBus       the bus has records that these rows never sent
+│   ├── IntentStands           another range or plan has an open intent, which must be replayed first
+│   └── StateMismatch          stored state does not match the declaration of the computation
+├── SequenceGap                a publish skipped sequences that were never sent
 ├── VersionMoved               a twin committed first: read the snapshot again
-├── ComputationFailed          user code raised, or did what it may not
-│   ├── ProductionRefused      a production with an early stamp, an unknown stream or wrong columns
-│   ├── TimerRefused           a timer with an early hold, or timers without end
-│   ├── StateRefused           a state of another type than declared, or that no serializer takes
-│   └── PoisonRecord           a record that cannot be worked on, where the job is to stop at such
-├── NotYet                     something else comes first: the next round looks again
-└── TaskActionFailed           a container did not do as asked: the next round tries again
+├── ComputationFailed          user code raised, or broke a rule
+│   ├── ProductionRefused      a production with an early timestamp, an unknown stream or wrong columns
+│   ├── TimerRefused           a timer with an early hold, or an endless chain of timers
+│   ├── StateRefused           a state of another type than declared, or one that cannot be serialized
+│   └── PoisonRecord           a record that cannot be processed, in a job with `poison: fail`
+├── NotYet                     a precondition is missing: the next round retries
+└── TaskActionFailed           a container did not carry out an action: the next round retries
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _rebuild(kind: type[PenstockError], data: dict[str, object]) -> PenstockErro
 
 
 class UserError(PenstockError):
-    """Whoever asked can fix it."""
+    """The caller can fix it."""
 
 
 class ConfigError(UserError):
@@ -77,70 +77,70 @@ class PipelineError(UserError):
 
 
 class VersionConflict(UserError):
-    """A compare-and-set lost the race."""
+    """A compare-and-set failed: a concurrent write came first."""
 
     def __init__(self, key: str, *, expected: int, actual: int) -> None:
         super().__init__(
-            f"{key} was changed by somebody else",
-            why=f"you decided on version {expected}, the current version is {actual}",
+            f"{key} was changed by another writer",
+            why=f"your change is based on version {expected}, the current version is {actual}",
             fix="read it again and repeat your change on the current version",
         )
         self.key, self.expected, self.actual = key, expected, actual
 
 
 class NotFound(UserError):
-    """Nothing of that name."""
+    """Nothing has that name."""
 
 
 class Refused(UserError):
-    """The answer is no."""
+    """The caller may not do this, or not in this state."""
 
 
 class EpochUsed(Refused):
-    """An earlier life of this writer had this epoch, or a larger one."""
+    """An earlier life of this writer used this epoch, or a larger one."""
 
 
 class NeedsConsent(Refused):
-    """A submit would stop jobs, or replace a pipeline of another file, and was not told to."""
+    """A submit would stop jobs, or replace another file's pipeline, without the caller's consent."""
 
     def __init__(self, pipeline: str, *, stops: list[str], replaces: str, origin: str) -> None:
         jobs, reasons = ", ".join(stops), []
         if replaces:
-            reasons.append(f"it was submitted from {replaces} before, and this is {origin}")
+            reasons.append(f"it was submitted from {replaces} before, now from {origin}")
         if stops:
-            reasons.append(f"this version does not have {jobs}")
+            reasons.append(f"this version does not contain {jobs}")
         what = "would stop " + jobs if stops else "would be replaced by another file"
         super().__init__(
             f"the pipeline {pipeline!r} {what}; nothing was changed",
             why="; ".join(reasons),
-            fix="rename the pipeline if it is another one; if this is what you want, submit with --yes"
-            " (API: name the jobs in `stops` and the file in `replaces`)",
+            fix="if it is a different pipeline, rename it; if you want this change, submit with --yes"
+            " (API: list the jobs in `stops` and the file in `replaces`)",
         )
         self.stops, self.replaces = stops, replaces
 
 
 class KeyReused(UserError):
-    """An idempotency key came again with another request."""
+    """An idempotency key was used again for another request."""
 
 
 class EnvironmentProblem(UserError):
-    """The machine is not as Penstock needs it."""
+    """The machine or its configuration does not meet a requirement of Penstock."""
 
 
 class Fenced(PenstockError):
-    """A successor owns this now. Not a crash: do not restart."""
+    """A successor owns this now. It is not a crash: do not restart."""
 
 
 class StoreUnavailable(PenstockError):
-    """A store did not answer."""
+    """A store did not respond."""
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The write may or may not have happened."""
+    """The write may or may not be committed."""
 
 
 class DiskFull(PenstockError):
-    """No room left; nothing was half-written."""
+    """No space left; nothing was partially written."""
 
 
 class CorruptData(PenstockError):
@@ -148,35 +148,35 @@ class CorruptData(PenstockError):
 
 
 class RecordsExpired(PenstockError):
-    """The bus let records go before their reader came."""
+    """The bus deleted records before they were read."""
 
 
 class IntervalError(PenstockError):
-    """The rows of an interval do not fit what was planned."""
+    """The rows of an interval do not match the plan."""
 
 
 class IntervalMissing(IntervalError):
-    """Absent, or of another birth."""
+    """The interval is absent, or of another birth."""
 
 
 class OffsetAhead(IntervalError):
-    """A planned start lies above the committed offset."""
+    """A planned start is above the committed offset."""
 
 
 class RowsOlderThanBus(IntervalError):
-    """The bus has seen more than these rows ever sent."""
+    """The bus has records that these rows never sent."""
 
 
 class IntentStands(IntervalError):
-    """Another range or plan was promised and must be replayed first."""
+    """Another range or plan has an open intent, which must be replayed first."""
 
 
 class StateMismatch(IntervalError):
-    """Stored state does not fit the values that the computation declares."""
+    """Stored state does not match the declaration of the computation."""
 
 
 class SequenceGap(PenstockError):
-    """A publish skipped sequences."""
+    """A publish skipped sequences that were never sent."""
 
 
 class VersionMoved(PenstockError):
@@ -184,7 +184,7 @@ class VersionMoved(PenstockError):
 
 
 class ComputationFailed(PenstockError):
-    """User code raised, or did what it may not; says for which job, key and record."""
+    """User code raised, or broke a rule; with the job, the key and the offset of the record."""
 
     def __init__(
         self,
@@ -201,37 +201,37 @@ class ComputationFailed(PenstockError):
 
 
 class ProductionRefused(ComputationFailed):
-    """A production with an early stamp, an unknown stream or wrong columns."""
+    """A production with an early timestamp, an unknown stream or wrong columns."""
 
 
 class TimerRefused(ComputationFailed):
-    """A timer with an early hold, or timers without end."""
+    """A timer with an early hold, or an endless chain of timers."""
 
 
 class StateRefused(ComputationFailed):
-    """A state of another type than declared, or that a serializer does not take."""
+    """A state of another type than declared, or one that cannot be serialized."""
 
 
 class PoisonRecord(ComputationFailed):
-    """A record that cannot be worked on, and a job that is to stop at such."""
+    """A record that cannot be processed, in a job with `poison: fail`."""
 
 
 class NotYet(PenstockError):
-    """Something else comes first."""
+    """A precondition is missing; the next round retries."""
 
 
 class TaskActionFailed(PenstockError):
-    """A container did not do as asked."""
+    """A container did not carry out an action."""
 
 
 def translate_sqlite(error: BaseException | None, text: str) -> PenstockError:
-    """Name what a SQLite failure means to us."""
+    """The PenstockError for a SQLite error."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return DiskFull(
             "the disk is full",
             why=text,
-            fix="free some space; nothing was half-written and work goes on by itself",
+            fix="free disk space; nothing was partially written, and work continues by itself",
         )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return CorruptData("a database file is damaged", why=text, fix="restore the file from a backup")
@@ -239,8 +239,8 @@ def translate_sqlite(error: BaseException | None, text: str) -> PenstockError:
         return StoreUnavailable("the database is busy", why=text, fix="try again")
     if name.startswith("SQLITE_IOERR"):
         return OutcomeUnknown(
-            "the database could not be written", why=text, fix="look at the disk, then try again"
+            "the database could not be written", why=text, fix="check the disk, then try again"
         )
     return StoreUnavailable(
-        "the database refused the request", why=text, fix="try again, and report it if it stays"
+        "the database refused the request", why=text, fix="try again; if it happens again, report it"
     )

@@ -1,6 +1,6 @@
-"""The folder of an installation: who may look into it, which process has it, and where it keeps its address.
+"""The folder of an installation: its permissions, its lock, and the file with the API's address.
 
-The tokens of people are not in it, since the code of jobs runs there: they are in a folder of their user.
+Users' tokens are not in it, because job code runs there: they are in the configuration folder of each user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.core.errors import EnvironmentProblem
 
-# What an earlier version left in a folder with other rights. Nothing else in there is ours to change.
+# Files of an earlier version, whose permissions are corrected. No other file in the folder is changed.
 OWN_NAMES = (
     "bus",
     "bus.json",
@@ -35,34 +35,31 @@ OWN_NAMES = (
 
 
 def endpoint_file(folder: Path) -> Path:
-    """Where a running `penstock up` says how to reach it."""
+    """The file with the address of a running `penstock up`."""
     return folder / "endpoint.json"
 
 
 def token_file(folder: Path, role: str) -> Path:
-    """Where `penstock up` keeps a token that it issued for this machine.
-
-    Those of people are in a folder of their user, not in the one that the code of jobs runs in.
-    """
+    """The file of a token that `penstock up` issued for this machine."""
     return tokens_folder(folder) / role
 
 
 def tokens_folder(folder: Path) -> Path:
-    """Where the tokens of people for a `penstock up` are kept: below XDG_CONFIG_HOME, or ~/.config."""
+    """The folder of the user's tokens for one installation: below XDG_CONFIG_HOME, or ~/.config."""
     named = Path(os.environ.get("XDG_CONFIG_HOME") or "")
     try:
         config = named if named.is_absolute() else Path.home() / ".config"
     except RuntimeError as error:
         raise EnvironmentProblem(
-            "there is no place for tokens",
+            "there is no folder for tokens",
             why=f"this user has no home folder: {error}",
             fix="set HOME, or XDG_CONFIG_HOME to a folder that only this user can read",
         ) from error
     return config / "penstock" / "tokens" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
 
 
-def own_folder(folder: Path) -> None:
-    """Make a folder that only this user can look into. What this process makes from now on is its own too."""
+def make_private_folder(folder: Path) -> None:
+    """Create a folder that only this user can read. Also sets the umask of this process to 077."""
     os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -70,7 +67,7 @@ def own_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder for this process alone; the lock dies with it."""
+    """Lock a folder for this process; the lock is released when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         try:
@@ -78,28 +75,28 @@ def folder_lock(folder: Path, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise EnvironmentProblem(
                 f"another process already runs {what} in {folder}",
-                why="it holds the folder's lock: two would undo each other's work",
-                fix="stop the other one, or name another folder with --folder (with --join: --dir)",
+                why="it holds the lock of the folder; two processes would overwrite each other's data",
+                fix="stop the other process, or choose another folder with --folder (with --join: --dir)",
             ) from error
         yield
 
 
-def make_folder(folder: Path) -> None:
-    """Ours alone, and all that is in it; a folder of an earlier version is corrected."""
+def prepare_folder(folder: Path) -> None:
+    """Create the installation folder with private permissions; correct those of an earlier version."""
     try:
         if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & 0o077:
             for name in OWN_NAMES:
                 _make_private(folder / name)
-        own_folder(folder)
+        make_private_folder(folder)
         (folder / "lock").touch()
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot use the folder {folder}", why=str(error), fix="name another one with --folder"
+            f"cannot use the folder {folder}", why=str(error), fix="choose another folder with --folder"
         ) from error
 
 
 def _make_private(top: Path) -> None:
-    """Take all rights of others from a file, or from a folder and what is in it. Links are left alone."""
+    """Remove the permissions of group and others from a file or a folder tree. Links are not followed."""
     paths = [top]
     while paths:
         path = paths.pop()
@@ -116,13 +113,13 @@ def _make_private(top: Path) -> None:
 
 
 def write_endpoint(folder: Path, url: str, ca: Path | None = None) -> None:
-    """Say where the control plane of this folder answers, and how to know that it is the one."""
+    """Write the URL of this folder's control plane, and the CA to verify its certificate with."""
     endpoint = {"url": url, "pid": os.getpid()} | ({} if ca is None else {"ca": str(ca)})
     write_private(endpoint_file(folder), json.dumps(endpoint))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read, all of it or nothing."""
+    """Write a file atomically that only this user can read."""
     temporary = path.with_suffix(".new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -133,5 +130,5 @@ def write_private(path: Path, text: str) -> None:
         raise EnvironmentProblem(
             f"cannot write {path}",
             why=str(error),
-            fix="look at the folder's rights and the disk's free space",
+            fix="check the permissions of the folder and the free space of the disk",
         ) from error

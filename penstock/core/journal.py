@@ -1,6 +1,6 @@
-"""What was decided, by whom and why. Pure: the entry, and what a journal promises.
+"""The journal of decisions: what was decided, by whom and why. Pure: the entry and the protocol.
 
-`journal_store.py` keeps it. Whoever changes something writes one entry in the same transaction.
+`db/journal_store.py` stores it. Each change writes one entry in its own transaction.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any, Protocol
 
 from penstock.core.clock import Millis
 
-ENTRIES_MAX = 1000  # of one answer
+ENTRIES_MAX = 1000  # of one response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One decision. `id` is given by the journal when it is written, in the order of the transactions."""
+    """One decision. The journal assigns `id` when it writes the entry, in commit order."""
 
     at_ms: Millis
     actor: str  # a person's token name, or a service: "state_syncer", "autoscaler"
-    kind: str  # what sort of decision: "layer", "sync", "rescale", "failover"
+    kind: str  # "layer", "sync", "rescale", "failover"
     subject: str  # what it is about: a job, a container, a shard
     decision: str
     reason: str
-    data: Mapping[str, Any] = field(default_factory=dict)  # the numbers behind it; JSON values only
+    data: Mapping[str, Any] = field(default_factory=dict)  # the facts behind it; JSON values only
     id: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -41,10 +41,10 @@ class Entry:
 
 
 class Journal(Protocol):
-    """Remembers decisions. `connection` is the caller's open transaction, None for one of its own."""
+    """Stores decisions. `connection` is the caller's open transaction; None: a transaction of its own."""
 
     def append(self, connection: Any | None, entry: Entry) -> None:
-        """Write one entry, which gets the next id. It stands or falls with the caller's transaction."""
+        """Write one entry with the next id. It is committed or rolled back with the caller's transaction."""
 
     def entries(
         self, subject: str | None = None, since: int = 0, limit: int = 100, *, kind: str | None = None

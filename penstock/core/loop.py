@@ -1,7 +1,4 @@
-"""The only threads of the control plane: calls services' `tick(now_ms)` in rounds.
-
-Calls that may hang are made by `WorkerThreads`, beside the rounds.
-"""
+"""The threads of the control plane: `Loop` runs rounds, `WorkerThreads` runs calls that may hang."""
 
 from __future__ import annotations
 
@@ -22,29 +19,29 @@ from penstock.core.workers import Finished, Now, Result, Stuck
 
 log = structlog.get_logger(__name__)
 
-TRACE_FRAMES = 5  # of an error that nobody expected
+TRACE_FRAMES = 5  # of an unexpected error
 
 
 def _trace(error: BaseException) -> str:
-    """Where it came from. Not `exc_info`: a log takes seconds to print that, and prints variables too."""
+    """The last frames of the traceback. `exc_info` would print local variables too, and take seconds."""
     return "".join(traceback.format_exception(error, limit=-TRACE_FRAMES))
 
 
 @dataclass(slots=True)
 class Loop:
-    """Calls one round again and again, at an interval or at once when poked, until stopped.
+    """Runs a round at an interval, or at once after `poke`, until it is stopped.
 
-    A round that raises is logged, counted and repeated with a growing pause: it never ends the loop.
+    A round that raises is logged, counted and retried with exponential backoff; the loop continues.
     """
 
     name: str
     round_: Callable[[], None]
     every_ms: Millis
-    gap_ms: Millis = 0  # rounds begin at least so far apart, however often it is poked: pokes come in bursts
-    share_max: float = 1.0  # of the time: a round that grows with the fleet leaves room for the others
-    rest_max_ms: Millis = 60_000  # but nobody waits longer than this for the next one
+    gap_ms: Millis = 0  # at least this long between the starts of two rounds, since pokes come in bursts
+    share_max: float = 1.0  # largest share of the time that rounds may take, so that other loops get CPU
+    rest_max_ms: Millis = 60_000  # limit of the pause that follows from `share_max`
     failures: int = 0
-    streak: int = 0  # failures since the last round that did not
+    streak: int = 0  # failures since the last successful round
     rounds: int = 0
     last_error: str = ""
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -62,7 +59,7 @@ class Loop:
         self._wake.set()
 
     def poke_after(self, pause_ms: Millis) -> None:
-        """Run the next round after a pause shorter than the usual one."""
+        """Run the next round after this pause instead of `every_ms`."""
         self._next_pause_ms = pause_ms
 
     def stop(self, timeout_ms: Millis = 5000) -> None:
@@ -80,7 +77,7 @@ class Loop:
                 self.streak = 0
                 self.rounds += 1
             except Exception as error:
-                # The one place that may catch everything: a bug in one round must not end the service.
+                # A bug in one round must not end the service.
                 self.streak += 1
                 self.failures += 1
                 self.last_error = f"{type(error).__name__}: {error}"
@@ -99,8 +96,8 @@ class Loop:
             self._wake.clear()
 
 
-class AsideThreads:
-    """`Aside` in as many threads as there may be things under way."""
+class ThreadExecutor:
+    """A `BackgroundExecutor` with a fixed number of threads."""
 
     def __init__(self, name: str, *, threads: int = 1) -> None:
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
@@ -113,18 +110,18 @@ class AsideThreads:
 
 
 @dataclass(slots=True)
-class _Piece(Generic[Result]):
+class _WorkItem(Generic[Result]):
     work: Callable[[Now], Result]
-    began_ms: Millis | None = None  # of the boot clock; None: it waits
-    is_written_off: bool = False
+    began_ms: Millis | None = None  # of the boot clock; None: it is queued
+    is_stuck: bool = False
 
 
 class WorkerThreads(Generic[Result]):
-    """`Workers` in up to `size` threads at a time. A piece that hangs costs its key, and nobody else.
+    """`Workers` with up to `size` threads. A call that hangs blocks its own key only.
 
-    A thread cannot be ended from outside. One whose piece has taken longer than `stuck_after_ms` no longer
-    counts, and another takes its place, until there are `threads_max` of them. When the piece does come back,
-    its result is given out as if nothing had been.
+    A thread cannot be killed. When a call takes longer than `stuck_after_ms`, its thread is no longer counted
+    in `size` and another thread replaces it, up to `threads_max`. If the call returns later, its result is
+    delivered as usual.
     """
 
     def __init__(
@@ -139,25 +136,25 @@ class WorkerThreads(Generic[Result]):
         assert 0 < size <= threads_max, (size, threads_max)
         self._name, self._clock = name, clock
         self._size, self._threads_max, self._stuck_after_ms = size, threads_max, stuck_after_ms
-        self._pieces: dict[str, _Piece[Result]] = {}
-        self._waiting: deque[str] = deque()
+        self._items: dict[str, _WorkItem[Result]] = {}
+        self._queue: deque[str] = deque()
         self._finished: list[Finished[Result]] = []
-        self._threads, self._idle, self._written_off = 0, 0, 0
+        self._threads, self._idle, self._stuck_count = 0, 0, 0
         self._is_stopped = False
         self._changed = threading.Condition()
 
     def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
         with self._changed:
-            assert key not in self._pieces, key
-            self._pieces[key] = _Piece(work)
-            self._waiting.append(key)
-            self._write_off()
-            self._staff()
+            assert key not in self._items, key
+            self._items[key] = _WorkItem(work)
+            self._queue.append(key)
+            self._mark_stuck()
+            self._start_threads()
             self._changed.notify()
 
     def busy(self) -> frozenset[str]:
         with self._changed:
-            return frozenset(self._pieces)
+            return frozenset(self._items)
 
     def take_finished(self) -> tuple[Finished[Result], ...]:
         with self._changed:
@@ -166,34 +163,34 @@ class WorkerThreads(Generic[Result]):
 
     def stuck(self) -> tuple[Stuck, ...]:
         with self._changed:
-            self._write_off()
-            self._staff()
+            self._mark_stuck()
+            self._start_threads()
             now_ms = self._clock.boot_ms()
             return tuple(
-                Stuck(key=key, for_ms=now_ms - (piece.began_ms or 0))
-                for key, piece in self._pieces.items()
-                if piece.is_written_off
+                Stuck(key=key, for_ms=now_ms - (item.began_ms or 0))
+                for key, item in self._items.items()
+                if item.is_stuck
             )
 
     def stop(self, timeout_ms: Millis = 5000) -> None:
-        """Begin nothing new, and wait for what is under way, but not for ever."""
+        """Start no more calls, and wait up to `timeout_ms` for running ones that are not stuck."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._threads == self._written_off, timeout_ms / 1000)
+            self._changed.wait_for(lambda: self._threads == self._stuck_count, timeout_ms / 1000)
 
-    def _write_off(self) -> None:
+    def _mark_stuck(self) -> None:
         limit_ms = self._clock.boot_ms() - self._stuck_after_ms
-        for piece in self._pieces.values():
-            if piece.began_ms is not None and piece.began_ms <= limit_ms and not piece.is_written_off:
-                piece.is_written_off = True
-                self._written_off += 1
+        for item in self._items.values():
+            if item.began_ms is not None and item.began_ms <= limit_ms and not item.is_stuck:
+                item.is_stuck = True
+                self._stuck_count += 1
 
-    def _staff(self) -> None:
-        """Let there be threads enough for what waits."""
+    def _start_threads(self) -> None:
+        """Start threads for the queued items, within the limits."""
         while (
-            self._idle < len(self._waiting)
-            and self._threads - self._written_off < self._size
+            self._idle < len(self._queue)
+            and self._threads - self._stuck_count < self._size
             and self._threads < self._threads_max
             and not self._is_stopped
         ):
@@ -203,35 +200,35 @@ class WorkerThreads(Generic[Result]):
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            key, piece = taken
+            key, item = taken
             result, problem = None, None
             try:
-                result = piece.work(self._clock.now_ms)
+                result = item.work(self._clock.now_ms)
             except Exception as error:
-                # A bug in one piece must not cost a worker; whoever asked for it is told.
+                # A bug in one call must not end the thread; the caller gets the error.
                 problem = error
                 log.error("work failed", workers=self._name, key=key, trace=_trace(error))
             with self._changed:
-                del self._pieces[key]
-                self._finished.append(Finished(key=key, work=piece.work, result=result, error=problem))
+                del self._items[key]
+                self._finished.append(Finished(key=key, work=item.work, result=result, error=problem))
                 self._idle += 1
-                if piece.is_written_off:
-                    self._written_off -= 1
+                if item.is_stuck:
+                    self._stuck_count -= 1
 
-    def _take(self) -> tuple[str, _Piece[Result]] | None:
-        """The next piece; None when this thread is to end."""
+    def _take(self) -> tuple[str, _WorkItem[Result]] | None:
+        """The next queued item; None: this thread must end."""
         with self._changed:
-            while not self._waiting and not self._is_stopped:
-                # One that was written off may come back when its place is taken.
-                if self._threads - self._written_off > self._size:
+            while not self._queue and not self._is_stopped:
+                # A stuck thread may come back after it was replaced: then there is one too many.
+                if self._threads - self._stuck_count > self._size:
                     break
                 self._changed.wait()
             self._idle -= 1
-            if self._is_stopped or self._threads - self._written_off > self._size:
+            if self._is_stopped or self._threads - self._stuck_count > self._size:
                 self._threads -= 1
                 self._changed.notify_all()
                 return None
-            key = self._waiting.popleft()
-            piece = self._pieces[key]
-            piece.began_ms = self._clock.boot_ms()
-            return key, piece
+            key = self._queue.popleft()
+            item = self._items[key]
+            item.began_ms = self._clock.boot_ms()
+            return key, item

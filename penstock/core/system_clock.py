@@ -1,4 +1,4 @@
-"""The machine's clocks, sleeps and time limits, apart from the loops: processes of Spark need no more."""
+"""The machine's clocks, sleeps and time limits. Apart from the loops: Spark's processes import less."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def boot_ms(self) -> Millis:
-        # time.monotonic() stands still while the host sleeps; a lease must not.
+        # time.monotonic() stops during suspend; a lease must not.
         clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         return int(time.clock_gettime(clock_id) * 1000)
 
 
 @cache
 def boot_id() -> str:
-    """Tells one start of this machine from another; "" where the machine does not say."""
+    """The id of this boot of the machine; "" if the machine has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -36,19 +36,19 @@ def boot_id() -> str:
 
 
 def sleep_ms(duration_ms: Millis) -> None:
-    """Wait, outside any loop."""
+    """Block this thread; for code outside of loops."""
     time.sleep(duration_ms / 1000)
 
 
 class TookTooLong(BaseException):
-    """Raised in the middle of code that ran into its time limit; no `except Exception` swallows it."""
+    """Raised in code that exceeded its time limit. `except Exception` does not catch it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Break off code that is not ours after so long: loops in any thread, waits in the main one too."""
+    """Interrupt user code after a timeout: Python code in any thread, blocking calls only in the main one."""
     is_main = threading.current_thread() is threading.main_thread()
-    # Somebody else's alarm stays theirs.
+    # An alarm that other code has set is not replaced.
     if is_main and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
         before = signal.signal(signal.SIGALRM, _too_long)
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -58,22 +58,22 @@ def time_limit(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         return
-    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+    thread, lock, is_done = threading.get_ident(), threading.Lock(), False
 
-    def break_off() -> None:
+    def interrupt() -> None:
         with lock:
-            if not is_over:
+            if not is_done:
                 raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
                 raise_in(ctypes.c_ulong(thread), ctypes.py_object(TookTooLong))
 
-    timer = threading.Timer(seconds, break_off)
+    timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         with lock:
-            is_over = True
+            is_done = True
         timer.cancel()
 
 

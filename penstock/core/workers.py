@@ -1,6 +1,7 @@
-"""Work that may take long or hang: what services ask for, and a twin that does it at once, without threads.
+"""Protocols for calls that may take long or hang, and inline versions of them without threads.
 
-`core/loop.py` has the one with threads. With the twin, simulations and most tests stay in order.
+The versions with threads are in `core/loop.py`. Simulations and most tests use the inline ones, so that their
+order of execution is fixed.
 """
 
 from __future__ import annotations
@@ -12,52 +13,52 @@ from typing import Generic, Protocol, TypeVar
 from penstock.core.clock import Millis
 
 Result = TypeVar("Result")
-Now = Callable[[], Millis]  # the wall clock, asked by work that takes its time
+Now = Callable[[], Millis]  # the wall clock, for work that reads the time more than once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[Result]):
-    """A piece of work that is over: its result, or the error that nobody expected."""
+    """A finished call: its result, or an unexpected error."""
 
     key: str
-    work: Callable[[Now], Result]  # what was started, so that whoever started it knows it again
+    work: Callable[[Now], Result]  # as passed to `start`, so that the caller recognises it
     result: Result | None
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stuck:
-    """A piece of work that has been under way for too long; it may still come back."""
+    """A call that has been running for too long; it may still return."""
 
     key: str
     for_ms: Millis
 
 
 class Workers(Protocol[Result]):
-    """Runs pieces of work, each key's one after another."""
+    """Runs calls in the background, at most one per key at a time."""
 
     def start(self, key: str, work: Callable[[Now], Result], now_ms: Millis) -> None:
         """Run it as soon as a worker is free. Requires: `key` is not busy."""
 
     def busy(self) -> frozenset[str]:
-        """The keys whose work waits or is under way. A key whose work hangs stays busy."""
+        """The keys whose call is queued or running. A key whose call hangs stays busy."""
 
     def take_finished(self) -> tuple[Finished[Result], ...]:
-        """What has ended since the last call; each piece is given out once."""
+        """The calls that finished since the last `take_finished`; each is returned once."""
 
     def stuck(self) -> tuple[Stuck, ...]:
-        """What has been under way for longer than work should."""
+        """The calls that have been running for too long."""
 
 
-class Aside(Protocol):
-    """Does one thing beside what its owner goes on with."""
+class BackgroundExecutor(Protocol):
+    """Runs a call in the background while its caller continues."""
 
     def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Begin; what is returned waits for the result, or raises what the work raised."""
+        """Start the call. The returned function waits for its result, or raises its error."""
 
 
-class InlineAside:
-    """Does the work when its result is asked for."""
+class InlineExecutor:
+    """Runs the call when its result is requested."""
 
     def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
         return work
@@ -65,7 +66,7 @@ class InlineAside:
 
 @dataclass(slots=True)
 class InlineWorkers(Generic[Result]):
-    """Does the work inside `start`. An error that nobody expected goes straight to the caller."""
+    """Runs the call inside `start`. An unexpected error is raised to the caller."""
 
     _finished: list[Finished[Result]] = field(default_factory=list)
 
@@ -83,7 +84,7 @@ class InlineWorkers(Generic[Result]):
         return ()
 
 
-SLICE = 10  # jobs: some milliseconds of work
+SLICE = 10  # jobs between two pauses: some milliseconds of work
 REST_MS: Millis = 20
 
 Rest = Callable[[], None]
@@ -91,38 +92,35 @@ Item = TypeVar("Item")
 
 
 def no_rest() -> None:
-    """For whom nobody waits."""
+    """A `Rest` without a pause."""
 
 
-def share_of(count: int, *, least: int, rounds: int) -> int:
-    """How many of so many jobs one round serves, so that after so many rounds all of them were: spread over
-    the time, they never keep anybody waiting for long.
-    """
+def jobs_per_round(count: int, *, least: int, rounds: int) -> int:
+    """The number of jobs per round, so that `rounds` rounds serve all `count` of them; at least `least`."""
     return max(least, -(-count // rounds))
 
 
 class RoundPace:
-    """Counts the steps of one thread."""
+    """Calls `rest` after every `size` steps of a long round, so that other threads can run."""
 
     def __init__(self, rest: Rest = no_rest, *, size: int = SLICE) -> None:
-        """`size`: steps between rests."""
         self.rest, self._size, self._steps = rest, size, 0
 
     def step(self, steps: int = 1) -> None:
-        """So much was done."""
+        """Count steps, and pause when `size` of them are done."""
         self._steps += steps
         if self._steps >= self._size:
             self._steps = 0
             self.rest()
 
     def over(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Each item is a step."""
+        """Iterate; each item is a step."""
         for item in items:
             yield item
             self.step()
 
     def slices(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-        """As many as are served in one go, in their order, with a rest after each slice."""
+        """Iterate over slices of `size` items, with a pause after each slice."""
         for start in range(0, len(items), self._size):
             yield items[start : start + self._size]
             self.rest()

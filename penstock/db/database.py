@@ -1,9 +1,9 @@
-"""What every control-plane store stands on: one database, short transactions, counters, terms.
+"""The database under every store of the control plane: transactions, counters, terms, migrations.
 
 Each `*_store.py` declares its tables on `METADATA`, writes in `Database.transaction()` and reads in
 `Database.reading()`. Statements are SQLAlchemy Core's; those that run often are built once, at import. A
-database is a SQLite file, PostgreSQL, or memory, with the same rules on each: writes run one after another,
-reads see one moment and wait for nobody.
+database is a SQLite file, PostgreSQL, or memory. Everywhere writes are serialized, and a read sees a snapshot
+without waiting for writes.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 from penstock.core.errors import EnvironmentProblem, Fenced, PenstockError, translate_sqlite
 from penstock.core.text import JSON_TEXT
-from penstock.db.server_checks import refuse_what_is_not_durable, translate_postgres
+from penstock.db.server_checks import require_durable_server, translate_postgres
 
 _FOLDER = Path(__file__).parent / "migrations"
 _STEP = re.compile(r"^(\d{4})_\w+\.py$")
-# Databases made before there were steps have the tables of the first one, and no note of it.
+# Databases from before there were migrations have the tables of the first one, and no version.
 FIRST = "0001"
 
 
 def known_steps() -> tuple[str, ...]:
-    """The numbers of all steps, oldest first."""
+    """The numbers of all migrations, oldest first."""
     found = (_STEP.match(path.name) for path in (_FOLDER / "versions").iterdir())
     return tuple(sorted(match.group(1) for match in found if match))
 
 
 def upgrade_tables(connection: sa.Connection) -> None:
-    """Run the steps that are missing, inside the caller's transaction. Refuses what a newer version made."""
+    """Run the missing migrations in the caller's transaction. Refuses a database of a newer version."""
     steps, current = known_steps(), _current(connection)
     if current == steps[-1]:
         return
     if current is not None and current not in steps:
         raise EnvironmentProblem(
             "this database is from a newer version of Penstock",
-            why=f"it is at step {current}, this version knows {steps[-1]} at most",
-            fix="use the newer version, or a copy of the database from before the upgrade",
+            why=f"its migration is {current}, the newest that this version has is {steps[-1]}",
+            fix="use the newer version, or a backup of the database from before the upgrade",
         )
-    # Imported only when there is something to do: the import takes longer than the check.
+    # Imported only if a migration must run: the import takes longer than the check.
     from alembic import command
     from alembic.config import Config
 
@@ -69,13 +69,13 @@ def _current(connection: sa.Connection) -> str | None:
     return None if row is None else str(row.version_num)
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 BATCH_MAX = 16  # writes in one transaction of `GroupedWrites`
 METADATA = sa.MetaData()
 
-# Names compare by their bytes everywhere, so that a list is sorted alike on every store.
+# Names are compared by bytes, so that lists have the same order on every store.
 NAME = sa.String().with_variant(sa.String(collation="C"), "postgresql")
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite auto-increments only a column of exactly this type.
 ROW_ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 COUNTERS = sa.Table(
@@ -97,8 +97,8 @@ TERMS = sa.Table(
 class Backend(Protocol):
     """One kind of database."""
 
-    writing: sa.Engine  # its transactions exclude each other
-    reading: sa.Engine  # its transactions see one moment
+    writing: sa.Engine  # its transactions are serialized
+    reading: sa.Engine  # its transactions see a snapshot
     lock: AbstractContextManager[Any]  # held by this process during a write
     read_lock: AbstractContextManager[Any]
 
@@ -106,10 +106,10 @@ class Backend(Protocol):
         """Close every connection."""
 
     def prepare(self) -> None:
-        """Refuse what is not durable; then make the tables what this version needs."""
+        """Refuse a database that is not durable; then migrate its tables to this version."""
 
     def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
-        """What a failure means to us. `committing`: COMMIT was sent, so its outcome is unknown."""
+        """The PenstockError for a failure. `committing`: COMMIT was sent, so its outcome is unknown."""
 
 
 class Database:
@@ -145,7 +145,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Everything inside is written, or nothing; nobody else writes meanwhile."""
+        """A write transaction: atomic, and serialized with all other writes."""
         progress = _Progress()
         with self._backend.lock, self._translated(progress):
             self._fault("begin")
@@ -158,14 +158,14 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Everything inside is seen as it was at one moment. Writes are refused."""
+        """A read-only transaction on one snapshot."""
         with self._backend.read_lock, self._translated(_Progress()):
             self._fault("begin")
             with self._backend.reading.begin() as connection:
                 yield connection
 
     def translate(self, error: sa.exc.DBAPIError) -> PenstockError:
-        """What a statement's failure means to us."""
+        """The PenstockError for a failed statement."""
         return self._backend.translate(error, committing=False)
 
     @contextmanager
@@ -181,11 +181,11 @@ class _Progress:
 
 
 class GroupedWrites:
-    """Runs the writes of any number of threads; those that wait for each other share a transaction.
+    """Group commit: queued writes of several threads share one transaction.
 
-    A transaction has a price of its own: the lock, a write to the disk, round trips to a server. One thread
-    at a time writes a batch of what waits; the others sleep until their write is committed or they are the
-    next to write. Each write has a savepoint, so one that fails is undone alone.
+    Each transaction costs the lock, an fsync, and round trips to a server. One thread at a time commits a
+    batch of the queued writes; the other threads wait until their write is committed or it is their turn.
+    Each write has a savepoint, so a failed one is rolled back alone.
     """
 
     def __init__(self, database: Database) -> None:
@@ -193,12 +193,12 @@ class GroupedWrites:
         self._waiting: deque[_Write[Any]] = deque()
         self._changed, self._is_writing = threading.Condition(), False
 
-    def run(self, work: Callable[[sa.Connection], Answer]) -> Answer:
-        """What `work` returns, once that is committed. It may run in another thread; it must not wait."""
-        mine = _Write(work)
+    def run(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Run `work` and commit; returns its result. It may run in another thread, and must not block."""
+        own = _Write(work)
         with self._changed:
-            self._waiting.append(mine)
-        while batch := self._next_batch(mine):
+            self._waiting.append(own)
+        while batch := self._next_batch(own):
             try:
                 self._commit(batch)
             finally:
@@ -207,15 +207,15 @@ class GroupedWrites:
                     for write in batch:
                         write.is_done = True
                     self._changed.notify_all()
-        if isinstance(mine.result, Exception):
-            raise mine.result
-        return mine.result
+        if isinstance(own.result, Exception):
+            raise own.result
+        return own.result
 
-    def _next_batch(self, mine: _Write[Any]) -> list[_Write[Any]]:
-        """Wait until `mine` is done (an empty batch), or it is this thread's turn to write what waits."""
+    def _next_batch(self, own: _Write[Any]) -> list[_Write[Any]]:
+        """The batch that this thread must commit; empty when `own` is done."""
         with self._changed:
-            self._changed.wait_for(lambda: mine.is_done or not self._is_writing)
-            if mine.is_done:
+            self._changed.wait_for(lambda: own.is_done or not self._is_writing)
+            if own.is_done:
                 return []
             self._is_writing = True
             return [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
@@ -229,7 +229,7 @@ class GroupedWrites:
                     for write in batch:
                         self._run_in_savepoint(connection, write)
         except Exception as error:
-            # Also for those that were refused: that was decided on what the others had written.
+            # Also for writes that were refused: their decision was based on writes that are rolled back.
             for write in batch:
                 write.result = error
 
@@ -239,38 +239,32 @@ class GroupedWrites:
             write.result = write.work(connection)
         except Exception as error:
             if connection.invalidated:
-                raise  # the server is gone, and with it the whole transaction
+                raise  # the connection is lost, and with it the whole transaction
             try:
                 savepoint.rollback()
             except sa.exc.DBAPIError:
-                raise error from None  # the store undid the whole transaction, as SQLite does on a full disk
+                raise error from None  # SQLite rolls the whole transaction back when the disk is full
             write.result = self._database.translate(error) if isinstance(error, sa.exc.DBAPIError) else error
         else:
             savepoint.commit()
 
 
-class _Write(Generic[Answer]):
+class _Write(Generic[Result]):
     """One caller's write, and what it returned or raised."""
 
-    def __init__(self, work: Callable[[sa.Connection], Answer]) -> None:
+    def __init__(self, work: Callable[[sa.Connection], Result]) -> None:
         self.work, self.is_done = work, False
-        self.result: Answer | Exception = AssertionError("this write was interrupted")
+        self.result: Result | Exception = AssertionError("this write was interrupted")
 
 
 def _backend(place: Path | str | None) -> Backend:
-    if isinstance(place, str):
-        pass  # REMOVED-IMPORT
-
-        return PostgresBackend(place)
-    pass  # REMOVED-IMPORT
-
-    return SqliteBackend(place)
+    return PostgresBackend(place) if isinstance(place, str) else SqliteBackend(place)
 
 
 def upsert(
     connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, replace: Sequence[str]
 ) -> None:
-    """Insert rows, many at a time; where the primary key is there already, replace these columns."""
+    """Insert rows; where the primary key exists already, replace these columns."""
     if not rows:
         return
     statement = _upsert(connection.dialect.name, table, tuple(replace))
@@ -287,12 +281,12 @@ def _upsert(dialect: str, table: sa.Table, replace: tuple[str, ...]) -> Any:
 
 
 def values_of(row: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots, by name, as they are: `asdict` copies whatever is in them."""
+    """The fields of a dataclass with slots, by name; the values are not copied, as `asdict` would."""
     return {name: getattr(row, name) for name in row.__slots__}
 
 
 def next_value(connection: sa.Connection, counter: str) -> int:
-    """The next number of a counter: only grows, never skips under concurrency, dies with its transaction."""
+    """The next number of a counter: gapless, and rolled back with its transaction."""
     return next_values(connection, counter, 1)[0]
 
 
@@ -314,20 +308,20 @@ def _count(insert: Any) -> Any:
     )
 
 
-# Built once: to build a statement takes longer than to run it.
+# Built once: building a statement takes longer than running it.
 _COUNT = {"postgresql": _count(postgresql.insert(COUNTERS)), "sqlite": _count(sqlite.insert(COUNTERS))}
 _VALUE = sa.select(COUNTERS.c.value).where(COUNTERS.c.name == sa.bindparam("counter"))
 _TERM = sa.select(TERMS.c.term).where(TERMS.c.role == sa.bindparam("of_role"))
 
 
 def current_value(connection: sa.Connection, counter: str) -> int:
-    """The last number given out, 0 if none."""
+    """The last number of a counter, 0 if there was none."""
     row = connection.execute(_VALUE, {"counter": counter}).first()
     return 0 if row is None else int(row[0])
 
 
 def take_term(database: Database, role: str, holder: str) -> int:
-    """Become the active instance of a role, whoever was: every smaller term is fenced from now on."""
+    """Become the active instance of a role; all smaller terms are fenced."""
     with database.transaction() as connection:
         row = connection.execute(sa.select(TERMS.c.term).where(TERMS.c.role == role)).first()
         term = 1 if row is None else int(row.term) + 1
@@ -337,29 +331,29 @@ def take_term(database: Database, role: str, holder: str) -> int:
 
 
 def check_term(connection: sa.Connection, role: str, term: int) -> None:
-    """Requires: inside the transaction that writes as this role."""
+    """Raise Fenced if a newer term exists. Requires: inside the transaction that writes as this role."""
     row = connection.execute(_TERM, {"of_role": role}).first()
     if row is None or int(row[0]) != term:
         raise Fenced(
-            f"this {role} is no longer the active one",
-            why=f"it holds term {term}, the store has {None if row is None else int(row[0])}",
-            fix="nothing: the active instance goes on",
+            f"this {role} is no longer the active instance",
+            why=f"its term is {term}, the current term is {None if row is None else int(row[0])}",
+            fix="nothing: the active instance continues the work",
         )
 
 
 BUSY_MS = 10_000
 READERS_MAX = 16
-# Readers map the file into memory: every commit invalidates their own page cache.
+# Readers use mmap: every commit invalidates their page cache.
 MAPPED_BYTES = 2**30
-# What makes an acknowledged write durable. Some builds of SQLite have other defaults, or ignore a setting.
+# Required for durable commits. Some builds of SQLite have other defaults, or ignore a setting.
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": BUSY_MS}
 
-# Room for the pages that a release touches, so that fewer are read and written twice.
-_ROOMY = {"cache_size": -262144, "wal_autocheckpoint": 8000}
+# A cache that holds the pages of a release of many jobs, so that fewer are read and written twice.
+_LARGE_CACHE = {"cache_size": -262144, "wal_autocheckpoint": 8000}
 
 
 class SqliteBackend:
-    """A file, or memory."""
+    """A SQLite file, or a database in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -369,7 +363,7 @@ class SqliteBackend:
         options: dict[str, Any] = {"connect_args": arguments, **JSON_TEXT}
         if path is None:
             self.writing = sa.create_engine("sqlite://", poolclass=StaticPool, **options)
-            # A database in memory has one connection; reads and writes take turns on it.
+            # A database in memory has one connection, which reads and writes share.
             self.reading, self.read_lock = self.writing, self.lock
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -407,12 +401,12 @@ def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
         found = connection.execute(f"PRAGMA {name}").fetchone()[0]
         if found != wanted:
             raise EnvironmentProblem(
-                "this SQLite cannot keep what it acknowledges",
-                why=f"{name} is {found!r} where it must be {wanted!r}",
-                fix="keep the folder on a local disk, or use PostgreSQL with --database",
+                "this SQLite database may lose committed data",
+                why=f"PRAGMA {name} is {found!r}, and must be {wanted!r}",
+                fix="put the folder on a local disk, or use PostgreSQL with --database",
             )
 
-    for name, value in _ROOMY.items():
+    for name, value in _LARGE_CACHE.items():
         connection.execute(f"PRAGMA {name}={value}")
 
 
@@ -423,7 +417,7 @@ def _make_read_only(connection: sqlite3.Connection, _record: object) -> None:
 
 
 WRITE_LOCK = 0x70656E73746F636B  # "penstock"
-# A control plane that hangs inside a transaction must not keep the lock from the others.
+# A control plane that hangs in a transaction must release the lock.
 _SESSION = (
     "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=15s -c timezone=UTC"
 )
@@ -435,8 +429,8 @@ _TRANSPORT = {
 }
 
 
-# Sent as one text when a connection leaves the pool. To check whether it is still open, to begin and to take
-# the lock would be three round trips. SQLAlchemy commits and rolls back.
+# Sent as one text when a connection is checked out: a ping, BEGIN and the lock would be three round trips.
+# SQLAlchemy sends COMMIT and ROLLBACK.
 _WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({WRITE_LOCK})"
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _POOL: dict[str, Any] = {
@@ -445,12 +439,12 @@ _POOL: dict[str, Any] = {
     "pool_timeout": 10,
     "isolation_level": "AUTOCOMMIT",
 }
-# No prepared statements: behind a pooler, the next transaction may have another server connection.
+# Without prepared statements: behind a pooler, each transaction may use another server connection.
 _NOT_PREPARED = {"prepare_threshold": None}
 
 
 class PostgresBackend:
-    """A server at a URL."""
+    """A PostgreSQL server."""
 
     def __init__(self, url: str) -> None:
         self.lock: AbstractContextManager[Any] = nullcontext()
@@ -471,7 +465,7 @@ class PostgresBackend:
             **JSON_TEXT,
         )
         sa.event.listen(
-            self.writing, "connect", lambda connection, _record: refuse_what_is_not_durable(connection)
+            self.writing, "connect", lambda connection, _record: require_durable_server(connection)
         )
         sa.event.listen(self.writing, "checkout", partial(_begin, self.writing, _WRITE))
         sa.event.listen(self.reading, "checkout", partial(_begin, self.reading, _READ))
@@ -485,7 +479,7 @@ class PostgresBackend:
             upgrade_tables(connection)
 
     def translate(self, error: sa.exc.DBAPIError, *, committing: bool) -> PenstockError:
-        # Not SQLAlchemy's own text, which repeats the statement and its values.
+        # Not SQLAlchemy's message, which contains the statement and its values.
         return translate_postgres(error.orig, str(error.orig).strip(), committing=committing)
 
 
@@ -495,17 +489,17 @@ def _parsed(url: str) -> sa.URL:
     except (sa.exc.ArgumentError, ValueError):
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
-        # Not with the URL in it: it may carry a password.
+        # The URL is not shown: it may contain a password.
         raise EnvironmentProblem(
             "this is not the URL of a PostgreSQL database",
-            why="it does not have the form postgresql://user:password@host:port/database",
+            why="the form is postgresql://user:password@host:port/database",
             fix="correct it, or leave it out to use a SQLite file",
         )
     return parsed.set(drivername="postgresql+psycopg")
 
 
 def _begin(engine: sa.Engine, text: str, connection: Any, _record: object, _proxy: object) -> None:
-    """Begin the transaction for which a connection leaves the pool; one that was closed is replaced."""
+    """Begin a transaction when a connection is checked out; a closed connection is replaced."""
     try:
         connection.execute(text)
     except psycopg.Error as error:
@@ -523,7 +517,7 @@ INSTALLATION = sa.Table(
 
 
 def claim_places(database: Database, places: Mapping[str, str]) -> None:
-    """Record the places of the first control plane; refuse any other that has different ones."""
+    """Store the places (bus, rows, ...) of the first control plane; refuse one with different places."""
     with database.transaction() as connection:
         known = {row.name: row.value for row in connection.execute(sa.select(INSTALLATION))}
         for name, place in places.items():
@@ -532,13 +526,13 @@ def claim_places(database: Database, places: Mapping[str, str]) -> None:
             elif known[name] != place:
                 raise EnvironmentProblem(
                     "this database belongs to another installation",
-                    why=f"its {name} is at {known[name]}, here it would be at {place}",
-                    fix="use the same --folder as the others, or a database of its own",
+                    why=f"its {name} is {known[name]}, and this control plane uses {place}",
+                    fix="use the same --folder as the other control planes, or another database",
                 )
 
 
 def open_database(place: Path | str, places: Callable[[], Mapping[str, str]]) -> Database:
-    """Open a database; one that several control planes share belongs to those with the same places."""
+    """Open a database. Control planes can share one only if they use the same places."""
     database = Database(place)
     if database.is_shared:
         with ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""The journal as a table of the control plane's database."""
+"""The journal and the audit as tables of the control plane's database."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _WRITTEN = ("at_ms", "actor", "kind", "subject", "decision", "reason")
 
 
 class JournalStore:
-    """A `Journal` next to the tables whose changes it explains."""
+    """The `Journal` in the same database as the tables whose changes it explains."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def append(self, connection: sa.Connection | None, entry: Entry) -> None:
-        """Write one entry inside the caller's transaction, or in one of its own when there is none."""
+        """Write one entry in the caller's transaction; without `connection` in one of its own."""
         data = _encode(entry)
         if connection is None:
             with self._database.transaction() as own:
@@ -51,7 +51,7 @@ class JournalStore:
             _insert(connection, entry, data)
 
     def append_entries(self, connection: sa.Connection, entries: Sequence[Entry]) -> None:
-        """Write entries of any kind at once, inside the caller's transaction."""
+        """Write entries of any kind in bulk, in the caller's transaction."""
         if not entries:
             return
         numbers = next_values(connection, COUNTER, len(entries))
@@ -70,7 +70,7 @@ class JournalStore:
         actor: str,
         kind: str,
     ) -> None:
-        """Many at once, as (decision, subject, reason, data as JSON text); in the caller's transaction."""
+        """Write (decision, subject, reason, data as JSON text) in bulk, in the caller's transaction."""
         if not entries:
             return
         columns = ("id", "at_ms", "actor", "kind", "decision", "subject", "reason", "data")
@@ -87,14 +87,14 @@ class JournalStore:
             query = query.where(JOURNAL.c.subject == subject)
         if kind is not None:
             query = query.where(JOURNAL.c.kind == kind)
-        # Following on must not skip anything; a first look wants the latest.
+        # Paging must not skip entries; without `since` the newest are wanted.
         query = query.order_by(JOURNAL.c.id if since > 0 else JOURNAL.c.id.desc())
         with self._database.reading() as connection:
             found = [_entry(row) for row in connection.execute(query)]
         return tuple(sorted(found, key=lambda entry: entry.id))
 
     def after(self, since: int, *, limit: int = ENTRIES_MAX) -> tuple[Entry, ...]:
-        """The entries that follow `since` (0: from the beginning), oldest first: how watchers go on."""
+        """The entries with id > `since` (0: all), oldest first, for readers that follow the journal."""
         query = sa.select(JOURNAL).where(JOURNAL.c.id > since).order_by(JOURNAL.c.id)
         with self._database.reading() as connection:
             return tuple(_entry(row) for row in connection.execute(query.limit(min(limit, ENTRIES_MAX))))
@@ -102,7 +102,7 @@ class JournalStore:
     def about(
         self, subjects: Collection[str], *, before: int | None = None, limit: int = ENTRIES_MAX
     ) -> tuple[Entry, ...]:
-        """Entries about any of these, newest first, with id < `before`."""
+        """Entries with any of these subjects, newest first; `before`: only with smaller ids."""
         query = sa.select(JOURNAL).where(JOURNAL.c.subject.in_(sorted(subjects)))
         if before is not None:
             query = query.where(JOURNAL.c.id < before)
@@ -123,7 +123,7 @@ def _encode(entry: Entry) -> str:
         raise PenstockError(
             f"the journal entry about {entry.subject!r} cannot be written",
             why=f"its data is not JSON: {error}",
-            fix="put only strings, finite numbers, booleans, lists and maps into `data`",
+            fix="use only strings, finite numbers, booleans, lists and maps in `data`",
         ) from error
 
 
@@ -155,7 +155,7 @@ _INSERT_AUDIT = sa.insert(AUDIT).inline()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """One change of state."""
+    """One audited change."""
 
     at_ms: Millis
     actor: str
@@ -164,7 +164,7 @@ class AuditRow:
     subject: str
     reason: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    id: int = 0  # as stored; later changes have larger ones
+    id: int = 0  # assigned by the store; increasing
 
 
 def append_audits(
@@ -175,13 +175,13 @@ def append_audits(
     actor: str,
     role: str,
 ) -> None:
-    """Many at once, as (action, subject, reason, data as JSON text); in the transaction of the changes."""
+    """Write (action, subject, reason, data as JSON text) in bulk, in the transaction of the changes."""
     columns = ("at_ms", "actor", "role", "action", "subject", "reason", "data")
     insert_rows(connection, AUDIT, columns, [(at_ms, actor, role, *change) for change in changes])
 
 
 def append_audit(connection: sa.Connection, row: AuditRow) -> None:
-    """Requires: inside the transaction that makes the change."""
+    """Write one row. Requires: inside the transaction that makes the change."""
     values = {name: getattr(row, name) for name in AuditRow.__slots__ if name != "id"}
     connection.execute(_INSERT_AUDIT, {**values, "data": dict(row.data)})
 
@@ -189,7 +189,7 @@ def append_audit(connection: sa.Connection, row: AuditRow) -> None:
 def read_audit(
     connection: sa.Connection, *, subject: str | None = None, before: int | None = None, limit: int = 1000
 ) -> tuple[AuditRow, ...]:
-    """The newest `limit` changes (of those with an id below `before`), oldest first."""
+    """The newest `limit` changes, oldest first; `before`: only with smaller ids."""
     query = sa.select(AUDIT).order_by(AUDIT.c.id.desc()).limit(limit)
     if subject is not None:
         query = query.where(AUDIT.c.subject == subject)

@@ -1,7 +1,7 @@
-"""Leases of roles: of several control planes on one database, one at a time runs each loop.
+"""Leader election by leases: of the control planes on one database, one holds each role.
 
-The lease only decides who tries. What keeps a former holder from writing is its term, which every write of
-its role checks in its own transaction; so clocks that disagree cost time, never correctness.
+The lease only decides which instance is active. A former leader is fenced by its term, which every write of
+the role checks in its transaction. So clock skew costs availability, never correctness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.db.database import TERMS, Database, upsert
 
 
 class RoleLease:
-    """One instance's claim to a role. `holder` must be different for every start of every instance."""
+    """One instance's lease of a role. `holder` must be unique for each start of each instance."""
 
     def __init__(self, database: Database, role: str, holder: str, *, lease_ms: Millis) -> None:
         self._database, self._role, self._holder, self._lease_ms = database, role, holder, lease_ms
@@ -22,33 +22,33 @@ class RoleLease:
 
     @property
     def term(self) -> int | None:
-        """The term of the last `keep`; None while another instance is active."""
+        """The term of the last `renew`; None while another instance is the leader."""
         return self._term
 
-    def keep(self, now_ms: Millis, *, seize: bool = False) -> int | None:
-        """Hold on to the role, or take it when its holder's time is over; the term, or None for standby.
+    def renew(self, now_ms: Millis, *, seize: bool = False) -> int | None:
+        """Renew the lease, or acquire it if it has expired; returns the term, or None for standby.
 
-        `seize` takes it from a holder that is known to be gone.
+        `seize` acquires it from a holder that is known to be dead.
         """
-        # A third of the time is kept in reserve; a clock that went back asks the store.
+        # Renewed after two thirds of the lease. When the clock goes back, the store is read.
         if self._term is not None and 0 < self._renew_ms - now_ms <= self._lease_ms:
             return self._term
         with self._database.transaction() as connection:
-            self._term = self._keep(connection, now_ms, seize)
+            self._term = self._renew(connection, now_ms, seize)
         self._renew_ms = now_ms + self._lease_ms * 2 // 3
         return self._term
 
-    def doubt(self) -> None:
-        """Ask the store at the next `keep`: a write of this term was refused."""
+    def invalidate(self) -> None:
+        """Read the store at the next `renew`, because a write of this term was refused."""
         self._renew_ms = -1
 
-    def _keep(self, connection: sa.Connection, now_ms: Millis, seize: bool) -> int | None:
+    def _renew(self, connection: sa.Connection, now_ms: Millis, seize: bool) -> int | None:
         row = connection.execute(sa.select(TERMS).where(TERMS.c.role == self._role)).first()
-        # A time further away than any lease is not one: the clock of whoever wrote it was wrong.
-        is_over = row is None or not now_ms < row.expires_ms <= now_ms + 100 * self._lease_ms
+        # An expiry further away than any lease is invalid: it was written with a wrong clock.
+        is_expired = row is None or not now_ms < row.expires_ms <= now_ms + 100 * self._lease_ms
         if row is not None and row.holder == self._holder and row.term == self._term:
             term = int(row.term)
-        elif seize or is_over:
+        elif seize or is_expired:
             term = 1 if row is None else int(row.term) + 1
         else:
             return None
@@ -62,7 +62,7 @@ class RoleLease:
         return term
 
     def release(self) -> None:
-        """Let the next instance take over at once. The term stays, so that nobody gets it again."""
+        """Let another instance take over at once. The term is kept, so that it is not used again."""
         if self._term is None:
             return
         with self._database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Who may call: tokens, kept only as hashes, each with a name, a role and an end."""
+"""API tokens: stored as hashes, each with a name, a role and an expiry."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TOKENS = sa.Table(
     sa.Column("expires_ms", sa.BigInteger, nullable=False),
     sa.Column("issued_ms", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("issued_by", sa.String, nullable=False, server_default=""),
-    sa.Column("revoked_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: it was not
-    sa.Column("container", sa.String, nullable=False, server_default=""),  # whom it speaks for, if one
+    sa.Column("revoked_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: not revoked
+    sa.Column("container", sa.String, nullable=False, server_default=""),  # the container it belongs to
 )
 ROLES = frozenset({"reader", "developer", "oncall", "scaler", "container", "admin"})
 YEAR_MS: Millis = 365 * 24 * 3_600_000
-# How long a token that was found good is believed. Another instance's revocation takes effect within this.
-BELIEVED_MS: Millis = 900
-BELIEVED_MAX = 10_000
-FAMILIAR_MAX = 20_000
+# How long a valid token is cached. A revocation by another instance takes effect within this time.
+CACHE_MS: Millis = 900
+CACHE_MAX = 10_000
+KNOWN_MAX = 20_000
 ID_LENGTH = 16
 _TOKEN = re.compile(r"pk_[A-Za-z0-9_-]{43}")
 
@@ -42,17 +42,17 @@ _ONE = sa.select(TOKENS).where(TOKENS.c.hash == sa.bindparam("of_hash"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whoever holds a token."""
+    """The holder of a token."""
 
     name: str
     role: str
-    token_id: str = ""  # tells tokens apart without being one
-    container: str = ""  # the only one that it speaks for; "": of a former version, and not used yet
+    token_id: str = ""  # the public id of the token
+    container: str = ""  # the container it is bound to; "": issued by an earlier version, not bound yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """What is known of a token; not the token."""
+    """The stored facts of a token, without the token."""
 
     id: str
     name: str
@@ -60,55 +60,55 @@ class TokenRow:
     expires_ms: Millis
     issued_ms: Millis
     issued_by: str
-    revoked_ms: Millis  # 0: it was not
-    container: str  # the only one that it speaks for; "": none, or not known yet
+    revoked_ms: Millis  # 0: not revoked
+    container: str  # the container it is bound to; "": none, or not bound yet
 
 
 @dataclass(frozen=True, slots=True)
-class _Believed:
+class _CachedCaller:
     caller: Caller
     expires_ms: Millis
     seen_ms: Millis
 
 
 @dataclass(slots=True)
-class _Memory:
-    """Tokens that were found good a moment ago. Thread-safe."""
+class _TokenCache:
+    """A cache of valid tokens. Thread-safe."""
 
-    callers: dict[str, _Believed] = field(default_factory=dict)
-    # Hashes of those that were ever good here, the latest last; before they are believed they are looked up.
-    familiar: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    callers: dict[str, _CachedCaller] = field(default_factory=dict)
+    # Hashes that were valid at their last lookup, the latest last; used for rate limits only, not for access.
+    known: OrderedDict[str, None] = field(default_factory=OrderedDict)
     revocations: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep(self, digest: str, believed: _Believed, revocations: int) -> None:
+    def put(self, digest: str, cached: _CachedCaller, revocations: int) -> None:
         with self.lock:
-            # What was read before a revocation may be the token that was revoked.
+            # The row was read before a revocation, perhaps of this token.
             if revocations != self.revocations:
                 return
-            if len(self.callers) >= BELIEVED_MAX:
+            if len(self.callers) >= CACHE_MAX:
                 self.callers.clear()
-            self.callers[digest] = believed
-            self.familiar[digest] = None
-            self.familiar.move_to_end(digest)
-            if len(self.familiar) > FAMILIAR_MAX:
-                self.familiar.popitem(last=False)
+            self.callers[digest] = cached
+            self.known[digest] = None
+            self.known.move_to_end(digest)
+            if len(self.known) > KNOWN_MAX:
+                self.known.popitem(last=False)
 
-    def is_bad(self, digest: str) -> None:
+    def remove(self, digest: str) -> None:
         with self.lock:
-            self.familiar.pop(digest, None)
+            self.known.pop(digest, None)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         with self.lock:
             self.revocations += 1
             self.callers.clear()
 
 
 class TokenStore:
-    """Issues tokens and tells whose they are."""
+    """Issues tokens and finds their holders."""
 
     def __init__(self, database: Database) -> None:
-        self._database, self._memory = database, _Memory()
+        self._database, self._cache = database, _TokenCache()
 
     def issue(
         self,
@@ -120,7 +120,7 @@ class TokenStore:
         issued_by: str = "",
         container: str = "",
     ) -> str:
-        """A new token; this is the only time it is seen."""
+        """Issue a token. It is returned once: only its hash is stored."""
         with self._database.transaction() as connection:
             token, _ = insert_token(
                 connection,
@@ -134,13 +134,13 @@ class TokenStore:
         return token
 
     def bind(self, token_id: str, container: str) -> str:
-        """Let a token that speaks for no container yet speak for this one; returns for which it does now."""
+        """Bind a token to a container unless it is bound already; returns the container it is bound to."""
         found = sa.func.substr(TOKENS.c.hash, 1, ID_LENGTH) == token_id
         with self._database.transaction() as connection:
             free = sa.update(TOKENS).where(found, TOKENS.c.container == "").values(container=container)
             connection.execute(free)
             bound = connection.execute(sa.select(TOKENS.c.container).where(found)).scalar_one()
-        self._memory.forget()
+        self._cache.clear()
         return str(bound)
 
     def rows(self) -> tuple[TokenRow, ...]:
@@ -150,45 +150,47 @@ class TokenStore:
             return tuple(_row(row) for row in connection.execute(query))
 
     def revoked(self) -> None:
-        """To be called after the commit of a revocation: from now on this process asks the store again."""
-        self._memory.forget()
+        """Clear the cache. To be called after the commit of a revocation."""
+        self._cache.clear()
 
-    def believed(self, token: str, *, now_ms: Millis) -> Caller | None:
-        """Whose token it is, if it was looked up a moment ago; asks nobody."""
-        found = self._memory.callers.get(_hash(token))
-        if found is None or not 0 <= now_ms - found.seen_ms < BELIEVED_MS or found.expires_ms <= now_ms:
+    def cached_caller(self, token: str, *, now_ms: Millis) -> Caller | None:
+        """The holder of a token if it is in the cache; does not read the store."""
+        found = self._cache.callers.get(_hash(token))
+        if found is None or not 0 <= now_ms - found.seen_ms < CACHE_MS or found.expires_ms <= now_ms:
             return None
         return found.caller
 
     def can_be_token(self, token: str) -> bool:
-        """Whether there could be such a token: nothing else is looked up."""
+        """Whether the text has the form of a token; others are not looked up."""
         return _TOKEN.fullmatch(token) is not None
 
     def is_familiar(self, token: str) -> bool:
-        """Whether it was good when it was last looked up here, however long ago; asks nobody."""
-        return _hash(token) in self._memory.familiar
+        """Whether the token was valid at its last lookup in this process; does not read the store."""
+        return _hash(token) in self._cache.known
 
     def caller(self, token: str, *, now_ms: Millis) -> Caller:
-        """Whose token it is; Refused if nobody's."""
-        caller = self.believed(token, now_ms=now_ms)
+        """The holder of a token; Refused if it is unknown, revoked or expired."""
+        caller = self.cached_caller(token, now_ms=now_ms)
         if caller is not None:
             return caller
-        digest, revocations = _hash(token), self._memory.revocations
+        digest, revocations = _hash(token), self._cache.revocations
         row = self._find(digest) if self.can_be_token(token) else None
         if row is None or row.revoked_ms or row.expires_ms <= now_ms:
-            self._memory.is_bad(digest)
+            self._cache.remove(digest)
         if row is None or row.revoked_ms:
             raise Refused(
                 "this token is not known",
-                why="it was never issued here, or was taken back",
+                why="this installation did not issue it, or it was revoked",
                 fix="name the folder of your `penstock up` with --folder, or set PENSTOCK_TOKEN",
             )
         if row.expires_ms <= now_ms:
             raise Refused(
-                "this token has expired", why="every token has an end", fix="ask an admin for a new one"
+                "this token has expired",
+                why="each token has an expiry time",
+                fix="ask an admin for a new one",
             )
         caller = Caller(name=row.name, role=row.role, token_id=row.id, container=row.container)
-        self._memory.keep(digest, _Believed(caller, row.expires_ms, now_ms), revocations)
+        self._cache.put(digest, _CachedCaller(caller, row.expires_ms, now_ms), revocations)
         return caller
 
     def _find(self, digest: str) -> TokenRow | None:
@@ -207,7 +209,7 @@ def insert_token(
     issued_by: str,
     container: str = "",
 ) -> tuple[str, TokenRow]:
-    """A new token inside the caller's transaction."""
+    """Issue a token in the caller's transaction."""
     assert role in ROLES, role
     assert not container or role == "container", role
     token = "pk_" + secrets.token_urlsafe(32)
@@ -226,14 +228,14 @@ def insert_token(
 
 
 def revoke_token(connection: sa.Connection, token_id: str, *, now_ms: Millis) -> TokenRow:
-    """Take a token back inside the caller's transaction; NotFound if there is none. May be repeated."""
+    """Revoke a token in the caller's transaction; NotFound if there is none. Idempotent."""
     found = sa.func.substr(TOKENS.c.hash, 1, ID_LENGTH) == token_id
     row = connection.execute(sa.select(TOKENS).where(found)).first()
     if row is None:
         raise NotFound(
             f"there is no token {token_id!r}",
-            why="no token with this id was issued here",
-            fix="look at `penstock token ls` for their ids",
+            why="this installation issued no token with this id",
+            fix="`penstock token ls` lists the ids",
         )
     if not row.revoked_ms:
         connection.execute(sa.update(TOKENS).where(found).values(revoked_ms=now_ms))
@@ -251,5 +253,5 @@ def _from_values(values: dict[str, Any]) -> TokenRow:
 
 
 def _hash(token: str) -> str:
-    # 256 random bits need no salt and no slow hash; the index compares hashes, so time tells nothing.
+    # 256 random bits need no salt and no slow hash. Hashes are compared, so timing reveals nothing.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()

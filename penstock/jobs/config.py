@@ -1,6 +1,6 @@
-"""What one job should run: the typed config that every merge of layers must fit (Turbine III-A).
+"""The typed config of a job; each merge of layers is validated against it (Turbine III-A).
 
-Each field says what a change of it costs: see `Sync`. Pure: no clock, no I/O.
+Each field is annotated with the cost of a change: see `Sync`. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from penstock.core.errors import ConfigError, CorruptData
 from penstock.jobs.text_rules import INT_MAX, LINE_PATTERN, is_line, shown
 
 ISOLATED_MEMORY_MB_MIN = 1024
-# What a command may name in braces; `arguments.<name>` too. A task's container fills them in.
+# Placeholders of a command, besides `arguments.<name>`; the task's container replaces them.
 COMMAND_FIELDS = frozenset({"job", "task", "index", "count", "generation", "partitions"})
 COMMAND_FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_.\-]+)?)\}")
-# Fields that only a process has, and those that only work on streams has.
+# Fields of process jobs only; `STREAM_FIELDS` are those of stream jobs only.
 PROCESS_FIELDS = frozenset({"command", "environment"})
-# What a stateful job may run instead of a user's class.
+# Built-in operators, which a stateful job may run instead of a user's class.
 OPERATORS = frozenset({"aggregate", "combine", "dedup", "join", "partial", "top"})
 STREAM_FIELDS = ("package", "partitions", "inputs", "outputs", "plan")
 
 
 def stream_problems(config: JobConfig) -> Iterator[str]:
-    """Of a step of a pipeline: path and reason of each; none: it fits together."""
+    """The problems of a stream job, each with its path."""
     for name in STREAM_FIELDS:
         if name not in config.model_fields_set or (name == "package" and config.package is None):
             yield f"{name}: Field required"
     if not config.inputs and "inputs" in config.model_fields_set:
         yield f"inputs: a {config.kind} job reads at least one category"
     if len({source.category for source in config.inputs}) < len(config.inputs):
-        yield "inputs: a category is there twice"
+        yield "inputs: a category is listed twice"
     branches = [branch.input for branch in config.plan.branches]
     if (branches or len(config.inputs) > 1) and set(branches) != set(range(len(config.inputs))):
         yield "plan.branches: each input needs a branch, and each branch an input"
     if len(config.plan.reads) not in (0, len(config.inputs)):
-        yield "plan.reads: there is one list of columns for each input"
+        yield "plan.reads: it needs one list of columns for each input"
     for name in sorted(PROCESS_FIELDS):
         if getattr(config, name):
-            yield f"{name}: only a job of kind `process` has one"
+            yield f"{name}: only a job of kind `process` has this field"
     if config.isolation == "process" and config.resources.memory_mb < ISOLATED_MEMORY_MB_MIN:
-        yield f"resources.memory_mb: with isolation `process` it is at least {ISOLATED_MEMORY_MB_MIN}"
+        yield f"resources.memory_mb: with isolation `process` at least {ISOLATED_MEMORY_MB_MIN} are needed"
     computation = config.plan.computation
     if config.kind == "stateful" and not ((computation or {}).get("class") or _operator(computation)):
         yield "a stateful job needs plan.computation with a class"
@@ -74,34 +74,34 @@ def _operator(computation: Mapping[str, Any] | None) -> bool:
 
 
 def query_problems(config: JobConfig) -> Iterator[str]:
-    """A query brought as it is: code and the function that starts it, nothing that only our steps have."""
+    """The problems of a `spark` job: it needs a package and a function, and no fields of a pipeline."""
     if config.package is None:
         yield "package: Field required"
     if not (config.plan.computation or {}).get("function"):
         yield "plan.computation.function: the function that starts the query is needed"
     for name in ("inputs", "outputs", *sorted(PROCESS_FIELDS)):
         if getattr(config, name):
-            yield f"{name}: a job of kind `spark` has none, its query reads and writes by itself"
+            yield f"{name}: a job of kind `spark` has no such field, its query reads and writes by itself"
     if config.partitions != 1:
-        yield "partitions: a query brought as it is runs as one task"
+        yield "partitions: a job of kind `spark` runs as one task"
     if config.plan.stages or config.plan.key or config.plan.branches:
-        yield "plan: only `computation` means something to a job of kind `spark`"
+        yield "plan: a job of kind `spark` may only have `computation`"
 
 
 def process_problems(config: JobConfig) -> Iterator[str]:
-    """Of any command as a task."""
+    """The problems of a process job."""
     if not config.command or not config.command[0]:
         yield "command: a process needs a program to run"
     for name in STREAM_FIELDS:
         value, field = getattr(config, name), type(config).model_fields[name]
         if name != "partitions" and value != field.get_default(call_default_factory=True):
-            yield f"{name}: a process has none, it is told its place by its command and environment"
+            yield f"{name}: a job of kind `process` has no such field; use `command` and `environment`"
     if config.isolation != "shared":
-        yield "isolation: a process is one already"
+        yield "isolation: a job of kind `process` always runs in its own process"
     known = COMMAND_FIELDS | {f"arguments.{name}" for name in config.arguments}
     for number, part in enumerate(config.command):
         if "\x00" in part:
-            yield f"command[{number}]: no program can be given a NUL"
+            yield f"command[{number}]: it contains a NUL character"
         for field in COMMAND_FIELD.findall(part):
             if field not in known:
                 near = difflib.get_close_matches(field, known, n=1)
@@ -109,7 +109,7 @@ def process_problems(config: JobConfig) -> Iterator[str]:
                 yield f"command[{number}]: {{{field}}} is not one of {', '.join(sorted(known))}{hint}"
     for name in sorted(config.environment):
         if name.startswith("PENSTOCK_"):
-            yield f"environment.{name}: names with PENSTOCK_ are for what the container tells the task"
+            yield f"environment.{name}: names that start with PENSTOCK_ are reserved"
 
 
 PROBLEMS_SHOWN_MAX = 5
@@ -119,10 +119,10 @@ PATH_SHOWN_MAX = 200
 def config_error(
     job: str, error: ValidationError, model: type[BaseModel], patterns: Mapping[str, str]
 ) -> ConfigError:
-    """Each wrong field with its path and reason; `patterns`: what a pattern asks for, in words."""
+    """A ConfigError with path and reason of each invalid field; `patterns`: explanations of patterns."""
     reasons, hints = [], []
     for problem in error.errors()[:PROBLEMS_SHOWN_MAX]:
-        # The first part says of which kind of job it is, which is no field.
+        # The first part is the kind of job, not a field.
         location, reason = problem["loc"][1:], problem["msg"].removeprefix("Value error, ")
         if problem["loc"] == () and problem["type"].startswith("union_tag"):
             location = ("kind",)
@@ -142,7 +142,7 @@ def config_error(
     return ConfigError(
         f"the config of job {shown(job)} is not valid",
         why="; ".join(reasons),
-        fix="; ".join(hints) or "correct the named fields and write the layer again; nothing was changed",
+        fix="; ".join(hints) or "correct these fields and write the layer again; nothing was changed",
     )
 
 
@@ -157,7 +157,7 @@ def _suggestions(location: tuple[int | str, ...], path: str, model: type[BaseMod
     models: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-        # A list index or the tag of a union is no field: the candidates stay.
+        # A list index or the tag of a union is not a field: the candidates stay the same.
         models = [model for annotation in fields for model in _models_in(annotation)] or models
     known = sorted({name for model in models for name in model.model_fields})
     near = difflib.get_close_matches(str(location[-1]), known, n=1)
@@ -171,7 +171,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-# Turbine V-D: more tasks than this only for jobs that an admin has marked as privileged.
+# Turbine V-D: only jobs that an admin marked as privileged may have more tasks.
 TASKS_UNPRIVILEGED_MAX = 32
 TASKS_MAX = 1_000_000
 PARTITIONS_MAX = 4096
@@ -180,7 +180,7 @@ YEAR_S = 365 * 24 * 3600
 
 
 class Sync(StrEnum):
-    """What a change of a field costs: a plan, a restart of tasks in place, or nothing."""
+    """The cost of a change of a field: a plan, a restart of tasks in place, or nothing."""
 
     COMPLEX = "complex"
     RESTART = "restart"
@@ -188,18 +188,18 @@ class Sync(StrEnum):
 
 
 def _plain(value: object) -> object:
-    """A setting of a policy: one plain value. A union of types would tell each type's trouble with it."""
+    """Check a scalar value. Not a union of types: pydantic would report one error for each type."""
     if isinstance(value, str) and is_line(value, length_max=1000):
         return value
     if value is None or isinstance(value, bool) or (isinstance(value, float) and isfinite(value)):
         return value
     if isinstance(value, int) and -INT_MAX <= value <= INT_MAX:
         return value
-    raise ValueError("it should be a line of text, a boolean or a finite number of at most 64 bits")
+    raise ValueError("it must be a line of text, a boolean or a finite number of at most 64 bits")
 
 
-# Which roles may set which field, in whichever layer they may write; a field that is not here is nobody's.
-# What decides which code runs, with what and on which data, is for developers, not for who tunes.
+# Which roles may set which field, in any layer that they may write; other fields may be set by no role.
+# What decides which code runs, with what and on which data, is for developers, not for tuning roles.
 _ADMINS = frozenset({"admin"})
 _DEVELOPERS = _ADMINS | {"developer"}
 _OPERATORS = _DEVELOPERS | {"oncall"}
@@ -217,7 +217,7 @@ FIELD_WRITERS: Mapping[str, frozenset[str]] = {
     field: roles for roles, fields in _FIELDS_OF.items() for field in fields.split()
 }
 
-# Names become parts of file names and URLs, so they may not climb out of a folder.
+# Names are parts of file names and URLs, so they may not contain path separators or start with a dot.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}$"
 LABEL_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_./\-]{0,99}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -225,12 +225,11 @@ LabelKey = Annotated[str, StringConstraints(pattern=LABEL_PATTERN)]
 Line = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=200)]
 Argument = Annotated[str, StringConstraints(pattern=LINE_PATTERN, max_length=10_000)]
 Code = Annotated[str, StringConstraints(max_length=100_000)]
-# What a process finds in its environment; PENSTOCK_ is for what it is told of its place.
 ENVIRONMENT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,199}$"
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_PATTERN)]
 TaskIndex = Annotated[int, Field(ge=0, lt=TASKS_MAX)]
 Scalar = Annotated[bool | int | float | str | None, BeforeValidator(_plain)]
-# Strict about values: "3" is not 3 and true is not 1. Lists come as lists, whatever they become here.
+# Values are strict: "3" is not 3 and true is not 1. Lists are not: JSON arrays become tuples.
 Column = Annotated[tuple[Line, Argument], Strict(False)]
 SelectColumn = Annotated[tuple[Line, Code, Argument], Strict(False)]
 
@@ -238,7 +237,7 @@ SelectColumn = Annotated[tuple[Line, Code, Argument], Strict(False)]
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    if not TYPE_CHECKING:  # policies of users, written when configs were maps: facts.config["slo"]["lag_s"]
+    if not TYPE_CHECKING:  # for user policies from when configs were maps: facts.config["slo"]["lag_s"]
 
         def __getitem__(self, field: str) -> Any:
             if field not in type(self).model_fields:
@@ -250,7 +249,7 @@ class _Part(BaseModel):
 
 
 class PackageRef(_Part):
-    """User code by hash, and the module to import from it."""
+    """A package of user code by its hash, and the module to import from it."""
 
     name: Line
     version: Line
@@ -259,12 +258,12 @@ class PackageRef(_Part):
 
 
 class Input(_Part):
-    """A category the job reads, and where its first start begins."""
+    """A category the job reads, and the offset of its first start."""
 
     category: Name
     start: Literal["earliest", "latest"] = "earliest"
     writer: Name | None = Field(
-        default=None, description="The job of the same pipeline that makes it; none: it comes from outside."
+        default=None, description="The job of the same pipeline that writes it; none: it comes from outside."
     )
 
 
@@ -280,21 +279,21 @@ class Output(_Part):
 
 
 class FilterStage(_Part):
-    """Keeps the rows for which a Spark SQL expression holds."""
+    """Keeps the rows for which a Spark SQL expression is true."""
 
     op: Literal["filter"]
     expr: Code
 
 
 class SelectStage(_Part):
-    """Makes columns: (name, Spark SQL, type)."""
+    """Computes columns: (name, Spark SQL, type)."""
 
     op: Literal["select"]
     columns: tuple[SelectColumn, ...] = Field(max_length=1000, strict=False)
 
 
 class ExplodeStage(_Part):
-    """Makes a row of each element of an array; columns: position (if wanted) and element."""
+    """Emits a row for each element of an array; columns: position (optional) and element."""
 
     op: Literal["explode"]
     array: Code
@@ -304,7 +303,7 @@ class ExplodeStage(_Part):
 
 
 class KeyStage(_Part):
-    """Gives rows their key on the way."""
+    """Computes the key of rows between stages."""
 
     op: Literal["key"]
     expr: Code
@@ -314,14 +313,14 @@ Stage = Annotated[FilterStage | SelectStage | ExplodeStage | KeyStage, Field(dis
 
 
 class Branch(_Part):
-    """What happens to the rows of one input before they come together with others."""
+    """The stages of one input before the union with the others."""
 
     input: int = Field(ge=0, lt=INPUTS_MAX)
     stages: tuple[Stage, ...] = Field(default=(), max_length=1000, strict=False)
 
 
 class WorkPlan(_Part):
-    """What the tasks do with each record: plain JSON, the control plane never imports user code."""
+    """What tasks do with each record, as plain JSON: the control plane never imports user code."""
 
     stages: tuple[Stage, ...] = Field(default=(), max_length=1000, strict=False)
     branches: tuple[Branch, ...] = Field(
@@ -331,13 +330,15 @@ class WorkPlan(_Part):
         default=(), max_length=INPUTS_MAX, strict=False, description="Columns of each input; none: all."
     )
     key: Code | None = None
-    spread: bool = Field(default=False, description="Records of a key go to all partitions in turn.")
+    spread: bool = Field(
+        default=False, description="Records of a key are distributed over all partitions, round robin."
+    )
     computation: dict[str, Any] | None = None
     late: Literal["drop", "process"] = "drop"
 
 
 class Resources(_Part):
-    """What each task gets. 0 of disk or network: none is reserved."""
+    """The resources of each task. 0 of disk or network: nothing is reserved."""
 
     cpu: float = Field(default=1.0, gt=0, le=1024)
     memory_mb: int = Field(default=512, ge=1, le=16_777_216)
@@ -346,29 +347,38 @@ class Resources(_Part):
 
 
 class Slo(_Part):
-    """What the job's owner was promised."""
+    """The service level objective of the job."""
 
     lag_s: float = Field(default=90, gt=0, le=YEAR_S)
 
 
 class ScalerSettings(_Part):
-    """How the auto scaler treats this job."""
+    """The settings of the auto scaler for this job."""
 
     enabled: bool = True
     quiet_s: float | None = Field(
         default=None,
         ge=0,
         le=YEAR_S,
-        description="Less must have been enough for so long; none: an hour, for `reactive` a day.",
+        description="Fewer resources must have been enough for so long before a downscale; "
+        "none: an hour, for `reactive` a day.",
     )
     settle_s: float = Field(default=10, ge=0, le=YEAR_S)
     task_count_min: int = Field(default=1, ge=1, le=TASKS_MAX)
     generation: Literal["reactive", "proactive", "preactive"] = "preactive"
-    advice_only: bool = Field(default=False, description="It says what it would do, and does nothing.")
-    recovery_s: float = Field(default=1800, ge=1, le=30 * 86_400, description="A backlog is gone by then.")
-    target: float = Field(default=0.7, ge=0.05, le=0.95, description="How much of a new size is used.")
-    up_at: float = Field(default=0.85, ge=0.1, le=1, description="More is used: it needs a larger size.")
-    history_hours: float = Field(default=4, ge=0.25, le=24, description="For so long less must do.")
+    advice_only: bool = Field(default=False, description="Decisions are reported, but not applied.")
+    recovery_s: float = Field(
+        default=1800, ge=1, le=30 * 86_400, description="A backlog must be worked off within this time."
+    )
+    target: float = Field(
+        default=0.7, ge=0.05, le=0.95, description="Utilisation that a new size is chosen for."
+    )
+    up_at: float = Field(
+        default=0.85, ge=0.1, le=1, description="Utilisation above which the job is scaled up."
+    )
+    history_hours: float = Field(
+        default=4, ge=0.25, le=24, description="Load of this many hours must fit before a downscale."
+    )
 
     @model_validator(mode="after")
     def _has_a_dead_band(self) -> ScalerSettings:
@@ -377,7 +387,7 @@ class ScalerSettings(_Part):
         return self
 
 
-# Fields that came later: at their defaults they are left out of the stored form.
+# Fields added after the first version: at their defaults they are left out of the stored form.
 LATER_FIELDS = (
     "partition_tasks",
     "isolation",
@@ -396,10 +406,10 @@ LATER_PART_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 class JobConfig(_Part):
-    """What one job should run: a `StreamJob`, a `ProcessJob` or a `SparkJob`, told apart by `kind`.
+    """The config of one job: a `StreamJob`, a `ProcessJob` or a `SparkJob`, selected by `kind`.
 
-    All kinds are stored with the same fields; which of them a kind may use is said by its `misfits`.
-    `validate_config` makes one of what layers say, `from_stored` of what is stored.
+    All kinds have the same fields; `problems` checks which of them a kind may use.
+    `validate_config` builds one from the merged layers, `from_stored` from the stored form.
     """
 
     name: Annotated[Name, Sync.RESTART]
@@ -407,7 +417,7 @@ class JobConfig(_Part):
     owner: Annotated[Line, Sync.LIVE] = ""
     labels: Annotated[dict[LabelKey, Line], Sync.LIVE] = Field(default_factory=dict, max_length=64)
     kind: Annotated[Literal["stateless", "stateful", "process", "spark"], Sync.COMPLEX] = Field(
-        description="`process`: any command as a task. `spark`: a streaming query as it is, one task."
+        description="`process`: any command as a task. `spark`: a user's own streaming query, one task."
     )
     state: Annotated[Literal["running", "paused", "stopped"], Sync.COMPLEX] = "running"
     package: Annotated[PackageRef | None, Sync.RESTART] = None
@@ -417,16 +427,16 @@ class JobConfig(_Part):
         default=TASKS_UNPRIVILEGED_MAX,
         ge=1,
         le=TASKS_MAX,
-        description=f"Above {TASKS_UNPRIVILEGED_MAX} it counts for privileged jobs only.",
+        description=f"Above {TASKS_UNPRIVILEGED_MAX} only privileged jobs.",
     )
     partitions: Annotated[int, Sync.COMPLEX] = Field(
-        default=1, ge=1, le=PARTITIONS_MAX, description="A process that names none has one per task."
+        default=1, ge=1, le=PARTITIONS_MAX, description="Default of a process job: one per task."
     )
     partition_tasks: Annotated[tuple[TaskIndex, ...], Sync.COMPLEX] = Field(
         default=(),
         max_length=PARTITIONS_MAX,
         strict=False,
-        description="By partition the task that reads it; none: dealt evenly. Ignored where it does not fit.",
+        description="The task of each partition; none: assigned evenly. Ignored if it does not fit.",
     )
     inputs: Annotated[tuple[Input, ...], Sync.COMPLEX] = Field(
         default=(), max_length=INPUTS_MAX, strict=False
@@ -434,39 +444,46 @@ class JobConfig(_Part):
     outputs: Annotated[tuple[Output, ...], Sync.COMPLEX] = Field(default=(), max_length=256, strict=False)
     plan: Annotated[WorkPlan, Sync.RESTART] = Field(default_factory=WorkPlan)
     command: Annotated[tuple[Code, ...], Sync.RESTART] = Field(
-        default=(), max_length=256, strict=False, description="Of a process: program and arguments."
+        default=(), max_length=256, strict=False, description="Of a process job: program and arguments."
     )
     environment: Annotated[dict[EnvironmentName, Argument], Sync.RESTART] = Field(
-        default_factory=dict, max_length=256, description="Of a process, besides what every task is told."
+        default_factory=dict,
+        max_length=256,
+        description="Of a process job: additional environment variables.",
     )
     lineage: Annotated[int, Sync.COMPLEX] = Field(
-        default=0, ge=0, le=2**31 - 1, description="A larger one starts from empty state."
+        default=0, ge=0, le=2**31 - 1, description="A larger number starts from empty state."
     )
     priority: Annotated[int, Sync.LIVE] = Field(default=0, ge=-1000, le=1000)
     privileged: Annotated[bool, Sync.LIVE] = Field(
-        default=False, description="Set by admins only: no limit of tasks but its own."
+        default=False, description="Set by admins only: task_count_max is the only limit of tasks."
     )
     resources: Annotated[Resources, Sync.RESTART] = Field(default_factory=Resources)
     threads: Annotated[int, Sync.RESTART] = Field(default=1, ge=1, le=1024)
     slo: Annotated[Slo, Sync.LIVE] = Field(default_factory=Slo)
     scaler: Annotated[ScalerSettings, Sync.LIVE] = Field(default_factory=ScalerSettings)
     policies: Annotated[dict[Name, Annotated[dict[Name, Scalar], Field(max_length=64)]], Sync.LIVE] = Field(
-        default_factory=dict, max_length=32, description="Settings of control policies, by policy."
+        default_factory=dict,
+        max_length=32,
+        description="Settings of control policies, by name of the policy.",
     )
     isolation: Annotated[Literal["shared", "process"], Sync.RESTART] = Field(
         default="shared",
-        description="`process`: each task in a process and JVM of its own, which ends above `memory_mb`.",
+        description="`process`: each task has its own process and JVM, killed above `memory_mb`.",
     )
     poison: Annotated[Literal["dead_letter", "skip", "fail"], Sync.RESTART] = Field(
         default="dead_letter",
-        description="Records that cannot be read or computed: put aside, or stop the task at the first. "
-        "`skip`: also those at which a computation raises.",
+        description="Records that cannot be processed: written to the dead letters, or the task fails. "
+        "`skip`: dead letters also for records at which a computation raises.",
     )
-    # `weak`: sent before they are checkpointed; `off`: sent again after a crash. Both: at least once.
+    # `weak`: sent before the checkpoint; `off`: duplicates after a crash. Both: at least once.
     productions: Annotated[Literal["strong", "weak"], Sync.RESTART] = "strong"
     dedup: Annotated[Literal["on", "off"], Sync.RESTART] = "on"
     straggler_ms: Annotated[int, Sync.RESTART] = Field(
-        default=1000, ge=0, le=600_000, description="Weak productions that take longer are checkpointed."
+        default=1000,
+        ge=0,
+        le=600_000,
+        description="Weak productions that take longer are checkpointed first.",
     )
     trigger_ms: Annotated[int, Sync.RESTART] = Field(default=1000, ge=0, le=86_400_000)
     batch_rows_max: Annotated[int, Sync.RESTART] = Field(default=50_000, ge=1, le=100_000_000)
@@ -474,38 +491,37 @@ class JobConfig(_Part):
         default=64 * 2**20,
         ge=1,
         le=2**40,
-        description="What a task reads at most per trigger, but one record of each partition at least.",
+        description="Limit of a task per trigger, but at least one record of each partition.",
     )
     state_cache_bytes: Annotated[int, Sync.RESTART] = Field(
         default=16 * 2**20,
         ge=0,
         le=2**40,
-        description="How much of its state each worker process keeps in memory between batches; 0: none.",
+        description="State that each worker process caches between batches; 0: no cache.",
     )
 
     backlog: Annotated[Literal["read", "leave"], Sync.LIVE] = Field(
         default="read",
-        description="Of an input that a release no longer has: read to its end by the old code, or given up.",
+        description="Unread records of an input that a release removes: read by the old code, or dropped.",
     )
 
     @model_validator(mode="after")
-    def _fits_together(self, info: ValidationInfo) -> JobConfig:
-        # What is stored was checked when it was written, by the rules of the version that wrote it.
-        problems = () if info.context is _STORED else [*self.misfits()]
+    def _check_problems(self, info: ValidationInfo) -> JobConfig:
+        # A stored config was checked when it was written, by the rules of that version.
+        problems = () if info.context is _STORED else [*self.problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def misfits(self) -> Iterator[str]:
-        """Path and reason of what does not fit together, beyond the types of the fields."""
-        raise AssertionError("a job is of one of the kinds below")
+    def problems(self) -> Iterator[str]:
+        """Fields that contradict each other or the kind, each with its path."""
+        raise AssertionError("each kind of job overrides this")
 
     @staticmethod
     def from_stored(data: str | bytes | Mapping[str, Any], *, job: str = "") -> JobConfig:
-        """Read what `to_json` made, of this version or an earlier one. CorruptData if it is something else.
+        """Read the output of `to_json`, of this or another version. CorruptData if it is invalid.
 
-        A field that an earlier version did not write has its default; one that only a later version knows is
-        left out. `job`: its name, for the error.
+        Missing fields have their defaults; unknown fields are dropped. `job`: its name, for the error.
         """
         try:
             if isinstance(data, Mapping):
@@ -515,13 +531,13 @@ class JobConfig(_Part):
             raise CorruptData(
                 f"the stored config of job {shown(job)} cannot be read",
                 why=config_error(job, error, JobConfig, _PATTERNS).why,
-                fix="restore the store from a copy, or submit the job again",
+                fix="restore the store from a backup, or submit the job again",
             ) from None
 
     def to_json(self, only: set[str] | None = None) -> dict[str, Any]:
-        """The plain form that is stored, compared and sent to containers; `only`: of these fields."""
+        """The form that is stored, compared and sent to containers; `only`: these fields."""
         data = self.model_dump(mode="json", include=only)
-        # Left out where they mean nothing: a job of an earlier version then runs on as it is.
+        # Left out where unused, so that jobs of an earlier version do not change.
         if self.kind != "process":
             for name in PROCESS_FIELDS:
                 data.pop(name, None)
@@ -545,7 +561,7 @@ class JobConfig(_Part):
 
     @property
     def computation(self) -> Mapping[str, Any]:
-        """What the job computes with state, as its plan says; empty: nothing."""
+        """The stateful computation of the plan; empty: none."""
         return self.plan.computation or {}
 
 
@@ -554,28 +570,28 @@ class StreamJob(JobConfig):
 
     kind: Literal["stateless", "stateful"]
 
-    def misfits(self) -> Iterator[str]:
-        """A package, inputs and a plan are needed."""
+    def problems(self) -> Iterator[str]:
+        """See `stream_problems`."""
         return stream_problems(self)
 
 
 class ProcessJob(JobConfig):
-    """Any command: it is told its place, and what it reads and writes is its own affair."""
+    """Any command; Penstock passes it its task index and partitions, and does not see what it reads."""
 
     kind: Literal["process"]
 
-    def misfits(self) -> Iterator[str]:
-        """A command is needed, and nothing of a pipeline."""
+    def problems(self) -> Iterator[str]:
+        """See `process_problems`."""
         return process_problems(self)
 
 
 class SparkJob(JobConfig):
-    """A streaming query as it is, in one task."""
+    """A user's own streaming query, in one task."""
 
     kind: Literal["spark"]
 
-    def misfits(self) -> Iterator[str]:
-        """A package and the function that starts the query are needed."""
+    def problems(self) -> Iterator[str]:
+        """See `query_problems`."""
         return query_problems(self)
 
 
@@ -598,28 +614,28 @@ _LATER_DEFAULTS: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = tuple(
 
 
 def writers_of(path: str) -> frozenset[str]:
-    """The roles that may set a dotted path of a config, if their layer takes it; empty: nobody."""
+    """The roles that may set a dotted path of a config, in layers that allow the field; empty: none."""
     field, _, rest = path.partition(".")
-    if field == "policies" and rest.endswith(".code"):  # it names the code of a user's policy
+    if field == "policies" and rest.endswith(".code"):  # the name of a user policy's code
         return _DEVELOPERS
-    if path == "plan.late":  # what becomes of late records; it changes no code and no shape
+    if path == "plan.late":  # how late records are handled: no change of code or schema
         return _OPERATORS
     return FIELD_WRITERS.get(field, frozenset())
 
 
 def _declared(field: str) -> Sync:
     kinds = [item for item in JobConfig.model_fields[field].metadata if isinstance(item, Sync)]
-    assert len(kinds) == 1, f"{field} does not say what a change of it costs"
+    assert len(kinds) == 1, f"{field} has no `Sync`"
     return kinds[0]
 
 
 SYNC_OF: Mapping[str, Sync] = {field: _declared(field) for field in JobConfig.model_fields}
-# A change of these reaches the job without a restart of its tasks: nobody inside a task reads them.
+# A change of these needs no restart: tasks do not read them.
 LIVE_FIELDS = frozenset(field for field, sync in SYNC_OF.items() if sync is Sync.LIVE)
 
 
 def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
-    """The typed config of a merge, or a ConfigError with path and reason. Limits clamp, none refuses."""
+    """The typed config of merged layers, or a ConfigError. Numbers of tasks beyond a limit are clamped."""
     try:
         config: JobConfig = _KINDS.validate_python({"name": job, **merged})
     except ValidationError as error:
@@ -627,7 +643,7 @@ def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
     if config.name != job:
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
-            why=f"name: it says {config.name!r}",
+            why=f"name: it is {config.name!r}",
             fix=f"leave `name` out, or set it to {shown(job)}",
         )
     task_count_max = config.task_count_max
@@ -643,37 +659,37 @@ def validate_config(job: str, merged: Mapping[str, Any]) -> JobConfig:
     return config.model_copy(update=found)
 
 
-# A pattern tells people nothing; these do.
+# Explanations of the patterns, for messages.
 _PATTERNS = {
-    LINE_PATTERN: "it has control characters or marks that change the direction of text",
-    ENVIRONMENT_PATTERN: "a variable is named by letters, digits and '_', and does not begin with a digit",
-    LABEL_PATTERN: "a label is named by up to 100 letters, digits, '_', '-', '.' or '/'",
+    LINE_PATTERN: "it contains control characters, or characters that change the direction of text",
+    ENVIRONMENT_PATTERN: "a variable name has only letters, digits and '_', and does not start with a digit",
+    LABEL_PATTERN: "a label name has up to 100 letters, digits, '_', '-', '.' or '/'",
 }
 
 
 def guarantees_of(config: JobConfig) -> Iterator[str]:
-    """One for each word of its config that decides it; without a word the defaults. Other kinds have none."""
+    """The delivery guarantees of a stateful job, one line for each setting; other kinds have none."""
     if config.kind != "stateful":
         return
     is_weak, is_off = config.productions == "weak", config.dedup == "off"
     if is_weak:
         yield (
-            "weak productions: at least once; what is sent before a crash and not committed comes again, "
-            "with other values if user code decides otherwise"
+            "weak productions: at least once; what was sent and not committed before a crash is sent again, "
+            "with other values if user code is not deterministic"
         )
     if is_off:
-        yield "dedup off: at least once; what is sent again after a crash is not recognised"
+        yield "dedup off: at least once; duplicates after a crash are not removed"
     if not is_weak and not is_off:
         yield (
-            "strong productions: exactly once; checkpointed with the state, then sent, and what is sent "
-            "again after a crash is recognised"
+            "strong productions: exactly once; checkpointed with the state, then sent; "
+            "duplicates after a crash are removed"
         )
-    if config.poison == "skip" and not why_no_skip(config):
+    if config.poison == "skip" and not skip_problem(config):
         yield "poison skip: records at which the computation raises become dead letters"
 
 
-def why_no_skip(config: JobConfig) -> str:
-    """Why `poison: skip` cannot put aside records at which user code raises; "" if it can."""
+def skip_problem(config: JobConfig) -> str:
+    """Why `poison: skip` has no effect for this job; "" if it has."""
     if config.computation.get("vectorised"):
-        return "process_batch gets a whole batch at once, so the record that fails is not known"
+        return "process_batch gets a whole batch, so the failing record is not known"
     return "it runs no user code per record" if config.computation.get("operator") else ""

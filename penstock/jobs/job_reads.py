@@ -1,4 +1,4 @@
-"""What can be asked of the Job Service without changing anything; each answer is of one moment."""
+"""The reads of the Job Service; each result is from one snapshot."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ from penstock.db.database import values_of
 from penstock.db.journal_store import AuditRow
 from penstock.jobs import job_store
 from penstock.jobs.config import NAME_PATTERN, JobConfig, guarantees_of, validate_config
-from penstock.jobs.job_store import JOBS, Changed, JobFilter, JobRecord, JobStore, list_names, load_records
+from penstock.jobs.job_store import (
+    JOBS,
+    ChangedJobs,
+    JobFilter,
+    JobRecord,
+    JobStore,
+    list_names,
+    load_records,
+)
 from penstock.jobs.layer_store import read_history, read_kinds, read_layers_at
 from penstock.jobs.layer_writer import (
-    PLACED_FIELDS,
-    Check,
-    check_is_gone,
+    INSTALLATION_FIELDS,
+    ConfigCheck,
+    accept_every_config,
     check_is_map,
-    fits_everywhere,
+    check_is_stopped,
     validate,
 )
 from penstock.jobs.layers import Layer, LayerRow, Provenance, merge_layers, provenance
 from penstock.jobs.provision import (
-    CompiledPipeline,
     JobChange,
+    SubmittedPipeline,
     plan_change,
     plan_removal,
     read_compiled,
     replaced_origin,
 )
 from penstock.jobs.running_store import PLANS, QUARANTINE, RUNNING, PlanRow, QuarantineRow, RunningRow
-from penstock.jobs.syncer.sync_plan import Change, diff_json
+from penstock.jobs.syncer.sync_plan import FieldChange, diff_json
 from penstock.jobs.text_rules import INT_MAX, check_json, is_line, shown
 
 if TYPE_CHECKING:
@@ -45,21 +53,21 @@ if TYPE_CHECKING:
 
 
 STATES = (
-    "new",  # nothing of it runs yet
+    "new",  # never started
     "running",
     "paused",
     "stopped",
     "changing",  # a plan is open
-    "behind",  # something else is expected than runs, and the next round will see to it
-    "invalid",  # the layers do not fit together
-    "quarantined",  # a plan was given up; what ran before runs on
+    "behind",  # the running config is not as expected; the next round of the State Syncer changes it
+    "invalid",  # the merge of the layers is not valid
+    "quarantined",  # a plan was given up; the former config still runs
     "removed",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """Everything there is to know of a job at one moment."""
+    """The whole state of a job from one snapshot."""
 
     name: str
     birth: str
@@ -68,8 +76,8 @@ class JobView:
     removed: bool
     expected_version: int
     layers: tuple[LayerRow, ...]
-    expected: JobConfig | None  # the merge, validated, with defaults; None: it is not valid
-    merged: Mapping[str, Any]  # the same as JSON, for people; as the layers say it if it is not valid
+    expected: JobConfig | None  # the validated merge, with defaults; None: it is not valid
+    merged: Mapping[str, Any]  # the same as JSON; the plain merge if it is not valid
     problem: str  # why the merge is not valid, "" if it is
     running: RunningRow | None
     plan: PlanRow | None
@@ -77,13 +85,13 @@ class JobView:
 
     @property
     def config(self) -> JobConfig:
-        """What is expected to run. Requires: there is no `problem`."""
+        """The expected config. Requires: there is no `problem`."""
         assert self.expected is not None, self.problem
         return self.expected
 
     @property
     def provenance(self) -> Mapping[str, Provenance]:
-        """By path, who decided it; a path that is absent has its default."""
+        """The provenance of each path; an absent path has its default."""
         try:
             return provenance(self.layers)
         except PenstockError:
@@ -91,12 +99,12 @@ class JobView:
 
     @property
     def guarantees(self) -> list[str]:
-        """What it promises about its productions, in words."""
+        """The delivery guarantees, as texts."""
         return [] if self.expected is None else list(guarantees_of(self.expected))
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether what runs is what is expected."""
+        """Whether the running config is the expected one."""
         if self.plan is not None or self.quarantine is not None or self.problem:
             return False
         if self.running is None:
@@ -105,7 +113,7 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """One word for people, out of `STATES`."""
+        """One of `STATES`."""
         if self.removed:
             return "removed"
         if self.quarantine is not None:
@@ -121,8 +129,8 @@ class JobView:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with every field, `state` and `is_in_sync`.
 
-        `provenance` maps a path to {layer, actor, at_ms, reason, version}: the layer that decides it, and the
-        write of that layer which last changed it. A path that is not there has its default.
+        `provenance` maps a path to {layer, actor, at_ms, reason, version}: the layer that sets it, and the
+        write that last changed it in that layer. An absent path has its default.
         """
         return {
             "name": self.name,
@@ -145,7 +153,7 @@ class JobView:
 
 
 def view_of(record: JobRecord) -> JobView:
-    """The view of a record; it says what is wrong with an invalid merge instead of raising."""
+    """The view of a record; the error of an invalid merge is its `problem`."""
     expected: JobConfig | None = None
     merged: Mapping[str, Any] = {}
     problem = ""
@@ -177,36 +185,36 @@ class Applied:
     """A provisioner layer was written."""
 
     version: int  # the job's expected version now
-    created: bool  # whether the job began a life with it
+    created: bool  # whether the job was created
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """A pipeline was submitted: of each job its expected version now, and what was done to it."""
+    """A pipeline was submitted: the new expected version of each job, and what was done to it."""
 
     jobs: Mapping[str, int]
     done: Mapping[str, str]  # created | updated | unchanged | reset | stopped
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Submitted:
-        """From a kept answer. Earlier releases kept the versions alone."""
-        if set(answer) == {"jobs", "done"}:
-            return cls(jobs=answer["jobs"], done=answer["done"])
-        return cls(jobs=answer, done={})
+    def of(cls, response: Mapping[str, Any]) -> Submitted:
+        """From a stored response. Earlier releases stored only the versions."""
+        if set(response) == {"jobs", "done"}:
+            return cls(jobs=response["jobs"], done=response["done"])
+        return cls(jobs=response, done={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSet:
-    """A job was asked to run, pause or stop."""
+    """The desired state of a job was set."""
 
     version: int
-    layer: str  # which was written
-    effective: str  # what the merge says now: a higher layer may hold another state
+    layer: str  # the layer that was written
+    effective: str  # the state of the merge: a higher layer may set another one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some jobs by name, and where the next page begins (None: this was the last)."""
+    """Jobs by name, and the `after` of the next page (None: this is the last page)."""
 
     items: tuple[JobView, ...]
     next: str | None
@@ -217,7 +225,7 @@ class Page:
 
 VIEWS_MAX = 10_000
 
-# The large columns change only together with a version among the small ones.
+# The large columns are left out: they change only together with a version column.
 _LARGE = {RUNNING.c.config, RUNNING.c.mapping, PLANS.c.target, PLANS.c.mapping, PLANS.c.abandoned}
 _STAMP = sa.select(
     *(column for table in (JOBS, RUNNING, PLANS, QUARANTINE) for column in table.c if column not in _LARGE)
@@ -237,24 +245,24 @@ Stamp = tuple[Any, ...]
 
 
 class ViewCache:
-    """The last view of each job, with the stamp it was made at. Thread-safe: one assignment per entry."""
+    """A cache of views, each with its stamp (the versions it was read at). Thread-safe."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[Stamp, JobView]] = {}
 
     def views(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, JobView]:
-        """The views of those of these jobs that exist, removed or not."""
+        """The views of these jobs, removed ones included; unknown names are left out."""
         return self._views(connection, _STAMPS.rows(connection, names))
 
     def page(self, connection: sa.Connection, *, after: str, limit: int) -> tuple[list[JobView], str | None]:
-        """The first jobs behind a name that are not removed, and the name behind which there are more."""
+        """The next jobs after a name that are not removed, and the `after` of the next page."""
         rows = connection.execute(_PAGE, {"after": after, "most": limit + 1}).all()
         views = self._views(connection, rows[:limit])
         names = [row[0] for row in rows[:limit]]
         return [views[name] for name in names], names[-1] if len(rows) > limit else None
 
     def _views(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> dict[str, JobView]:
-        """The views of the jobs with these stamps. Requires: both are read in one transaction."""
+        """The views for these stamps, cached ones if the stamp is the same. Requires: one transaction."""
         stamps: dict[str, Stamp] = {row[0]: tuple(row) for row in rows}
         views, changed = dict[str, JobView](), list[str]()
         for name, stamp in stamps.items():
@@ -265,43 +273,45 @@ class ViewCache:
                 changed.append(name)
         records = load_records(connection, changed)
         fresh = {name: view_of(record) for name, record in records.items()}
-        self._keep({name: (stamps[name], view) for name, view in fresh.items()})
+        self._store_views({name: (stamps[name], view) for name, view in fresh.items()})
         return views | fresh
 
-    def _keep(self, made: Mapping[str, tuple[Stamp, JobView]]) -> None:
+    def _store_views(self, made: Mapping[str, tuple[Stamp, JobView]]) -> None:
         if len(self._made) + len(made) > VIEWS_MAX:
             self._made.clear()
         self._made.update(made)
 
 
 PAGE_MAX = 1000
-AT_REST = ("paused", "stopped", "removed")
-# A page may need several looks, when the store cannot tell exactly which jobs fit; then it comes short.
-LOOKS_MAX = 20
+INACTIVE_STATES = ("paused", "stopped", "removed")
+# A filter that the store cannot evaluate exactly needs several queries per page; a page may then be short.
+PAGE_QUERIES_MAX = 20
 
 
 class JobReads:
     """Reads of jobs, their history, and what a change would do."""
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
-        """`check` refuses a config that this installation cannot run."""
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
+        """`check` raises for a config that this installation cannot run."""
         self._store, self._views, self._check = store, ViewCache(), check
 
     def view(self, job: str, *, removed: bool = False) -> JobView:
-        """One job; NotFound if there is none, or if it was removed and removed ones are not asked for."""
+        """One job; NotFound if it does not exist, or is removed and `removed` is False."""
         _check_name(job)
         found = self._found([job]).get(job)
         if found is None or (found.removed and not removed):
-            raise job_store.no_job(job, was_removed=found is not None)
+            raise job_store.job_not_found(job, was_removed=found is not None)
         return found
 
     def views_of(self, names: Sequence[str]) -> dict[str, JobView]:
-        """Those of these jobs that there are and that are not removed, each as it was at one moment."""
+        """The views of these jobs; unknown and removed ones are left out."""
         return {name: view for name, view in self._found(names).items() if not view.removed}
 
-    def at_rest(self, names: Sequence[str]) -> dict[str, str]:
-        """Those of these jobs of which no task is wanted or runs any more: paused, stopped or removed."""
-        return {name: view.state for name, view in self._found(names).items() if view.state in AT_REST}
+    def inactive(self, names: Sequence[str]) -> dict[str, str]:
+        """The state of those of these jobs that are in sync and have no tasks: paused, stopped or removed."""
+        return {
+            name: view.state for name, view in self._found(names).items() if view.state in INACTIVE_STATES
+        }
 
     def _found(self, names: Sequence[str]) -> dict[str, JobView]:
         wanted = list(dict.fromkeys(filter(is_name, names)))
@@ -320,16 +330,18 @@ class JobReads:
         after: str = "",
         limit: int = 100,
     ) -> Page:
-        """Jobs by name that fit everything asked for. `removed`: removed ones too (those alone are a state).
+        """Jobs by name that match all conditions. `removed`: removed jobs too; state `removed`: only those.
 
-        Go on with `after=page.next` until it is None; a page in between may be short.
+        The next page: `after=page.next`, until it is None. A page may have fewer than `limit` jobs.
         """
         if state is not None and state not in STATES:
             raise ConfigError(
-                f"there is no state {shown(state)}", why=f"the states are {', '.join(STATES)}", fix="use one"
+                f"there is no state {shown(state)}",
+                why=f"the states are {', '.join(STATES)}",
+                fix="use one of these",
             )
         labels = labels or {}
-        # What no job can have need not be looked for, and some of it no store could.
+        # No job has such names or labels, and not every store accepts them in a query.
         if not all(is_line(text) for text in (after, pipeline or "", *labels.keys(), *labels.values())):
             return Page(items=(), next=None)
         limit, found = max(1, min(limit, PAGE_MAX)), list[JobView]()
@@ -338,7 +350,7 @@ class JobReads:
                 plain, following = self._views.page(connection, after=after, limit=limit)
             return Page(items=tuple(plain), next=following)
         with self._store.reading() as connection:
-            for _ in range(LOOKS_MAX):
+            for _ in range(PAGE_QUERIES_MAX):
                 wanted = JobFilter(
                     labels=labels, state=state, pipeline=pipeline, removed=removed, after=after
                 )
@@ -356,9 +368,7 @@ class JobReads:
         return Page(items=tuple(found), next=after)
 
     def every_view(self, rest: Rest | None = None) -> Iterator[JobView]:
-        """Every job that is not removed, by name, a page at a time: small ones if there is to be a `rest`
-        after each.
-        """
+        """Every job that is not removed, by name, read in pages; with `rest`: small pages and pauses."""
         after: str | None = ""
         while after is not None:
             page = self.views(after=after, limit=PAGE_MAX if rest is None else SLICE)
@@ -368,34 +378,36 @@ class JobReads:
                 rest()
 
     def layer_kinds(self) -> tuple[Layer, ...]:
-        """The layers there are, lowest first."""
+        """The kinds of layers, lowest precedence first."""
         return self._store.layer_kinds()
 
-    def changed_since(self, version: int) -> Changed:
-        """The jobs of which something else is expected than at `version` of the whole store."""
+    def changed_since(self, version: int) -> ChangedJobs:
+        """The jobs whose expected config changed after `version` of the store."""
         return self._store.changed_since(version)
 
     def history(
         self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 100
     ) -> tuple[LayerRow, ...]:
-        """Writes of a job's layers, newest first, of a removed job too; `before`: with smaller versions."""
+        """Writes of a job's layers, newest first; `before`: only smaller versions. Also for removed jobs."""
         with self._store.reading() as connection:
             any_record(connection, job)
             if layer is not None and layer not in {kind.name for kind in read_kinds(connection)}:
-                raise NotFound(f"there is no layer {shown(layer)}", why="no such kind", fix="leave it out")
+                raise NotFound(
+                    f"there is no layer {shown(layer)}", why="no such kind of layer", fix="leave `layer` out"
+                )
             before = None if before is None else min(before, INT_MAX)
             limit = max(1, min(limit, PAGE_MAX))
             return read_history(connection, job, layer=layer, before=before, limit=limit)
 
     def layers_at(self, job: str, version: int) -> tuple[LayerRow, ...]:
-        """The layers as they stood at an expected version, lowest first; of a removed job too."""
+        """The layers at an expected version, lowest first. Also for removed jobs."""
         with self._store.reading() as connection:
             return layers_at(connection, any_record(connection, job), version)[1]
 
-    def diff(self, job: str, *, old: int | None, new: int | None) -> tuple[Change, ...]:
-        """What differs between the merges at two expected versions, by path.
+    def diff(self, job: str, *, old: int | None, new: int | None) -> tuple[FieldChange, ...]:
+        """The paths with different values in the merges at two expected versions.
 
-        `old` None: what runs. `new` None: what is expected now (of a removed job: what was, last).
+        `old` None: the running config. `new` None: the expected config (of a removed job: the last one).
         """
         with self._store.reading() as connection:
             record = any_record(connection, job)
@@ -409,7 +421,7 @@ class JobReads:
     def audit(
         self, *, subject: str | None = None, before: int | None = None, limit: int = 100
     ) -> tuple[AuditRow, ...]:
-        """Changes, newest first; `before`: those with smaller ids."""
+        """Changes, newest first; `before`: only smaller ids."""
         if subject is not None and not is_line(subject):
             return ()
         before = None if before is None else min(before, INT_MAX)
@@ -423,7 +435,7 @@ class JobReads:
         with self._store.reading() as connection:
             record = job_store.find_record(connection, job)
             if record is not None and record.job.deleted:
-                check_is_gone(job, record)
+                check_is_stopped(job, record)
             config = self._proposal(connection, job, body, record)
         old = None if record is None or record.old is None else record.old.view()
         return plan_change(job, config, old)
@@ -433,25 +445,25 @@ class JobReads:
         return self.plan_submit(compiled)[0]
 
     def plan_submit(self, compiled: Mapping[str, Any]) -> tuple[tuple[JobChange, ...], str]:
-        """The changes that submitting would make, and the other file that it would replace, "" if none."""
+        """What submitting would change, and the other file that it would replace ("" if none)."""
         check_json("the compiled pipeline", compiled)
         pipeline = read_compiled(compiled)
         with self._store.reading() as connection:
             records, configs = self._proposals(connection, pipeline)
-            leavers = self._leavers(connection, pipeline)
+            removed = self._removed_jobs(connection, pipeline)
             package = job_store.pipeline_package(connection, pipeline.name)
         changes = []
         for name, config in configs.items():
             old = records[name].old if name in records else None
             changes.append(plan_change(name, config, None if old is None else old.view()))
-        for record in leavers:
+        for record in removed:
             changes.append(plan_removal(record.job.name, None if record.old is None else record.old.view()))
         return tuple(changes), replaced_origin(pipeline, package)
 
     def _proposals(
-        self, connection: sa.Connection, pipeline: CompiledPipeline
+        self, connection: sa.Connection, pipeline: SubmittedPipeline
     ) -> tuple[dict[str, JobRecord], dict[str, JobConfig]]:
-        """The present records, and each job's config with its new provisioner layer, all of them valid."""
+        """The current records, and each job's valid config with its new provisioner layer."""
         records = job_store.load_records(connection, list(pipeline.jobs))
         configs = {}
         for name in pipeline.jobs:
@@ -473,17 +485,17 @@ class JobReads:
             self._check(config)
             return config
         config = validate(job, record.layers, row)
-        if any(body.get(name) != layer_body(record, "provisioner").get(name) for name in PLACED_FIELDS):
+        if any(body.get(name) != layer_body(record, "provisioner").get(name) for name in INSTALLATION_FIELDS):
             self._check(config)
         if config.pipeline != record.job.pipeline:
             raise Refused(
                 f"the job {job!r} belongs to another pipeline",
-                why=f"it was created by {record.job.pipeline!r}",
-                fix="name the pipeline or the step differently",
+                why=f"it belongs to {record.job.pipeline!r}",
+                fix="rename the pipeline or the step",
             )
         return config
 
-    def _leavers(self, connection: sa.Connection, pipeline: CompiledPipeline) -> list[JobRecord]:
+    def _removed_jobs(self, connection: sa.Connection, pipeline: SubmittedPipeline) -> list[JobRecord]:
         names = [
             name
             for name in job_store.jobs_of_pipeline(connection, pipeline.name)
@@ -498,23 +510,23 @@ class JobReads:
 
 
 def find_record(connection: sa.Connection, job: str) -> JobRecord:
-    """The record of a job that is not removed; NotFound otherwise, whatever was asked for."""
+    """The record of a job that is not removed; NotFound otherwise."""
     _check_name(job)
     return job_store.load_record(connection, job)
 
 
 def check_new_name(job: object) -> None:
-    """Refuse a name that no job may have."""
+    """ConfigError for an invalid job name."""
     if not is_name(job):
         raise ConfigError(
             f"{shown(job)} cannot be the name of a job",
-            why="a name is 1 to 200 letters, digits, '_', '-' or '.', and does not begin with '-' or '.'",
-            fix="choose such a name",
+            why="a name has 1 to 200 letters, digits, '_', '-' or '.', and does not start with '-' or '.'",
+            fix="use such a name",
         )
 
 
 def layers_at(connection: sa.Connection, record: JobRecord, version: int) -> tuple[str, tuple[LayerRow, ...]]:
-    """The life that an expected version belongs to, and its layers then; NotFound if there was none."""
+    """The birth id of the life with an expected version, and its layers then; NotFound if there is none."""
     if 0 <= version <= record.job.expected_version:
         life, layers = read_layers_at(connection, record.job.name, version)
         if layers:
@@ -522,37 +534,37 @@ def layers_at(connection: sa.Connection, record: JobRecord, version: int) -> tup
     raise NotFound(
         f"the job {record.job.name!r} has no version {version}",
         why=f"its expected version is {record.job.expected_version}",
-        fix="look at its history",
+        fix="use a version of its history",
     )
 
 
 def layer_body(record: JobRecord, layer: str) -> Mapping[str, Any]:
-    """What a layer of a job says now."""
+    """The current body of a layer of a job."""
     return next((row.body for row in record.layers if row.layer == layer), {})
 
 
 def any_record(connection: sa.Connection, job: str) -> JobRecord:
-    """The record of a job, removed or not; NotFound if there never was one."""
+    """The record of a job, removed or not; NotFound if it never existed."""
     _check_name(job)
     record = job_store.find_record(connection, job)
     if record is None:
-        raise job_store.no_job(job)
+        raise job_store.job_not_found(job)
     return record
 
 
 def _check_name(job: object) -> None:
-    # Not worth a look into the store, which might not even be able to hold it.
+    # Without a query: the store may not accept such a name.
     if not is_name(job):
-        raise job_store.no_job(job)
+        raise job_store.job_not_found(job)
 
 
 def is_name(job: object) -> bool:
-    """Whether a job could be called so."""
+    """Whether this is a valid job name."""
     return isinstance(job, str) and re.fullmatch(NAME_PATTERN, job) is not None
 
 
 def _merged(job: str, layers: tuple[LayerRow, ...]) -> Mapping[str, Any]:
-    """As it would run; as merged, if it is not valid any more."""
+    """The validated merge; the plain merge if it is not valid any more."""
     merged = merge_layers(layers)
     try:
         return validate_config(job, merged).to_json()

@@ -1,7 +1,7 @@
-"""The Job Service: the only way to change what is expected of a job (Turbine III-A).
+"""The Job Service: all changes of expected configs (Turbine III-A).
 
-Each call is one transaction: who may write what, the merge is valid, the version is the one decided on, and
-the layer, its history, the audit, the journal and the answer are written, or nothing is.
+Each call is one transaction: it checks the actor's rights, the merge and the expected version, and writes the
+layer, its history, the audit, the journal and the response.
 """
 
 from __future__ import annotations
@@ -33,59 +33,59 @@ from penstock.jobs.job_store import EXPECTED_COUNTER, JobRecord, JobStore
 from penstock.jobs.layer_store import insert_kind
 from penstock.jobs.layer_writer import (
     Actor,
-    Asked,
-    Check,
+    CallOptions,
+    ConfigCheck,
+    IdempotentWriter,
     LayerWriter,
-    WriteDesk,
-    check_is_gone,
+    accept_every_config,
     check_is_map,
+    check_is_stopped,
     check_version,
-    fits_everywhere,
 )
 from penstock.jobs.layers import Layer, merge_layers, patch_body
 from penstock.jobs.provision import (
+    action_taken,
     cannot_run,
     check_consent,
     check_state_fits,
-    done_to,
     read_compiled,
     replaced_origin,
 )
 from penstock.jobs.text_rules import check_line, shown
 
-__all__ = ["Actor", "Applied", "JobService", "JobView", "Page", "Patch", "StateSet", "Submitted"]
+__all__ = ["Actor", "Applied", "JobService", "JobView", "LayerPatch", "Page", "StateSet", "Submitted"]
 
 BIRTH_MAX = 100
 PRECEDENCE_MAX = 1_000_000
 DESIRED = ("running", "paused", "stopped")
-# Whose word a state is, when nobody names a layer.
+# The layer that a role sets a job's state in, by default.
 STATE_LAYERS = {"oncall": "oncall", "admin": "oncall", "developer": "provisioner"}
 Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """Dotted paths of one layer to set, None removes."""
+class LayerPatch:
+    """Dotted paths of one layer to set; None removes a path."""
 
     job: str
     layer: str
     changes: Body
     expected_version: int | None
-    asked: Asked
+    options: CallOptions
 
 
 class JobService(JobReads):
     """Validates and writes the layers of jobs, one transaction per call.
 
-    Every change takes who asks, why, an idempotency key and the time by keyword. An `expected_version` is the
-    version of the job that the change was decided on; None: whatever stands.
+    Every change takes the `CallOptions`. `expected_version`: the job's version that the change is based on;
+    VersionConflict if it has another one; None: any version.
     """
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
         super().__init__(store, check=check)
-        self._desk = WriteDesk(store, check=check)
+        self._writer = IdempotentWriter(store, check=check)
 
-    def create(self, job: str, body: Body, *, birth: str, **asked: Unpack[Asked]) -> int:
+    def create(self, job: str, body: Body, *, birth: str, **options: Unpack[CallOptions]) -> int:
         """Create one job with its provisioner layer; returns its expected version."""
         check_new_name(job)
 
@@ -93,18 +93,24 @@ class JobService(JobReads):
             record = job_store.find_record(writer.connection, job)
             if record is not None and not record.job.deleted:
                 raise Refused(
-                    f"there is a job {job!r} already",
+                    f"the job {job!r} exists already",
                     why=f"it was created with birth {record.job.birth}",
-                    fix="write its layers instead, or take another name",
+                    fix="write its layers instead, or use another name",
                 )
             return _begin(writer, record, job, body, birth)
 
-        return self._desk.once(asked, {"create": job, "body": body}, write, layer="provisioner")
+        return self._writer.once(options, {"create": job, "body": body}, write, layer="provisioner")
 
     def apply(
-        self, job: str, body: Body, *, expected_version: int | None, birth: str, **asked: Unpack[Asked]
+        self,
+        job: str,
+        body: Body,
+        *,
+        expected_version: int | None,
+        birth: str,
+        **options: Unpack[CallOptions],
     ) -> Applied:
-        """Create the job, or replace its provisioner layer. Version 0: there must be no such job yet."""
+        """Create the job, or replace its provisioner layer. Version 0: only if the job does not exist."""
         check_new_name(job)
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -119,10 +125,16 @@ class JobService(JobReads):
             return asdict(Applied(version=_begin(writer, record, job, body, birth), created=True))
 
         request = {"apply": job, "body": body, "version": expected_version}
-        return Applied(**self._desk.once(asked, request, write, layer="provisioner"))
+        return Applied(**self._writer.once(options, request, write, layer="provisioner"))
 
     def write_layer(
-        self, job: str, layer: str, body: Body, *, expected_version: int | None, **asked: Unpack[Asked]
+        self,
+        job: str,
+        layer: str,
+        body: Body,
+        *,
+        expected_version: int | None,
+        **options: Unpack[CallOptions],
     ) -> int:
         """Replace one layer; returns the new version of the job."""
 
@@ -131,7 +143,7 @@ class JobService(JobReads):
             return writer.write(record, layer, body, expected_version)[0]
 
         request = {"write": job, "layer": layer, "body": body, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._writer.once(options, request, write, layer=layer)
 
     def patch_layer(
         self,
@@ -140,24 +152,24 @@ class JobService(JobReads):
         changes: Body,
         *,
         expected_version: int | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[CallOptions],
     ) -> int:
-        """Set dotted paths of one layer, None removes; returns the new version of the job."""
+        """Set dotted paths of one layer; None removes a path. Returns the new version of the job."""
 
         def write(writer: LayerWriter) -> int:
             record = find_record(writer.connection, job)
-            # Before the patch is applied: a stale version is the first thing that the caller must hear of.
+            # Before the patch is applied, so that a stale version is the error that the caller gets.
             check_version(record.job, expected_version)
             check_is_map(job, layer, changes)
             body = patch_body(layer_body(record, layer), changes)
             return writer.write(record, layer, body, expected_version)[0]
 
         request = {"patch": job, "layer": layer, "changes": changes, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._writer.once(options, request, write, layer=layer)
 
-    def patch_layers(self, patches: Sequence[Patch]) -> list[int | Exception]:
-        """`patch_layer` for several callers, each for itself: of each the new version, or what it raised."""
-        answers: list[int | Exception] = []
+    def patch_layers(self, patches: Sequence[LayerPatch]) -> list[int | Exception]:
+        """Independent calls of `patch_layer`; returns the new version or the error of each."""
+        results: list[int | Exception] = []
         for patch in patches:
             try:
                 version = self.patch_layer(
@@ -165,30 +177,36 @@ class JobService(JobReads):
                     patch.layer,
                     patch.changes,
                     expected_version=patch.expected_version,
-                    **patch.asked,
+                    **patch.options,
                 )
             except PenstockError as error:
-                answers.append(error)
+                results.append(error)
             else:
-                answers.append(version)
-        return answers
+                results.append(version)
+        return results
 
     def clear(
-        self, job: str, layer: str, *, expected_version: int | None = None, **asked: Unpack[Asked]
+        self, job: str, layer: str, *, expected_version: int | None = None, **options: Unpack[CallOptions]
     ) -> int:
-        """Take back everything a layer says; returns the new version of the job."""
+        """Remove all fields of a layer; returns the new version of the job."""
 
         def write(writer: LayerWriter) -> int:
             record = find_record(writer.connection, job)
             return writer.write(record, layer, {}, expected_version)[0]
 
         request = {"clear": job, "layer": layer, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._writer.once(options, request, write, layer=layer)
 
     def rollback(
-        self, job: str, layer: str, *, to_version: int, expected_version: int | None, **asked: Unpack[Asked]
+        self,
+        job: str,
+        layer: str,
+        *,
+        to_version: int,
+        expected_version: int | None,
+        **options: Unpack[CallOptions],
     ) -> int:
-        """Write a layer again as it was at an earlier version of this life; returns the new version."""
+        """Restore a layer from an earlier version of this life of the job; returns the new version."""
 
         def write(writer: LayerWriter) -> int:
             record = find_record(writer.connection, job)
@@ -196,15 +214,15 @@ class JobService(JobReads):
             life, layers = layers_at(writer.connection, record, to_version)
             if life != record.job.birth:
                 raise Refused(
-                    f"version {to_version} of {job!r} is of a former life",
-                    why="the job was removed since, and created anew",
-                    fix="look at that version's layers, and apply what you want of them",
+                    f"version {to_version} of {job!r} belongs to a former life of the job",
+                    why="the job was removed and created again since then",
+                    fix="read the layers of that version, and apply the values that you want",
                 )
             body = next((row.body for row in layers if row.layer == layer), {})
             return writer.write(record, layer, body, expected_version, note={"back_to": to_version})[0]
 
         request = {"rollback": job, "layer": layer, "to": to_version, "version": expected_version}
-        return self._desk.once(asked, request, write, layer=layer)
+        return self._writer.once(options, request, write, layer=layer)
 
     def set_state(
         self,
@@ -213,16 +231,16 @@ class JobService(JobReads):
         *,
         layer: str | None = None,
         expected_version: int | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[CallOptions],
     ) -> StateSet:
-        """Ask a job to be running, paused or stopped, in a layer of one's own if none is named."""
+        """Set the desired state: running, paused or stopped. Default layer: that of the actor's role."""
         if state not in DESIRED:
             raise ConfigError(
-                f"a job cannot be {shown(state)}",
-                why=f"it can be {', '.join(DESIRED)}",
-                fix="choose one of them",
+                f"{shown(state)} is not a state that a job can be set to",
+                why=f"the states are {', '.join(DESIRED)}",
+                fix="use one of them",
             )
-        own = layer if layer is not None else STATE_LAYERS.get(asked["actor"].role, "oncall")
+        own = layer if layer is not None else STATE_LAYERS.get(options["actor"].role, "oncall")
 
         def write(writer: LayerWriter) -> dict[str, Any]:
             record = find_record(writer.connection, job)
@@ -232,10 +250,10 @@ class JobService(JobReads):
             return asdict(StateSet(version=version, layer=own, effective=config.state))
 
         request = {"state": state, "job": job, "layer": layer, "version": expected_version}
-        return StateSet(**self._desk.once(asked, request, write, layer=own))
+        return StateSet(**self._writer.once(options, request, write, layer=own))
 
-    def remove(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
-        """End a job's life: its tasks stop, its producers go. Its layers and its history stay."""
+    def remove(self, job: str, *, expected_version: int | None = None, **options: Unpack[CallOptions]) -> int:
+        """Remove a job: its tasks stop, its producers are unregistered; layers and history are kept."""
 
         def write(writer: LayerWriter) -> int:
             record = find_record(writer.connection, job)
@@ -243,21 +261,23 @@ class JobService(JobReads):
             return _bump(writer, record, "job.removed", deleted=True)
 
         request = {"remove": job, "version": expected_version}
-        return self._desk.once(asked, request, write, layer="provisioner")
+        return self._writer.once(options, request, write, layer="provisioner")
 
-    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
-        """Bring a removed job back with the layers, the birth and so the state it had."""
+    def restore(
+        self, job: str, *, expected_version: int | None = None, **options: Unpack[CallOptions]
+    ) -> int:
+        """Restore a removed job with its layers, its birth and so its state."""
 
         def write(writer: LayerWriter) -> int:
             record = any_record(writer.connection, job)
             if not record.job.deleted:
                 raise NotFound(
                     f"there is no removed job {shown(job)}",
-                    why="it is not removed",
-                    fix="look at the list of removed jobs",
+                    why="the job exists and is not removed",
+                    fix="check the name in the list of removed jobs",
                 )
             check_version(record.job, expected_version)
-            check_is_gone(job, record)
+            check_is_stopped(job, record)
             if record.retirements:
                 raise Refused(
                     f"the job {job!r} is still being removed",
@@ -268,7 +288,7 @@ class JobService(JobReads):
             return _bump(writer, record, "job.restored", deleted=False)
 
         request = {"restore": job, "version": expected_version}
-        return self._desk.once(asked, request, write, layer="provisioner")
+        return self._writer.once(options, request, write, layer="provisioner")
 
     def add_layer_kind(
         self,
@@ -278,11 +298,11 @@ class JobService(JobReads):
         *,
         replaces_plan: bool = False,
         fields: Sequence[str] = (),
-        **asked: Unpack[Asked],
+        **options: Unpack[CallOptions],
     ) -> None:
-        """Add a layer at a level that is free; admins only. It counts from the next write on.
+        """Add a kind of layer at a free precedence; admins only. It is valid from the next write on.
 
-        `fields`: what may be said in it; none: every field that its writers may set.
+        `fields`: the fields that it may contain; none: all fields that its writers may set.
         """
         _check_kind(name, precedence, writers)
         _check_fields(writers, fields)
@@ -300,25 +320,25 @@ class JobService(JobReads):
             for other in writer.kinds.values():
                 if name == other.name or precedence == other.precedence:
                     raise Refused(
-                        f"the layer {name!r} cannot be added at level {precedence}",
-                        why=f"there is {other.name!r} at level {other.precedence}",
-                        fix="choose another name and a level that is free",
+                        f"the layer {name!r} cannot be added with precedence {precedence}",
+                        why=f"the layer {other.name!r} has precedence {other.precedence}",
+                        fix="use another name and a precedence that is free",
                     )
             insert_kind(writer.connection, layer)
             next_value(writer.connection, EXPECTED_COUNTER)
             writer.record("layer_kind.added", name, data)
             return name
 
-        # Whoever may write the base layer may say which layers there are.
-        self._desk.once(asked, {"layer": name, **data}, write, layer="base")
+        # Roles that may write the base layer may add layers.
+        self._writer.once(options, {"layer": name, **data}, write, layer="base")
 
     def submit_pipeline(
-        self, compiled: Body, *, new_birth: Callable[[], str], **asked: Unpack[Asked]
+        self, compiled: Body, *, new_birth: Callable[[], str], **options: Unpack[CallOptions]
     ) -> Submitted:
-        """Write the provisioner layers of all jobs of a pipeline at once; jobs it no longer has are stopped.
+        """Write the provisioner layers of all jobs of a pipeline; jobs that it no longer has are stopped.
 
-        NeedsConsent, and nothing is written, if it would stop a job that `compiled` does not name in `stops`,
-        or replace a pipeline that came from another file than `replaces`.
+        NeedsConsent, and no change, if it would stop a job that is not in `stops` of `compiled`, or replace a
+        pipeline of another file than `replaces`.
         """
 
         def write(writer: LayerWriter) -> dict[str, Any]:
@@ -334,39 +354,39 @@ class JobService(JobReads):
                     if record.old is not None and not record.job.deleted
                 }
             )
-            leavers = self._leavers(writer.connection, pipeline)
+            removed = self._removed_jobs(writer.connection, pipeline)
             package = job_store.pipeline_package(writer.connection, pipeline.name)
             replaced = replaced_origin(pipeline, package)
-            check_consent(pipeline, [record.job.name for record in leavers], replaced)
+            check_consent(pipeline, [record.job.name for record in removed], replaced)
             versions: dict[str, int] = {}
-            done: dict[str, str] = {}
+            actions: dict[str, str] = {}
             for name, body in pipeline.jobs.items():
                 record = records.get(name)
                 if record is None or record.job.deleted:
-                    versions[name], done[name] = _begin(writer, record, name, body, new_birth()), "created"
+                    versions[name], actions[name] = _begin(writer, record, name, body, new_birth()), "created"
                 else:
                     before = layer_body(record, "provisioner")
                     body = pipeline.body_after(name, before, record.job.expected_version)
                     versions[name], _ = writer.write(record, "provisioner", body, None)
-                    done[name] = done_to(before, body)
-            for record in leavers:
+                    actions[name] = action_taken(before, body)
+            for record in removed:
                 body = {**layer_body(record, "provisioner"), "state": "stopped"}
                 versions[record.job.name], _ = writer.write(record, "provisioner", body, None)
-                done[record.job.name] = "stopped"
+                actions[record.job.name] = "stopped"
             origin = pipeline.origin or str((package or {}).get("origin", ""))
             version = job_store.put_pipeline(
                 writer.connection,
                 name=pipeline.name,
                 graph=pipeline.graph,
                 package={**pipeline.package, "origin": origin},
-                now_ms=asked["now_ms"],
+                now_ms=options["now_ms"],
             )
             writer.record(
-                "pipeline.submitted", pipeline.name, {"version": version, "jobs": versions, "done": done}
+                "pipeline.submitted", pipeline.name, {"version": version, "jobs": versions, "done": actions}
             )
-            return {"jobs": versions, "done": done}
+            return {"jobs": versions, "done": actions}
 
-        return Submitted.of(self._desk.once(asked, {"submit": compiled}, write, layer="provisioner"))
+        return Submitted.of(self._writer.once(options, {"submit": compiled}, write, layer="provisioner"))
 
 
 def _begin(writer: LayerWriter, previous: JobRecord | None, job: str, body: Body, birth: str) -> int:
@@ -384,7 +404,7 @@ def _bump(writer: LayerWriter, record: JobRecord, action: str, *, deleted: bool)
 
 
 def _with_state(writer: LayerWriter, record: JobRecord, layer: str, state: str) -> dict[str, Any]:
-    """The layer's body with this state; to run, it says nothing, unless something below says otherwise."""
+    """The layer's body with this state. The default `running` is set only over another state below."""
     body = patch_body(layer_body(record, layer), {"state": None if state == "running" else state})
     level = writer.kinds[layer].precedence
     below = [row for row in record.layers if row.precedence < level]
@@ -396,19 +416,23 @@ def _with_state(writer: LayerWriter, record: JobRecord, layer: str, state: str) 
 def _check_kind(name: object, precedence: object, writers: object) -> None:
     why = ""
     if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > 50:
-        why = f"the name {shown(name)} is not a word of at most 50 letters, digits and '_'"
+        why = f"the name {shown(name)} may only have up to 50 letters, digits and '_'"
     elif name == "default":
-        why = "`default` stands for values that no layer decides"
+        why = "the name `default` is reserved for values that no layer sets"
     elif type(precedence) is not int or abs(precedence) > PRECEDENCE_MAX:
-        why = f"the precedence {shown(precedence)} is not a number from -{PRECEDENCE_MAX} to {PRECEDENCE_MAX}"
+        why = (
+            f"the precedence {shown(precedence)} is not an integer from -{PRECEDENCE_MAX} to {PRECEDENCE_MAX}"
+        )
     elif not isinstance(writers, list | tuple | set | frozenset) or not writers or not set(writers) <= ROLES:
-        why = f"the writers {shown(writers)} are not roles; these are: {', '.join(sorted(ROLES))}"
+        why = f"the writers {shown(writers)} are not roles; the roles are {', '.join(sorted(ROLES))}"
     if why:
-        raise ConfigError("the layer cannot be added", why=why, fix="correct it; nothing was changed")
+        raise ConfigError(
+            "the layer cannot be added", why=why, fix="correct the request; nothing was changed"
+        )
 
 
 def _check_fields(writers: Sequence[str], fields: Sequence[str]) -> None:
-    """Each field must be one that a writer may set, and each writer must be of some use."""
+    """Each field must be settable by a writer, and each writer must be able to set a field."""
     settable = {role: {field for field, roles in FIELD_WRITERS.items() if role in roles} for role in writers}
     why = ""
     for role in sorted(settable):
@@ -420,6 +444,8 @@ def _check_fields(writers: Sequence[str], fields: Sequence[str]) -> None:
             why = f"there is no field {shown(field)}" + (f"; did you mean {near[0]}?" if near else "")
         elif not any(field in settable[role] for role in settable):
             allowed = ", ".join(sorted(FIELD_WRITERS[field]))
-            why = f"`{field}` may be set by {allowed}, and none of them writes this layer"
+            why = f"`{field}` may be set by {allowed} only, and none of them is a writer of this layer"
     if why:
-        raise ConfigError("the layer cannot be added", why=why, fix="correct it; nothing was changed")
+        raise ConfigError(
+            "the layer cannot be added", why=why, fix="correct the request; nothing was changed"
+        )

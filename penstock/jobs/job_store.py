@@ -1,6 +1,6 @@
 """The Job Store: jobs, their expected versions, pipelines, idempotency keys (Turbine III).
 
-Writers pass the connection of their transaction, so that several writes are one. Reads return frozen values.
+Write functions take the connection of the caller's transaction. Reads return frozen values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.jobs.running_store import (
 )
 from penstock.jobs.text_rules import shown
 
-# Grows with every write of what is expected of any job: who has seen its value has seen everything.
+# Incremented with every change of an expected config: readers page through changes by it.
 EXPECTED_COUNTER = "expected"
 
 JOBS = sa.Table(
@@ -44,7 +44,7 @@ JOBS = sa.Table(
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("expected_version", sa.BigInteger, nullable=False),
-    # The state that the merge asks for, kept here to be searched.
+    # The desired state of the merged config, stored here for queries.
     sa.Column("desired", sa.String, nullable=False, server_default="running"),
     sa.Column("changed", sa.BigInteger, nullable=False, server_default="0", index=True),
     sa.Index("jobs_by_desired", "desired", "name"),
@@ -59,8 +59,8 @@ PIPELINES = sa.Table(
     sa.Column("submitted_ms", sa.BigInteger, nullable=False),
 )
 
-# Built once: to build a statement takes longer than to run it, and these run with every request.
-# With what few jobs have, so that the tables of those need not be read for the others.
+# Built once: building a statement takes longer than running it, and these run with every request.
+# The EXISTS columns avoid reads of tables in which most jobs have no row.
 _JOBS = ByName(
     sa.select(
         JOBS,
@@ -73,7 +73,7 @@ _JOBS = ByName(
 )
 _CHANGED = sa.select(JOBS.c.name).where(JOBS.c.changed > sa.bindparam("since", type_=sa.BigInteger))
 _INSERT = sa.insert(JOBS)
-# Sets the columns that it is given values for.
+# Compare-and-set of a job row.
 _UPDATE_SEEN = sa.update(JOBS).where(
     JOBS.c.name == sa.bindparam("this"), JOBS.c.expected_version == sa.bindparam("seen")
 )
@@ -81,7 +81,7 @@ _UPDATE_SEEN = sa.update(JOBS).where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """One life of a job's name. `expected_version` counts the writes of all its layers, over all lives."""
+    """One life of a job name. `expected_version` counts the writes of its layers, over all lives."""
 
     name: str
     birth: str
@@ -90,12 +90,12 @@ class JobRow:
     deleted: bool
     expected_version: int
     desired: str = "running"
-    changed: int = 0  # the value of the counter `expected` that the last write took
+    changed: int = 0  # value of the counter `expected` at the last write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """Everything the store knows of one job, read at one moment."""
+    """All rows of one job, read from one snapshot."""
 
     job: JobRow
     layers: tuple[LayerRow, ...]
@@ -106,13 +106,13 @@ class JobRecord:
 
     @property
     def old(self) -> RunningRow | None:
-        """What runs of this life of the job; a removed predecessor of the same name is not part of it."""
+        """The running row of this life of the job; not that of a removed job of the same name."""
         row = self.running
         return row if row is not None and row.birth == self.job.birth and row.state != "removed" else None
 
 
 class JobOverview(NamedTuple):
-    """The little that tells whether a job needs a closer look."""
+    """The versions that show whether a job must be synced."""
 
     name: str
     expected_version: int
@@ -121,8 +121,8 @@ class JobOverview(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """Jobs of which something else is expected than before, and the version that this was read at."""
+class ChangedJobs:
+    """Jobs whose expected config changed, and the version of the list."""
 
     version: int
     jobs: tuple[str, ...]
@@ -130,7 +130,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRow:
-    """A pipeline as last submitted."""
+    """The last submit of a pipeline."""
 
     name: str
     version: int
@@ -140,24 +140,24 @@ class PipelineRow:
 
 
 class JobStore:
-    """The expected side of every job, and whole records of jobs."""
+    """Reads of jobs, their expected configs and whole records."""
 
     def __init__(self, database: Database) -> None:
         self.database, self.running = database, RunningStore(database)
 
     def transaction(self) -> AbstractContextManager[sa.Connection]:
-        """Everything inside is written, or nothing; nobody else writes meanwhile."""
+        """A write transaction: atomic, and serialized with all other writes."""
         return self.database.transaction()
 
     def reading(self) -> AbstractContextManager[sa.Connection]:
-        """Everything inside is seen as it was at one moment."""
+        """A read-only transaction on one snapshot."""
         return self.database.reading()
 
     def overview(self) -> tuple[JobOverview, ...]:
         """Every job, removed ones included, by name."""
         running = running_tables.RUNNING
         with self.reading() as connection:
-            # Two plain lists, put together here: a join of 100,000 rows takes three times as long.
+            # Two queries, joined here: a SQL join of 100,000 rows takes three times as long.
             versions = dict(connection.execute(sa.select(running.c.job, running.c.version)).all())
             busy: set[str] = set()
             for table in (running_tables.PLANS, running_tables.RETIREMENTS):
@@ -174,19 +174,19 @@ class JobStore:
             return load_records(connection, names)
 
     def layer_kinds(self) -> tuple[Layer, ...]:
-        """The layers there are, lowest first."""
+        """The kinds of layers, lowest precedence first."""
         with self.reading() as connection:
             return read_kinds(connection)
 
-    def changed_since(self, version: int) -> Changed:
-        """The jobs whose expected side was written after `version` of the counter, removed ones included."""
+    def changed_since(self, version: int) -> ChangedJobs:
+        """The jobs whose expected config changed after `version` of the counter, removed ones included."""
         with self.reading() as connection:
             now = current_value(connection, EXPECTED_COUNTER)
             if now == version:
-                return Changed(version=now, jobs=())
-            # Sorted here: asked for an order, SQLite would walk all names instead of the few that changed.
+                return ChangedJobs(version=now, jobs=())
+            # Sorted here: with ORDER BY, SQLite would scan all names instead of the few that changed.
             found = connection.execute(_CHANGED, {"since": version})
-            return Changed(version=now, jobs=tuple(sorted(name for (name,) in found)))
+            return ChangedJobs(version=now, jobs=tuple(sorted(name for (name,) in found)))
 
     def history(
         self, job: str, *, layer: str | None = None, before: int | None = None, limit: int = 1000
@@ -198,7 +198,7 @@ class JobStore:
     def audit(
         self, job: str | None = None, *, before: int | None = None, limit: int = 1000
     ) -> tuple[AuditRow, ...]:
-        """Who changed what, the newest `limit` rows, oldest first."""
+        """The newest `limit` rows of the audit, oldest first."""
         with self.reading() as connection:
             return read_audit(connection, subject=job, before=before, limit=limit)
 
@@ -210,7 +210,7 @@ class JobStore:
 
 
 def load_records(connection: sa.Connection, names: Sequence[str]) -> dict[str, JobRecord]:
-    """The records of these jobs at this moment; unknown names are left out."""
+    """The records of these jobs; unknown names are left out."""
     rows = {row[0]: row for row in _JOBS.rows(connection, names)}
     found = list(rows)
     layers = read_layers(connection, found)
@@ -247,7 +247,7 @@ def _job_row(row: Sequence[Any]) -> JobRow:
 
 
 def find_record(connection: sa.Connection, job: str) -> JobRecord | None:
-    """The record of one job, removed or not; None if there is none."""
+    """The record of one job, removed or not; None if the name is unknown."""
     return load_records(connection, [job]).get(job)
 
 
@@ -255,31 +255,29 @@ def load_record(connection: sa.Connection, job: str) -> JobRecord:
     """The record of a job that is not removed; NotFound otherwise."""
     record = find_record(connection, job)
     if record is None or record.job.deleted:
-        raise no_job(job, was_removed=record is not None)
+        raise job_not_found(job, was_removed=record is not None)
     return record
 
 
-def no_job(job: object, *, was_removed: bool = False) -> NotFound:
-    """What to say of a name that no job has, or none any more."""
+def job_not_found(job: object, *, was_removed: bool = False) -> NotFound:
+    """The error for a name without a job."""
     return NotFound(
         f"there is no job {shown(job)}",
-        why="it was removed" if was_removed else "none of that name was ever submitted",
-        fix="restore it, or submit it anew"
-        if was_removed
-        else "look at the list of jobs; check the spelling",
+        why="it was removed" if was_removed else "no job of that name was ever submitted",
+        fix="restore it, or submit it again" if was_removed else "check the name in the list of jobs",
     )
 
 
 def jobs_of_pipeline(connection: sa.Connection, pipeline: str) -> tuple[str, ...]:
-    """The jobs a pipeline has, by name."""
+    """The jobs of a pipeline, by name."""
     query = sa.select(JOBS.c.name).where(JOBS.c.pipeline == pipeline, ~JOBS.c.deleted).order_by(JOBS.c.name)
     return tuple(connection.execute(query).scalars())
 
 
 def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: str, now_ms: Millis) -> JobRow:
-    """Begin a life of a name. Requires: no job of that name, or a removed one of which nothing runs."""
+    """Begin a new life of a name. Requires: no job of that name, or a removed one without tasks."""
     previous = connection.execute(sa.select(JOBS.c.expected_version).where(JOBS.c.name == name)).scalar()
-    # Versions of a former life must not fit this one, so the count goes on.
+    # Versions of a former life must not match this one, so the count continues.
     row = JobRow(
         name=name,
         birth=birth,
@@ -297,7 +295,7 @@ def insert_job(connection: sa.Connection, *, name: str, birth: str, pipeline: st
 
 
 def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, deleted: bool) -> int:
-    """Compare-and-set: take the next expected version, or lose with VersionConflict and change nothing."""
+    """Compare-and-set: take the next expected version; VersionConflict, and no change, if it moved."""
     version = row.expected_version + 1
     values = {
         "deleted": deleted,
@@ -314,7 +312,7 @@ def bump_version(connection: sa.Connection, row: JobRow, *, desired: str, delete
 
 
 def pipeline_package(connection: sa.Connection, name: str) -> dict[str, Any] | None:
-    """What the last submit of a pipeline said of its package and its file; None: there was none."""
+    """The package and the file of a pipeline's last submit; None: it was never submitted."""
     row = connection.execute(sa.select(PIPELINES.c.package).where(PIPELINES.c.name == name)).first()
     return None if row is None else dict(row.package)
 
@@ -327,7 +325,7 @@ def put_pipeline(
     package: Mapping[str, Any],
     now_ms: Millis,
 ) -> int:
-    """Record a pipeline as submitted; returns its version."""
+    """Store a submitted pipeline; returns its version."""
     previous = connection.execute(sa.select(PIPELINES.c.version).where(PIPELINES.c.name == name)).scalar()
     version = int(previous or 0) + 1
     connection.execute(sa.delete(PIPELINES).where(PIPELINES.c.name == name))
@@ -339,7 +337,7 @@ def put_pipeline(
     return version
 
 
-KEYS_KEPT_MS = 7 * 24 * 3600 * 1000
+KEY_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 KEYS = sa.Table(
     "idempotency_keys",
@@ -358,40 +356,40 @@ _DELETE_OLD = sa.delete(KEYS).where(KEYS.c.at_ms < sa.bindparam("before_ms"))
 _INSERT_KEY_STORE = sa.insert(KEYS)
 
 
-def recall_answer(
+def find_response(
     connection: sa.Connection, *, actor: str, key: str, request: str, now_ms: Millis
 ) -> Any | None:
-    """What this request was answered when it first came, None if it is new."""
+    """The stored response of a request; None: it is new. KeyReused if the key has another request."""
     row = connection.execute(_READ, {"of": actor, "called": key}).first()
     if row is None:
         return None
-    kept, answer, at_ms = row
-    if at_ms < now_ms - KEYS_KEPT_MS:
+    stored_request, response, at_ms = row
+    if at_ms < now_ms - KEY_RETENTION_MS:
         connection.execute(_DELETE, {"of": actor, "called": key})
         return None
-    if kept != request:
+    if stored_request != request:
         raise KeyReused(
             f"the idempotency key {key!r} was used for another request",
-            why="a key names one request, so that repeating it is safe",
-            fix="take a new key for a new request",
+            why="a key identifies one request, so that a retry is safe",
+            fix="use a new key for a new request",
         )
-    return answer
+    return response
 
 
-def keep_answer(
-    connection: sa.Connection, *, actor: str, key: str, request: str, answer: Any, now_ms: Millis
+def store_response(
+    connection: sa.Connection, *, actor: str, key: str, request: str, response: Any, now_ms: Millis
 ) -> None:
-    """Remember the answer, in the transaction that made it true."""
-    values = {"actor": actor, "key": key, "request": request, "answer": answer, "at_ms": now_ms}
+    """Store the response, in the transaction of the change."""
+    values = {"actor": actor, "key": key, "request": request, "answer": response, "at_ms": now_ms}
     connection.execute(_INSERT_KEY_STORE, values)
 
 
-def forget_answers(connection: sa.Connection, *, now_ms: Millis) -> None:
-    """Take the answers away that are too old to be asked for again."""
-    connection.execute(_DELETE_OLD, {"before_ms": now_ms - KEYS_KEPT_MS})
+def delete_old_responses(connection: sa.Connection, *, now_ms: Millis) -> None:
+    """Delete responses whose keys have expired."""
+    connection.execute(_DELETE_OLD, {"before_ms": now_ms - KEY_RETENTION_MS})
 
 
-# The labels of each job's merged config, written with the layers that make them.
+# The labels of each job's merged config, written with its layers.
 JOB_LABELS = sa.Table(
     "job_labels",
     METADATA,
@@ -404,17 +402,17 @@ JOB_LABELS = sa.Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs are asked for; everything given must hold."""
+    """Conditions on jobs; all of them must hold."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     state: str | None = None  # as `JobView.state`
     pipeline: str | None = None
     removed: bool = False  # removed jobs too
-    after: str = ""  # names behind this one
+    after: str = ""  # only names after this one
 
 
 def put_labels(connection: sa.Connection, job: str, labels: Mapping[str, str]) -> None:
-    """Replace what a job can be found by."""
+    """Replace the labels of a job."""
     connection.execute(sa.delete(JOB_LABELS).where(JOB_LABELS.c.job == job))
     if labels:
         rows = [{"job": job, "key": key, "value": value} for key, value in labels.items()]
@@ -422,9 +420,9 @@ def put_labels(connection: sa.Connection, job: str, labels: Mapping[str, str]) -
 
 
 def list_names(connection: sa.Connection, wanted: JobFilter, *, limit: int) -> tuple[str, ...]:
-    """The first `limit` names that fit, in order.
+    """The first `limit` matching names, sorted.
 
-    Whether a merge is valid is not known here: asked for `invalid`, every job that may be is named.
+    Whether a merge is valid is not stored: for state `invalid`, the result has every candidate.
     """
     source: sa.FromClause = JOBS.outerjoin(
         RUNNING,
@@ -437,7 +435,7 @@ def list_names(connection: sa.Connection, wanted: JobFilter, *, limit: int) -> t
         source = source.join(label, label.c.job == JOBS.c.name)
         conditions += [label.c.key == key, label.c.value == value]
         if number == 0:
-            # The index of labels is in this order: nothing to sort, and no more rows read than asked for.
+            # The index of labels has this order: no sort, and no more rows are read than needed.
             name = label.c.job
     conditions.append(name > wanted.after)
     if wanted.pipeline is not None:
@@ -451,7 +449,7 @@ def list_names(connection: sa.Connection, wanted: JobFilter, *, limit: int) -> t
 
 
 def _is_in(state: str) -> list[sa.ColumnElement[bool]]:
-    """The same cases as `JobView.state`, in the same order."""
+    """The conditions of a state: the same cases as `JobView.state`, in the same order."""
     if state == "removed":
         return [JOBS.c.deleted]
     quarantined = JOBS.c.name.in_(sa.select(QUARANTINE.c.job))
@@ -470,6 +468,6 @@ def _is_in(state: str) -> list[sa.ColumnElement[bool]]:
         return [*settled, runs, ~current]
     if state == "new":
         return [*settled, ~runs, JOBS.c.desired == "running"]
-    # What runs as expected is in the state that is desired, which has an index.
+    # A job in sync is in its desired state, which has an index.
     here = sa.and_(runs, current, RUNNING.c.state == state)
     return [*settled, JOBS.c.desired == state, here if state == "running" else sa.or_(here, ~runs)]

@@ -1,4 +1,4 @@
-"""Layers as rows: which kinds there are and who may write them, the layers of jobs, each write of them."""
+"""Tables of layers: the kinds of layers, the layers of each job, and the history of their writes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ LAYER_HISTORY = sa.Table(
 )
 
 _REPLACED = (*(name for name, _ in _COLUMNS), "origins")
-# Built once: to build a statement takes longer than to run it, and these run with every write.
+# Built once: building a statement takes longer than running it, and these run with every write.
 _KINDS = sa.select(LAYER_KINDS).order_by(LAYER_KINDS.c.precedence)
-# JSON as text, decoded here: through SQLAlchemy a record takes twice as long, and the syncer reads thousands.
+# JSON as text, decoded here: SQLAlchemy takes twice as long, and the syncer reads thousands of records.
 _LAYERS = ByName(
     sa.select(
         LAYERS.c.job,
@@ -68,12 +68,12 @@ _INSERT_HISTORY = sa.insert(LAYER_HISTORY).inline()
 
 @sa.event.listens_for(LAYER_KINDS, "after_create")
 def _seed_kinds(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
-    """A database in memory is made from the tables alone; a migration seeds every other."""
+    """Insert the default layers into a database in memory; other databases get them by a migration."""
     connection.execute(sa.insert(LAYER_KINDS), [_kind_values(layer) for layer in DEFAULT_LAYERS])
 
 
 def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
-    """The layers there are, lowest first."""
+    """The kinds of layers, lowest precedence first."""
     return tuple(
         Layer(**{**row, "writers": frozenset(row["writers"]), "fields": frozenset(row["fields"])})
         for row in connection.execute(_KINDS).mappings()
@@ -81,12 +81,12 @@ def read_kinds(connection: sa.Connection) -> tuple[Layer, ...]:
 
 
 def insert_kind(connection: sa.Connection, layer: Layer) -> None:
-    """Requires: neither its name nor its precedence is taken."""
+    """Add a kind of layer. Requires: its name and its precedence are free."""
     connection.execute(sa.insert(LAYER_KINDS).values(_kind_values(layer)))
 
 
 def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[LayerRow, ...]]:
-    """The layers of these jobs as they stand, lowest first."""
+    """The current layers of these jobs, lowest first."""
     found: dict[str, list[LayerRow]] = {}
     rows = _LAYERS.rows(connection, jobs)
     for job, layer, precedence, body, version, actor, reason, at_ms, origins in rows:
@@ -105,7 +105,7 @@ def read_layers(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tup
 
 
 def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str) -> None:
-    """Write one layer and its history. Requires: `row.version` was taken in this transaction."""
+    """Write one layer and its history row. Requires: `row.version` was taken in this transaction."""
     values = {name: getattr(row, name) for name, _ in _COLUMNS} | {"job": job, "layer": row.layer}
     current = {**values, "origins": [_pack(item) for item in row.origins]}
     upsert(connection, LAYERS, [current], replace=_REPLACED)
@@ -113,14 +113,14 @@ def put_layer(connection: sa.Connection, job: str, row: LayerRow, *, birth: str)
 
 
 def delete_layers(connection: sa.Connection, job: str) -> None:
-    """Take the layers of a former life away; the history keeps them."""
+    """Delete the layers of a former life; the history keeps them."""
     connection.execute(sa.delete(LAYERS).where(LAYERS.c.job == job))
 
 
 def read_history(
     connection: sa.Connection, job: str, *, layer: str | None, before: int | None, limit: int
 ) -> tuple[LayerRow, ...]:
-    """Writes of a job's layers, newest first, those with a version below `before` if it is given."""
+    """Writes of a job's layers, newest first; `before`: only with smaller versions."""
     query = sa.select(LAYER_HISTORY).where(LAYER_HISTORY.c.job == job)
     if layer is not None:
         query = query.where(LAYER_HISTORY.c.layer == layer)
@@ -131,7 +131,7 @@ def read_history(
 
 
 def read_layers_at(connection: sa.Connection, job: str, version: int) -> tuple[str, tuple[LayerRow, ...]]:
-    """The life that an expected version belongs to ("" if to none), and its layers then, lowest first."""
+    """The birth id of the life with an expected version ("" if none), and its layers then, lowest first."""
     table = LAYER_HISTORY
     life = connection.execute(
         sa.select(table.c.birth)

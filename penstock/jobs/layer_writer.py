@@ -1,6 +1,6 @@
-"""The one way a layer is written: authorised, once per key, validated as merged, by compare-and-set.
+"""Writes layers: with authorisation, idempotency keys, validation of the merge, and compare-and-set.
 
-The layer, its history, the audit, the journal and the answer are one transaction.
+The layer, its history, the audit, the journal and the response are written in one transaction.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ from penstock.core.journal import Entry
 from penstock.db.database import GroupedWrites
 from penstock.db.journal_store import AuditRow, JournalStore, append_audit
 from penstock.jobs import job_store
-from penstock.jobs import job_store as key_store
-from penstock.jobs.config import JobConfig, validate_config, why_no_skip, writers_of
+from penstock.jobs.config import JobConfig, skip_problem, validate_config, writers_of
 from penstock.jobs.job_store import JobRecord, JobRow, JobStore, put_labels
 from penstock.jobs.layer_store import put_layer, read_kinds
-from penstock.jobs.layers import Layer, LayerRow, changed_paths, keep_origins, leaves, merge_layers
-from penstock.jobs.provision import KEPT_FIELDS, check_state_fits
-from penstock.jobs.tasks import check_asked
+from penstock.jobs.layers import Layer, LayerRow, carry_origins, changed_paths, leaves, merge_layers
+from penstock.jobs.provision import STATE_CHECK_FIELDS, check_state_fits
+from penstock.jobs.tasks import check_partition_tasks
 from penstock.jobs.text_rules import check_json, check_line, shown
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-Answer = TypeVar("Answer")
-# Refuses a config that an installation cannot run; it looks at these fields.
-Check = Callable[[JobConfig], None]
-PLACED_FIELDS = frozenset({"kind", "plan"})
+Response = TypeVar("Response")
+# Refuses a config that this installation cannot run; it is called when one of these fields changes.
+ConfigCheck = Callable[[JobConfig], None]
+INSTALLATION_FIELDS = frozenset({"kind", "plan"})
 REASON_MAX = 2000
 NAME_MAX = 200
-TIDY_MS: Millis = 60_000  # how often old answers are looked for
+CLEANUP_MS: Millis = 60_000  # how often old responses are deleted
 PATHS_MAX = 50  # in the audit; the history has the whole body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who asks."""
+    """The user or service that makes a call."""
 
     name: str
     role: str
 
 
-class Asked(TypedDict):
-    """What every change is asked with, by keyword."""
+class CallOptions(TypedDict):
+    """The keyword arguments of every change."""
 
     actor: Actor
     reason: str
@@ -59,7 +58,7 @@ class Asked(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Who asks for a change, why, and under which key a repeat is recognised."""
+    """The actor, the reason and the idempotency key of a change."""
 
     actor: Actor
     reason: str
@@ -67,35 +66,37 @@ class Call:
     now_ms: Millis
 
     def check(self) -> None:
-        """Refuse what could not be kept, or not be understood later."""
-        check_line("the name of who asks", self.actor.name, length_max=NAME_MAX)
-        check_line("the role of who asks", self.actor.role, length_max=NAME_MAX)
+        """ConfigError if a part cannot be stored, or the reason is missing."""
+        check_line("the name of the actor", self.actor.name, length_max=NAME_MAX)
+        check_line("the role of the actor", self.actor.role, length_max=NAME_MAX)
         if self.idempotency_key is not None:
             check_line("the idempotency key", self.idempotency_key, length_max=NAME_MAX)
         if isinstance(self.reason, str) and not self.reason.strip():
             raise ConfigError(
-                "a change needs a reason", why="others will ask for it later", fix="say why in a few words"
+                "a change needs a reason", why="it is stored in the audit", fix="add a short reason"
             )
         check_line("the reason", self.reason, length_max=REASON_MAX)
 
 
-def fits_everywhere(config: JobConfig) -> None:
-    """Of an installation that can run every config."""
+def accept_every_config(config: JobConfig) -> None:
+    """A `ConfigCheck` that accepts every config."""
 
 
 class LayerWriter:
-    """Writes layers for one call, inside its transaction."""
+    """Writes layers for one call, in its transaction."""
 
-    def __init__(self, connection: sa.Connection, journal: JournalStore, call: Call, check: Check) -> None:
+    def __init__(
+        self, connection: sa.Connection, journal: JournalStore, call: Call, check: ConfigCheck
+    ) -> None:
         self.connection, self.call, self._journal, self._check = connection, call, journal, check
 
     @cached_property
     def kinds(self) -> Mapping[str, Layer]:
-        """The layers there are, by name; read under the lock, so that a new one counts at once."""
+        """The kinds of layers by name, read in the transaction, so that a new one is valid at once."""
         return {layer.name: layer for layer in read_kinds(self.connection)}
 
     def authorise(self, layer: str) -> None:
-        """Deny by default: only a role that the layer names may write it."""
+        """Refused unless the actor's role is one of the layer's writers."""
         known = self.kinds.get(layer) if isinstance(layer, str) else None
         if known is None:
             raise NotFound(
@@ -107,7 +108,7 @@ class LayerWriter:
             raise Refused(
                 f"{self.call.actor.name} may not write the {layer} layer",
                 why=f"the role {self.call.actor.role!r} is not one of {', '.join(sorted(known.writers))}",
-                fix="use a token with one of these roles, or write the layer that is yours",
+                fix="use a token with one of these roles, or write a layer of your role",
             )
 
     def write(
@@ -119,25 +120,25 @@ class LayerWriter:
         *,
         note: Mapping[str, Any] | None = None,
     ) -> tuple[int, JobConfig]:
-        """Validate the merge with the new body, then write the layer; returns the version and the merge."""
+        """Validate the merge with the new body, and write the layer; returns the version and the merge."""
         job = record.job
         check_version(job, expected_version)
         check_is_map(job.name, layer, body)
         before = next((row for row in record.layers if row.layer == layer), None)
-        row = keep_origins(before, self._row(layer, body, job.expected_version + 1))
+        row = carry_origins(before, self._row(layer, body, job.expected_version + 1))
         config = validate(job.name, record.layers, row)
         if config.pipeline != job.pipeline:
             raise ConfigError(
                 f"the config of job {job.name!r} is not valid",
                 why=f"pipeline: the job belongs to {job.pipeline!r}, not to {config.pipeline!r}",
-                fix="leave `pipeline` as it is; a job moves by being removed and submitted anew",
+                fix="do not change `pipeline`; to move a job, remove it and submit it in the other pipeline",
             )
         paths = changed_paths({} if before is None else before.body, body)
         self._check_fields(layer, body, paths)
-        # What runs already may always be stopped and tuned, wherever it keeps what it keeps.
-        if any(_field(path) in PLACED_FIELDS for path in paths):
+        # Checked only when these fields change: a running job can always be stopped and tuned.
+        if any(_field(path) in INSTALLATION_FIELDS for path in paths):
             self._check(config)
-        if record.old is not None and any(_field(path) in KEPT_FIELDS for path in paths):
+        if record.old is not None and any(_field(path) in STATE_CHECK_FIELDS for path in paths):
             check_state_fits({job.name: (record.old.config, config)})
         job_store.bump_version(self.connection, job, desired=config.state, deleted=False)
         put_layer(self.connection, job.name, row, birth=job.birth)
@@ -150,21 +151,21 @@ class LayerWriter:
     def begin_life(
         self, previous: JobRecord | None, job: str, body: Mapping[str, Any], birth: str
     ) -> JobRecord:
-        """Create a job with an empty base layer. Requires: `previous`, if any, is removed."""
-        check_is_gone(job, previous)
+        """Create a job with an empty base layer. Requires: `previous` is None or removed."""
+        check_is_stopped(job, previous)
         pipeline = str(body.get("pipeline", ""))
         row = job_store.insert_job(
             self.connection, name=job, birth=birth, pipeline=pipeline, now_ms=self.call.now_ms
         )
         put_labels(self.connection, job, {})
-        # The base layer is there from the start, so that a view always shows it.
+        # The base layer always exists, so that a view shows it.
         base = self._row("base", {}, row.expected_version)
         put_layer(self.connection, job, base, birth=birth)
         self.record("job.created", job, {"birth": birth, "version": row.expected_version})
         return JobRecord(job=row, layers=(base,), running=None, plan=None, quarantine=None, retirements=())
 
     def record(self, action: str, subject: str, data: Mapping[str, Any], *, kind: str = "layer") -> None:
-        """Audit and journal a change, in its transaction."""
+        """Write a change to the audit and the journal, in its transaction."""
         actor, at_ms, reason = self.call.actor, self.call.now_ms, self.call.reason
         row = AuditRow(
             at_ms=at_ms,
@@ -199,109 +200,109 @@ class LayerWriter:
         )
 
     def _check_fields(self, layer: str, body: Mapping[str, Any], paths: Sequence[str]) -> None:
-        """Deny by default: a role sets only the fields that are its own, and only where the layer takes them.
+        """Refused if a changed path is not allowed in this layer, or not for the actor's role.
 
-        Taking a value back needs the right to write the layer alone, since what holds then was set below by
-        somebody who may; but for fields of admins, which nobody else touches.
+        To remove a value, the right to write the layer is enough, except for fields of admins: the value that
+        then applies was set by a role that may set it.
         """
-        role, kind, kept = self.call.actor.role, self.kinds[layer], {path for path, _ in leaves(body)}
+        role, kind, present = self.call.actor.role, self.kinds[layer], {path for path, _ in leaves(body)}
         for path in paths:
             field, allowed = _field(path), writers_of(path)
-            if path not in kept and allowed != {"admin"}:
+            if path not in present and allowed != {"admin"}:
                 continue
-            if not kind.takes(field):
+            if not kind.allows(field):
                 raise Refused(
-                    f"the {layer} layer has no `{field}`",
-                    why=f"it is a layer for {', '.join(sorted(kind.fields))}",
+                    f"the {layer} layer may not contain `{field}`",
+                    why=f"it may only contain {', '.join(sorted(kind.fields))}",
                     fix=f"leave `{field}` out, or write it in another layer",
                 )
             if role not in allowed:
                 raise Refused(
                     f"{self.call.actor.name} may not change `{field if field != 'policies' else path}`",
-                    why=f"that is for {' and '.join(sorted(allowed)) or 'nobody'}, not for {role!r}",
-                    fix=_who_else(allowed, allowed & kind.writers, layer),
+                    why=f"only {' and '.join(sorted(allowed)) or 'no role'} may change it, not {role!r}",
+                    fix=_how_to_change(allowed, allowed & kind.writers, layer),
                 )
 
 
-def _who_else(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
-    """How a field gets another value all the same."""
+def _how_to_change(allowed: frozenset[str], here: frozenset[str], layer: str) -> str:
+    """Who can change a field that this actor may not change."""
     elsewhere = "a developer changes the job itself: `penstock submit` or `penstock job apply`"
     ask = f"ask {' or '.join(sorted(here))} to write it in the {layer} layer" if here else "leave it out"
     return f"{ask}; {elsewhere}" if "developer" in allowed else ask
 
 
-class WriteDesk:
-    """Takes calls: each is one transaction, and the repeat of a key gets the first answer."""
+class IdempotentWriter:
+    """Runs calls, each in one transaction. A retry with the same key gets the stored response."""
 
-    def __init__(self, store: JobStore, *, check: Check = fits_everywhere) -> None:
+    def __init__(self, store: JobStore, *, check: ConfigCheck = accept_every_config) -> None:
         self._store, self._journal, self._check = store, JournalStore(store.database), check
         self._writes = GroupedWrites(store.database)
-        self._tidied_ms: Millis = -TIDY_MS
+        self._cleaned_ms: Millis = -CLEANUP_MS
 
     def once(
         self,
-        asked: Asked,
+        options: CallOptions,
         request: Mapping[str, Any],
-        write: Callable[[LayerWriter], Answer],
+        write: Callable[[LayerWriter], Response],
         *,
         layer: str | None = None,
-    ) -> Answer:
-        """Run a write for a caller who may write `layer` (None: `write` checks that itself)."""
-        call = Call(**asked)
+    ) -> Response:
+        """Run a write, or return its stored response. The role must be a writer of `layer`, if given."""
+        call = Call(**options)
         call.check()
         check_json("the request", request)
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         actor, key = call.actor.name, call.idempotency_key
 
-        def run(connection: sa.Connection) -> Answer:
+        def run(connection: sa.Connection) -> Response:
             writer = LayerWriter(connection, self._journal, call, self._check)
             if layer is not None:
                 writer.authorise(layer)
             if key is not None:
-                kept = key_store.recall_answer(
+                stored = job_store.find_response(
                     connection, actor=actor, key=key, request=digest, now_ms=call.now_ms
                 )
-                if kept is not None:
-                    recalled: Answer = kept
-                    return recalled
-            answer = write(writer)
-            if not 0 <= call.now_ms - self._tidied_ms < TIDY_MS:
-                key_store.forget_answers(connection, now_ms=call.now_ms)
-                self._tidied_ms = call.now_ms
+                if stored is not None:
+                    first_response: Response = stored
+                    return first_response
+            response = write(writer)
+            if not 0 <= call.now_ms - self._cleaned_ms < CLEANUP_MS:
+                job_store.delete_old_responses(connection, now_ms=call.now_ms)
+                self._cleaned_ms = call.now_ms
             if key is not None:
-                key_store.keep_answer(
-                    connection, actor=actor, key=key, request=digest, answer=answer, now_ms=call.now_ms
+                job_store.store_response(
+                    connection, actor=actor, key=key, request=digest, response=response, now_ms=call.now_ms
                 )
-            return answer
+            return response
 
         return self._writes.run(run)
 
 
 def validate(job: str, layers: Sequence[LayerRow], row: LayerRow) -> JobConfig:
-    """The config that results when `row` takes its layer's place."""
+    """The valid config that results when `row` replaces its layer."""
     others = [other for other in layers if other.layer != row.layer]
     config = validate_config(job, merge_layers([*others, row]))
     before = next((other for other in layers if other.layer == row.layer), None)
-    check_asked(job, before, row, others, config)
+    check_partition_tasks(job, before, row, others, config)
     check_limits(job, before, row, config)
-    if row.body.get("poison") == "skip" and (why := why_no_skip(config)):
+    if row.body.get("poison") == "skip" and (why := skip_problem(config)):
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
-            why=f"poison: `skip` would change nothing, since {why}",
-            fix="leave it out; let process_batch leave such records out by itself",
+            why=f"poison: `skip` would have no effect: {why}",
+            fix="leave it out; process_batch can skip such records itself",
         )
     return config
 
 
 def check_limits(job: str, before: LayerRow | None, row: LayerRow, config: JobConfig) -> None:
-    """Refuse a write of limits that leave no number of tasks. A number outside of them is clamped."""
+    """Refuse a write of limits that exclude each other. A task count outside of the limits is clamped."""
     fewest, most = config.scaler.task_count_min, config.task_count_max
     if fewest <= most or _limits_of(before) == _limits_of(row):
-        return  # what an older version accepted does not stop other writes
+        return  # limits that an older version accepted do not block other writes
     raise ConfigError(
         f"the config of job {shown(job)} is not valid",
-        why=f"scaler.task_count_min: at least {fewest} tasks, but task_count_max allows {most}",
-        fix="write both so that scaler.task_count_min is not above task_count_max; nothing was changed",
+        why=f"scaler.task_count_min is {fewest}, and task_count_max is {most}",
+        fix="set scaler.task_count_min to at most task_count_max; nothing was changed",
     )
 
 
@@ -314,25 +315,27 @@ def _limits_of(row: LayerRow | None) -> tuple[object, object]:
 
 
 def check_is_map(job: str, layer: str, body: object) -> None:
-    """A layer is a partial config, so it is a map."""
+    """ConfigError unless the body is a map."""
     if not isinstance(body, Mapping):
         raise ConfigError(
-            f"the {layer} layer of job {shown(job)} is not valid", why="it is not a map", fix="write a map"
+            f"the {layer} layer of job {shown(job)} is not valid",
+            why="it is not a map",
+            fix="send a map of fields",
         )
 
 
-def check_is_gone(job: str, previous: JobRecord | None) -> None:
-    """Refuse to begin a life while the former one of this name may still run."""
+def check_is_stopped(job: str, previous: JobRecord | None) -> None:
+    """Refuse to begin a life of a name while tasks of the former life may run."""
     if previous is not None and (previous.plan is not None or previous.old is not None):
         raise Refused(
             f"the job {job!r} is still being removed",
-            why="tasks of its former life may run",
+            why="tasks of the removed job may still run",
             fix="try again in a few seconds",
         )
 
 
 def check_version(job: JobRow, expected_version: int | None) -> None:
-    """A decision made on another version is refused; None: on whatever stands."""
+    """VersionConflict if the job has another version; None: any version."""
     if expected_version is not None and job.expected_version != expected_version:
         raise VersionConflict(f"job {job.name!r}", expected=expected_version, actual=job.expected_version)
 

@@ -1,6 +1,6 @@
-"""How the layers of a job's expected config become one config: the top wins (Turbine III-A, Algorithm 1).
+"""Merges the layers of a job's expected config: the top layer wins (Turbine III-A, Algorithm 1).
 
-Pure: layers are data, so a new component gets a layer of its own without a change of the merge.
+Pure: layers are data, so a new component can get its own layer without a change of the merge.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from penstock.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One level of the expected config: larger precedences win, only `writers` (roles) may write it.
+    """One kind of layer: the larger precedence wins, and only the roles in `writers` may write it.
 
-    Each sets the fields that its role may (`config.py: FIELD_WRITERS`), of a layer with `fields` only those.
+    A role sets only its own fields (`config.py: FIELD_WRITERS`); in a layer with `fields`, only those.
     """
 
     name: str
     precedence: int
     writers: frozenset[str]
-    replaces_plan: bool = False  # a change of it does not wait for the open plan
-    fields: frozenset[str] = frozenset()  # empty: not limited to some
+    replaces_plan: bool = False  # a change of it replaces an open plan
+    fields: frozenset[str] = frozenset()  # empty: all fields
 
-    def takes(self, field: str) -> bool:
-        """Whether the layer may say something about a field."""
+    def allows(self, field: str) -> bool:
+        """Whether the layer may contain a field."""
         return not self.fields or field in self.fields
 
 
@@ -42,7 +42,7 @@ DEFAULT_LAYERS: tuple[Layer, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """An earlier write of a layer, and the paths whose values are still the ones it set."""
+    """An earlier write of a layer, and the paths that still have the values it set."""
 
     version: int
     actor: str
@@ -53,7 +53,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Why a field has its value: the layer that decides it, and the write that last changed it there."""
+    """Where a field has its value from: the layer that sets it, and the write that last changed it there."""
 
     layer: str
     actor: str
@@ -64,24 +64,24 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """One layer of one job as written: its partial config, and who wrote it when and why."""
+    """One layer of one job: its partial config, and the actor, time and reason of the write."""
 
     layer: str
     precedence: int
     body: Mapping[str, Any]
-    version: int = 0  # the job's expected version that this write made
+    version: int = 0  # the expected version of the job after this write
     actor: str = ""
     reason: str = ""
     at_ms: Millis = 0
-    origins: tuple[Origin, ...] = ()  # of the values that this write left as they were
+    origins: tuple[Origin, ...] = ()  # of the values that this write did not change
 
     def to_json(self) -> dict[str, Any]:
-        """Without the origins: a view's provenance has them."""
+        """All fields but the origins, which a view has as provenance."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "origins"}
 
 
 def merge_json(bottom: Mapping[str, Any], top: Mapping[str, Any], *, path: str = "") -> dict[str, Any]:
-    """Lay `top` over `bottom`, recursively. A map over a value or the reverse is refused; null fits both."""
+    """Merge `top` over `bottom`, recursively. A map and a plain value do not merge; null merges with both."""
     merged = dict(bottom)
     for key, value in top.items():
         below, here = merged.get(key), f"{path}.{key}" if path else key
@@ -89,9 +89,9 @@ def merge_json(bottom: Mapping[str, Any], top: Mapping[str, Any], *, path: str =
             merged[key] = value
         elif isinstance(value, Mapping) != isinstance(below, Mapping):
             raise ConfigError(
-                f"the layers do not fit together at `{here}`",
-                why=f"one layer has {_kind(below)} there, a higher one has {_kind(value)}",
-                fix=f"write `{here}` in the form the lower layer has, or change the lower layer first",
+                f"the layers cannot be merged at `{here}`",
+                why=f"it is {_kind(below)} in one layer and {_kind(value)} in a higher one",
+                fix=f"use the same type as the lower layer for `{here}`, or change the lower layer first",
             )
         else:
             merged[key] = merge_json(below, value, path=here) if isinstance(value, Mapping) else value
@@ -99,12 +99,12 @@ def merge_json(bottom: Mapping[str, Any], top: Mapping[str, Any], *, path: str =
 
 
 def merge_layers(layers: Iterable[LayerRow]) -> dict[str, Any]:
-    """Fold the layers, lowest first, whatever order they come in."""
+    """Merge the layers, lowest precedence first; their order in `layers` does not matter."""
     return reduce(merge_json, (row.body for row in _ordered(layers)), {})
 
 
 def provenance(layers: Iterable[LayerRow]) -> dict[str, Provenance]:
-    """What decides each path of the merge. A path that is absent has its default."""
+    """The provenance of each path of the merge. An absent path has its default."""
     rows = _ordered(layers)
     paths = {path for path, _ in leaves(merge_layers(rows))}
     decided: dict[str, Provenance] = {}
@@ -113,15 +113,15 @@ def provenance(layers: Iterable[LayerRow]) -> dict[str, Provenance]:
     return decided
 
 
-def keep_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
-    """`after` with the origins of the values that were there before it and stay as they were."""
+def carry_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
+    """`after` with the origins of the values that are the same as in `before`."""
     if before is None:
         return after
     old, sources = dict(leaves(before.body)), _sources(before)
-    kept: dict[int, list[str]] = {}
+    unchanged: dict[int, list[str]] = {}
     for path, value in leaves(after.body):
         if path in old and is_same(old[path], value):
-            kept.setdefault(sources[path].version, []).append(path)
+            unchanged.setdefault(sources[path].version, []).append(path)
     writes = {found.version: found for found in sources.values()}
     return replace(
         after,
@@ -131,9 +131,9 @@ def keep_origins(before: LayerRow | None, after: LayerRow) -> LayerRow:
                 actor=writes[version].actor,
                 at_ms=writes[version].at_ms,
                 reason=writes[version].reason,
-                paths=tuple(sorted(kept[version])),
+                paths=tuple(sorted(unchanged[version])),
             )
-            for version in sorted(kept)
+            for version in sorted(unchanged)
         ),
     )
 
@@ -142,8 +142,8 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same; to Python alone, true would be 1 and 1 would be 1.0."""
-    if type(one) in _PLAIN:  # most are, and to ask whether something is a map takes longer than to compare
+    """Whether two JSON values are equal. Unlike Python, true is not 1, and 1 is not 1.0."""
+    if type(one) in _PLAIN:  # fast path for most values
         return type(one) is type(other) and bool(one == other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
@@ -153,7 +153,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def changed_paths(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """The paths that one of the two bodies has and the other has not, or has with another value."""
+    """The paths with different values in the two bodies; a missing path is different."""
     old, new = dict(leaves(before)), dict(leaves(after))
     both = old.keys() & new.keys()
     differ = {path for path in both if not is_same(old[path], new[path])}
@@ -161,7 +161,7 @@ def changed_paths(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[
 
 
 def _sources(row: LayerRow) -> dict[str, Provenance]:
-    """For each path of a layer the write that last changed it."""
+    """The write that last changed each path of a layer."""
     own = Provenance(
         layer=row.layer, actor=row.actor, at_ms=row.at_ms, reason=row.reason, version=row.version
     )
@@ -175,7 +175,7 @@ def _sources(row: LayerRow) -> dict[str, Provenance]:
 
 
 def leaves(body: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted path with its value; maps are descended into, lists are values."""
+    """Every dotted path with its value; maps are traversed, lists are values."""
     for key, value in body.items():
         here = f"{path}.{key}" if path else key
         if isinstance(value, Mapping) and value:
@@ -185,7 +185,7 @@ def leaves(body: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def patch_body(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set each dotted path to its value; None removes the path, and the maps this leaves empty."""
+    """Set each dotted path to its value; None removes the path, and maps that become empty."""
     patched = dict(body)
     for path, value in changes.items():
         patched = _patched(patched, path.split("."), value, path)
@@ -196,7 +196,7 @@ def _patched(body: Mapping[str, Any], parts: list[str], value: Any, path: str) -
     head, rest = parts[0], parts[1:]
     if not head:
         raise ConfigError(
-            f"`{path}` is not a path", why="a part of it is empty", fix="write it as `field.field`"
+            f"`{path}` is not a valid path", why="a part of it is empty", fix="write it as `field.field`"
         )
     result = dict(body)
     if not rest:
@@ -207,9 +207,9 @@ def _patched(body: Mapping[str, Any], parts: list[str], value: Any, path: str) -
             raise ConfigError(
                 f"`{path}` cannot be set",
                 why=f"`{head}` is {_kind(below)} in this layer, not a map",
-                fix="set the whole",
+                fix=f"set `{head}` as a whole",
             )
-        # An emptied map goes too: a layer should only say what it overrides.
+        # An empty map is removed too: a layer contains only what it overrides.
         changed = _patched(below, rest, value, path) or None
     if changed is None:
         result.pop(head, None)

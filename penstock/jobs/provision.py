@@ -1,4 +1,4 @@
-"""What a submitted pipeline means for its jobs: reading the compiled form, and the changes it would make.
+"""Submitted pipelines: parses the compiled form, and computes the changes of its jobs.
 
 Pure: `JobService` reads and writes.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from penstock.core.errors import ConfigError, NeedsConsent, Refused
 from penstock.jobs.config import NAME_PATTERN, JobConfig
 from penstock.jobs.syncer.sync_plan import (
-    Change,
     ComplexSync,
+    FieldChange,
     InSync,
     RunningView,
     SimpleSync,
@@ -24,58 +24,59 @@ from penstock.jobs.syncer.sync_plan import (
 from penstock.jobs.text_rules import shown
 
 STATEFUL = "stateful"
-KEPT_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})  # what is compared here
-# Of these functions a value's type does not show the type of what is kept for it.
-_UNTOLD = ("avg", "approx_count_distinct")
+# Fields that `state_conflict` compares.
+STATE_CHECK_FIELDS = frozenset({"kind", "lineage", "partitions", "plan", "inputs"})
+# Aggregates whose stored type does not follow from the type of their result.
+_UNTYPED_FUNCTIONS = ("avg", "approx_count_distinct")
 
 
 def state_conflict(old: JobConfig, new: JobConfig) -> str:
-    """Why the state of `old`, a running config, cannot be kept by `new`; "" if it can, or is given up."""
+    """Why the state of the running config `old` cannot be used by `new`; "" if it can, or is reset."""
     if old.kind != STATEFUL or old.lineage != new.lineage:
         return ""
     if new.kind != STATEFUL:
-        return f"it keeps state, and a job of kind {new.kind} does not"
+        return f"it has state, and a job of kind {new.kind} has none"
     if old.partitions != new.partitions:
         return (
-            f"its keys are spread over {old.partitions} partitions, not {new.partitions}: "
-            "the state of most of them would not be found"
+            f"its keys are distributed over {old.partitions} partitions, not {new.partitions}: "
+            "most keys would not find their state"
         )
     before, after = old.computation, new.computation
     if "keys" in before and "keys" in after and before["keys"] != after["keys"]:
-        return f"its state is kept by {_listed(before['keys'])}, not by {_listed(after['keys'])}"
-    if _named(before) != _named(after):
-        return f"its state is that of {_named(before)}, not of {_named(after)}"
+        return f"its state is stored by {_key_list(before['keys'])}, not by {_key_list(after['keys'])}"
+    if _computation_kind(before) != _computation_kind(after):
+        return f"its state is that of {_computation_kind(before)}, not of {_computation_kind(after)}"
     if before.get("operator") is not None:
         return _rows_conflict(old, new)
-    kept = _column_conflict if before.get("vectorised") else _value_conflict
-    return _ids_conflict(before, after) or kept(before.get("state"), after.get("state"))
+    find_conflict = _column_conflict if before.get("vectorised") else _value_conflict
+    return _record_ids_conflict(before, after) or find_conflict(before.get("state"), after.get("state"))
 
 
 def _rows_conflict(old: JobConfig, new: JobConfig) -> str:
-    """Of an operator of our own: everything that its rows depend on must be as it was."""
+    """For a built-in operator: everything that its rows depend on must be unchanged."""
     before, after = old.computation, new.computation
-    told, wanted = _told(before), _told(after)
-    for name in told:
-        if name in wanted and told[name] != wanted[name]:
-            return f"its {name} are {told[name]}, not {wanted[name]}"
-    if told and told.keys() == wanted.keys():
+    running_state, new_state = _declared_state(before), _declared_state(after)
+    for name in running_state:
+        if name in new_state and running_state[name] != new_state[name]:
+            return f"its {name} are {running_state[name]}, not {new_state[name]}"
+    if running_state and running_state.keys() == new_state.keys():
         return ""
-    # One of the two was compiled by a version that says less: nothing that may matter may have changed.
+    # An older version compiled one of the two, and recorded less: then nothing relevant may have changed.
     differs = [name for name in sorted({*before, *after} - {"state"}) if before.get(name) != after.get(name)]
-    # Partial results that are on their way belong to it as its rows do.
+    # Partial results in its input belong to its state.
     is_second = before.get("operator") == "combine"
-    if (is_second or _has_untold_types(before)) and _way(old) != _way(new):
+    if (is_second or _has_untyped_state(before)) and _records_path(old) != _records_path(new):
         differs.append("inputs or stages")
     if not differs:
         return ""
     return (
-        "it was compiled by a version that does not say all that its state depends on, and the new plan "
-        f"differs in {', '.join(differs)}; submit it once as it was, and then with the change"
+        "an older version compiled it and did not record all that its state depends on, and the new plan "
+        f"differs in {', '.join(differs)}; submit it first without the change, and then with it"
     )
 
 
 def _column_conflict(before: Any, after: Any) -> str:
-    """Of a computation over tables: a row has its values in the order in which they are declared."""
+    """For a computation over tables: a row stores its values in the declared order."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return ""
     if changed := _value_conflict(before, after):
@@ -83,82 +84,84 @@ def _column_conflict(before: Any, after: Any) -> str:
     if list(after)[: len(before)] == list(before):
         return ""
     return (
-        f"its columns are stored in the order {_listed(list(before))}, which {_listed(list(after))} changes: "
-        "new ones can only come behind the others"
+        f"its columns are stored in the order {_key_list(list(before))}, and {_key_list(list(after))} is "
+        "another order: new columns can only be appended"
     )
 
 
 def _value_conflict(before: Any, after: Any) -> str:
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        return ""  # compiled by a version that did not say: the state says itself, when it is read
+        return ""  # not recorded by an older version: checked when the state is read
     for name, kind in before.items():
         if name not in after:
-            return f"it keeps a value {name!r}, which the new code does not declare"
+            return f"it stores a value {name!r}, which the new code does not declare"
         if after[name] != kind:
             return f"its value {name!r} is {kind}, not {after[name]}"
     return ""
 
 
-def _ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Ids of another column are other ids: a new one may read like one that came before."""
+def _record_ids_conflict(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Ids of another column could be equal to stored ids by chance."""
     old, new = before.get("ids"), after.get("ids")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("column") == new.get("column"):
         return ""
-    return f"it keeps the ids of records of column {old.get('column')!r}, not of {new.get('column')!r}"
+    return f"it stores record ids of column {old.get('column')!r}, not of {new.get('column')!r}"
 
 
-def _told(computation: Mapping[str, Any]) -> Mapping[str, Any]:
+def _declared_state(computation: Mapping[str, Any]) -> Mapping[str, Any]:
     found = computation.get("state")
     return found if isinstance(found, Mapping) else {}
 
 
-def _has_untold_types(computation: Mapping[str, Any]) -> bool:
+def _has_untyped_state(computation: Mapping[str, Any]) -> bool:
     values = computation.get("columns")
     return isinstance(values, list | tuple) and any(
-        isinstance(value, Mapping) and value.get("function") in _UNTOLD for value in values
+        isinstance(value, Mapping) and value.get("function") in _UNTYPED_FUNCTIONS for value in values
     )
 
 
-def _way(config: JobConfig) -> Any:
-    """What records are before an operator gets them."""
+def _records_path(config: JobConfig) -> Any:
+    """What records pass before the operator."""
     return [item.category for item in config.inputs], config.plan.reads, config.plan.stages
 
 
-def _listed(keys: Any) -> str:
+def _key_list(keys: Any) -> str:
     return ", ".join(map(str, keys)) if isinstance(keys, list | tuple) and keys else "no key"
 
 
-def _named(computation: Mapping[str, Any]) -> str:
+def _computation_kind(computation: Mapping[str, Any]) -> str:
     operator = computation.get("operator")
     if operator is not None:
         return f"the operator {operator!r}"
     return "a computation over tables" if computation.get("vectorised") else "a computation"
 
 
-PARTS = frozenset({"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"})
+_BODY_FIELDS = frozenset(
+    {"pipeline", "package", "jobs", "graph", "reset_state", "origin", "stops", "replaces"}
+)
 ORIGIN_MAX = 500
-# Fields that an interval's state belongs to: another value is another state.
+# Fields that identify the state of intervals: another value means another state.
 STATE_FIELDS = ("kind", "lineage", "partitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledPipeline:
-    """A pipeline as `penstock submit` posts it: the provisioner layer of each of its jobs, and its graph."""
+class SubmittedPipeline:
+    """A pipeline as posted by `penstock submit`: the provisioner layer of each job, and the graph."""
 
     name: str
     package: Mapping[str, Any]
     graph: Mapping[str, Any]
     jobs: Mapping[str, Mapping[str, Any]]
-    reset_state: frozenset[str] = frozenset()  # jobs that start again from empty state
-    origin: str = ""  # the file that it was compiled from, with its folder; "": not known
+    reset_state: frozenset[str] = frozenset()  # jobs that start from empty state
+    origin: str = ""  # path of the file that it was compiled from; "": not known
     stops: frozenset[str] = frozenset()  # jobs that the caller agrees to stop
     replaces: str = ""  # the origin that the caller agrees to replace
 
     def body_after(self, job: str, before: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-        """The layer to write where `before` stands: its state stays what it was, unless it is to be reset.
+        """The new provisioner layer; it keeps the lineage of `before`, unless the state is reset.
 
-        `version`: the job's expected one. It only grows, so a state that was given up never comes back, also
-        when the layer was rolled back in between.
+        `version`: the job's expected version. It only grows, so a lineage is never used again, even after a
+        rollback of the layer.
         """
         body = self.jobs[job]
         lineage = before.get("lineage", 0)
@@ -175,24 +178,24 @@ class JobChange:
 
     job: str
     change: str  # new | unchanged | simple | complex | removed
-    changed: tuple[Change, ...]
-    restarts: tuple[str, ...]  # tasks that run now and would be stopped
+    changed: tuple[FieldChange, ...]
+    restarts: tuple[str, ...]  # running tasks that would be stopped
     tasks_after: int
     state_kept: bool
     reason: str
-    conflict: str = ""  # why a submit would be refused: its state cannot be kept
+    conflict: str = ""  # why a submit would be refused: its state cannot be used
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
-    """Check the outer form; the configs themselves are validated when they are merged."""
+def read_compiled(compiled: Mapping[str, Any]) -> SubmittedPipeline:
+    """Parse and check the outer form; configs are validated when they are merged."""
     pipeline, jobs = compiled.get("pipeline"), compiled.get("jobs")
-    if unknown := sorted(set(compiled) - PARTS):
-        raise _refusal(f"there is no such part: {', '.join(map(shown, unknown[:5]))}")
+    if unknown := sorted(set(compiled) - _BODY_FIELDS):
+        raise _refusal(f"there is no such field: {', '.join(map(shown, unknown[:5]))}")
     if not isinstance(pipeline, str) or not re.fullmatch(NAME_PATTERN, pipeline):
-        raise _refusal(f"`pipeline` is {shown(pipeline)}, which is not a name")
+        raise _refusal(f"`pipeline` is {shown(pipeline)}, which is not a valid name")
     if not isinstance(jobs, list) or not jobs:
         raise _refusal("`jobs` is not a list with at least one job")
     package, graph = compiled.get("package"), compiled.get("graph", {})
@@ -202,15 +205,15 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
     for number, body in enumerate(jobs):
         name = body.get("name") if isinstance(body, Mapping) else None
         if not isinstance(name, str) or not name.startswith(f"{pipeline}.") or name in bodies:
-            raise _refusal(f"jobs[{number}] has no name of its own that begins with {pipeline + '.'!r}")
+            raise _refusal(f"jobs[{number}] has no unique name that starts with {pipeline + '.'!r}")
         body = {"pipeline": pipeline, "package": dict(package), **body}
         if body["pipeline"] != pipeline:
-            raise _refusal(f"job {shown(name)} says that it belongs to {shown(body['pipeline'])}")
+            raise _refusal(f"job {shown(name)} has the pipeline {shown(body['pipeline'])}")
         bodies[name] = body
     origin, replaces = compiled.get("origin", ""), compiled.get("replaces", "")
     if not all(isinstance(text, str) and len(text) <= ORIGIN_MAX for text in (origin, replaces)):
-        raise _refusal("`origin` or `replaces` is not the name of a file")
-    return CompiledPipeline(
+        raise _refusal("`origin` or `replaces` is not a file name")
+    return SubmittedPipeline(
         name=pipeline,
         package=package,
         graph=graph,
@@ -223,7 +226,7 @@ def read_compiled(compiled: Mapping[str, Any]) -> CompiledPipeline:
 
 
 def check_state_fits(changes: Mapping[str, tuple[JobConfig, JobConfig]]) -> None:
-    """Refuse jobs, as (running config, new config), whose state would be lost without a word."""
+    """Refuse changes (running config, new config) that could not use the state of the job."""
     found = {job: state_conflict(old, new) for job, (old, new) in changes.items()}
     found = {job: conflict for job, conflict in found.items() if conflict}
     if found:
@@ -231,17 +234,17 @@ def check_state_fits(changes: Mapping[str, tuple[JobConfig, JobConfig]]) -> None
 
 
 def state_refusal(conflicts: Mapping[str, str]) -> Refused:
-    """The refusal of jobs whose state cannot be kept; `conflicts` says why, by job."""
+    """The error for jobs whose state cannot be used; `conflicts`: the reason by job."""
     options = " ".join(f"--reset-state {job}" for job in conflicts)
     return Refused(
         f"the state of {', '.join(map(repr, conflicts))} cannot be kept",
         why="; ".join(f"{job}: {conflict}" for job, conflict in conflicts.items()),
-        fix=f"keep what its state depends on, or rename the job, or start from empty state: {options}",
+        fix=f"do not change what the state depends on, rename the job, or use empty state: {options}",
     )
 
 
 def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
-    """Why a job that can be planned cannot be run by this version; None if it can."""
+    """The error for a job that can be planned but not run by this version; None if it can be run."""
     plan = body.get("plan")
     computation = plan.get("computation") if isinstance(plan, Mapping) else None
     if not isinstance(computation, Mapping) or computation.get("operator") is None:
@@ -252,42 +255,42 @@ def cannot_run(job: str, body: Mapping[str, Any]) -> Refused | None:
         return None
     return Refused(
         f"the job {job!r} cannot be run yet",
-        why="it joins two streams by session, and only tumbling and sliding windows can be joined by",
+        why="it joins two streams in session windows, and only tumbling and sliding windows are supported",
         fix="use within=(before, after), or a tumbling or sliding window",
     )
 
 
-def replaced_origin(pipeline: CompiledPipeline, package: Mapping[str, Any] | None) -> str:
-    """The origin that a submit would replace by another one, "" if none.
+def replaced_origin(pipeline: SubmittedPipeline, package: Mapping[str, Any] | None) -> str:
+    """The other origin that a submit would replace, "" if none.
 
-    `package`: as the last submit of this pipeline left it; None: there was none.
+    `package`: of the last submit of this pipeline; None: there was none.
     """
     before = "" if package is None else str(package.get("origin", ""))
     return before if before and pipeline.origin and before != pipeline.origin else ""
 
 
-def check_consent(pipeline: CompiledPipeline, leavers: Sequence[str], replaced: str) -> None:
-    """Refuse to stop a job, or to replace another file's pipeline, unless the caller named it."""
-    stops = [job for job in leavers if job not in pipeline.stops]
+def check_consent(pipeline: SubmittedPipeline, removed: Sequence[str], replaced: str) -> None:
+    """NeedsConsent if a submit stops or replaces something that the caller did not name."""
+    stops = [job for job in removed if job not in pipeline.stops]
     if stops or replaced not in ("", pipeline.replaces):
-        raise NeedsConsent(pipeline.name, stops=list(leavers), replaces=replaced, origin=pipeline.origin)
+        raise NeedsConsent(pipeline.name, stops=list(removed), replaces=replaced, origin=pipeline.origin)
 
 
-def done_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What writing a job's provisioner layer did to it, in a word."""
+def action_taken(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What a write of the provisioner layer did: reset, unchanged or updated."""
     if after.get("lineage", 0) != before.get("lineage", 0):
         return "reset"
     return "unchanged" if dict(before) == dict(after) else "updated"
 
 
 def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> JobChange:
-    """What happens to a job when `expected` becomes its expected config."""
+    """The change of a job when `expected` becomes its expected config."""
     sync = plan_sync(expected, running)
     tasks_after = expected.task_count if expected.state == "running" else 0
     before = expected if running is None else running.config
     has_state = not before.kind == expected.kind == "process"
-    kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
-    changed: tuple[Change, ...] = ()
+    is_kept = not has_state or all(getattr(before, name) == getattr(expected, name) for name in STATE_FIELDS)
+    changed: tuple[FieldChange, ...] = ()
     restarts: tuple[str, ...] = ()
     if running is None:
         kind = "new"
@@ -304,14 +307,14 @@ def plan_change(job: str, expected: JobConfig, running: RunningView | None) -> J
         changed=changed,
         restarts=restarts,
         tasks_after=tasks_after,
-        state_kept=kept and not conflict,
+        state_kept=is_kept and not conflict,
         reason=sync.reason,
         conflict=conflict,
     )
 
 
 def plan_removal(job: str, running: RunningView | None) -> JobChange:
-    """What happens to a job that the pipeline no longer has: it stops, and keeps its state."""
+    """The change of a job that the pipeline no longer has: it stops, and keeps its state."""
     return JobChange(
         job=job,
         change="removed",
@@ -334,8 +337,8 @@ def _reset(compiled: Mapping[str, Any], bodies: Mapping[str, Any]) -> frozenset[
     if unknown := sorted(wanted - bodies.keys()):
         raise ConfigError(
             f"the state of {shown(unknown[0])} cannot be reset",
-            why=f"the pipeline has no such job, only {', '.join(sorted(bodies))}",
-            fix="name a job of the pipeline, as `penstock plan` shows them",
+            why=f"the pipeline has no such job; its jobs are {', '.join(sorted(bodies))}",
+            fix="use the name of a job of the pipeline; `penstock plan` lists them",
         )
     return wanted
 

@@ -1,6 +1,7 @@
-"""What runs, the open plans, the quarantined jobs: tables and reads. Only `plan_store` writes them.
+"""Tables and reads of running configs, open plans, quarantined jobs and retirements.
 
-The version of a running row comes from one counter, so "everything since version v" never skips a row.
+Only `jobs/syncer` writes them. The version of a running row comes from one counter, so paging by version
+skips no row.
 """
 
 from __future__ import annotations
@@ -75,24 +76,24 @@ RETIREMENTS = sa.Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningRow:
-    """What runs of one job: the whole config, the mapping partition -> task index, and its generation."""
+    """The running config of one job, with the mapping partition -> task index and its generation."""
 
     job: str
     birth: str
-    version: int  # grows with every change of the row: what readers page by
-    restart_version: int  # grows only with changes that tasks must restart for
+    version: int  # grows with every change of the row; readers page by it
+    restart_version: int  # grows only with changes for which tasks must restart
     expected_version: int  # the newest expected version this row is in sync with
-    config_json: str  # the config as it is stored; `config` is read from it when somebody asks
+    config_json: str  # the config as stored; `config` decodes it on first use
     generation: int
     mapping: tuple[int, ...]
-    hold_generation: int  # no tasks of a generation <= this one; 0: no hold
+    hold_generation: int  # tasks of this and smaller generations must not run; 0: no hold
     state: str  # running | paused | stopped | removed
     updated_ms: Millis
     _config: JobConfig | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def config(self) -> JobConfig:
-        """What runs. CorruptData if the store has something else there."""
+        """The decoded config. CorruptData if it cannot be decoded."""
         if self._config is None:
             object.__setattr__(self, "_config", JobConfig.from_stored(self.config_json, job=self.job))
             assert self._config is not None
@@ -104,7 +105,7 @@ class RunningRow:
 
     @property
     def is_served(self) -> bool:
-        """Whether the Task Service may give out tasks of this row."""
+        """Whether the Task Service may list tasks of this row."""
         return self.state == "running" and not self.is_held
 
     def view(self) -> RunningView:
@@ -119,7 +120,7 @@ class RunningRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSnapshot:
-    """Rows that changed since a version, and the version they were read at."""
+    """Rows that changed since a version, and the version of the snapshot."""
 
     version: int
     rows: tuple[RunningRow, ...]
@@ -127,23 +128,21 @@ class RunningSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """An open plan: the whole target, and the step that is to be done next."""
+    """An open plan: the whole target, and its next step."""
 
     job: str
     id: int
     birth: str
-    generation: int  # what the target will run under; never used twice
+    generation: int  # of the target; never used twice
     target: JobConfig | None  # None: the job is removed
     mapping: tuple[int, ...]
     expected_version: int
-    running_version: (
-        int  # of the running row this plan stands on (0: none); after the hold, the hold's version
-    )
+    running_version: int  # of the running row as the plan last read or wrote it; 0: no row
     step: PlanStep
     attempts: int
     error: str
     reason: str
-    abandoned: tuple[JobConfig, ...]  # targets of replaced plans, which may have been prepared
+    abandoned: tuple[JobConfig, ...]  # targets of replaced plans that may have been prepared
     held_ms: Millis | None
     started_ms: Millis
     updated_ms: Millis
@@ -160,7 +159,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineRow:
-    """A job whose plan was given up. A newer expected version lifts it."""
+    """A job whose plan was given up. A newer expected version lifts the quarantine."""
 
     job: str
     expected_version: int
@@ -170,7 +169,7 @@ class QuarantineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retirement:
-    """A config whose producers must go, as far as what runs now does not have them."""
+    """A config whose producers must be unregistered, unless the running config has them too."""
 
     id: int
     job: str
@@ -182,7 +181,7 @@ class Retirement:
         return values_of(self) | {"config": self.config.to_json()}
 
 
-# As text, which is decoded here: drivers and SQLAlchemy take several times as long.
+# JSON as text, decoded here: drivers and SQLAlchemy take several times as long.
 RUNNING_COLUMNS = tuple(
     sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
     for column in RUNNING.columns
@@ -199,13 +198,13 @@ _RETIREMENTS = ByName(sa.select(RETIREMENTS).order_by(RETIREMENTS.c.id), RETIREM
 
 
 class RunningStore:
-    """Reads of what runs."""
+    """Reads of running rows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def snapshot(self, *, since: int = 0) -> RunningSnapshot:
-        """Rows with a version above `since`, removed ones included, and the version of the whole list."""
+        """Rows with a version above `since`, removed jobs included, and the version of the list."""
         with self._database.reading() as connection:
             version = current_value(connection, TASKS_COUNTER)
             if version == since:
@@ -214,20 +213,20 @@ class RunningStore:
         return RunningSnapshot(version=version, rows=tuple(map(running_row, rows)))
 
     def changing(self) -> frozenset[str]:
-        """Jobs that run and whose tasks a plan is about to change."""
+        """Running jobs with an open plan."""
         running = sa.select(RUNNING.c.job).where(RUNNING.c.state == "running")
         with self._database.reading() as connection:
             found = connection.execute(sa.select(PLANS.c.job).where(PLANS.c.job.in_(running)))
             return frozenset(row[0] for row in found)
 
     def changed_rows(self, since: int) -> tuple[int, tuple[RunningRow, ...]]:
-        """The version of the whole list, and whole rows with a version above `since`."""
+        """The version of the list, and the rows with a version above `since`."""
         with self._database.reading() as connection:
             rows = connection.execute(_LIST, {"since": since}).all()
             return current_value(connection, TASKS_COUNTER), tuple(map(running_row, rows))
 
     def row(self, job: str) -> RunningRow | None:
-        """What runs of one job, None if it never started."""
+        """The running row of one job; None if it never started."""
         with self._database.reading() as connection:
             return read_running(connection, [job]).get(job)
 
@@ -243,13 +242,13 @@ def read_plans(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, Plan
 
 
 def read_quarantine(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, QuarantineRow]:
-    """The quarantined ones of these jobs."""
+    """The quarantine rows of these jobs."""
     rows = (_named(QUARANTINE, row) for row in _QUARANTINE.rows(connection, jobs))
     return {row["job"]: QuarantineRow(**row) for row in rows}
 
 
 def read_retirements(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, tuple[Retirement, ...]]:
-    """What these jobs still have to retire, oldest first."""
+    """The open retirements of these jobs, oldest first."""
     found: dict[str, tuple[Retirement, ...]] = {}
     for values in _RETIREMENTS.rows(connection, jobs):
         named = _named(RETIREMENTS, values)
@@ -263,7 +262,7 @@ def _named(table: sa.Table, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def running_row(row: Sequence[Any]) -> RunningRow:
-    """A row of `RUNNING_COLUMNS`."""
+    """The RunningRow of a result row of `RUNNING_COLUMNS`."""
     job, birth, version, restart_version, expected_version, config, generation, mapping, hold, state, ms = row
     return RunningRow(
         job=job,

@@ -1,6 +1,6 @@
-"""Tasks: what one needs to know to run (Turbine IV), how a run of it stands, and what runs them. Pure.
+"""Tasks: their specs (Turbine IV), the status of their runs, and the protocol of a runner. Pure.
 
-Containers and streams share these types: a `TaskSpec` goes from the Task Service to the worker as it is, a
+Containers and streams share these types: the Task Service sends a `TaskSpec` to the worker unchanged, and a
 `RunStatus` comes back.
 """
 
@@ -20,12 +20,12 @@ from penstock.jobs.text_rules import shown
 
 
 def interval_birth(job_birth: str, kind: str, lineage: int, partition: int) -> str:
-    """An interval is born with its job, with each reset of its state (`lineage`) and each change of kind."""
+    """The birth id of an interval: new for each life of the job, reset of state (`lineage`) and kind."""
     return hashlib.sha256(f"{job_birth}/{kind}/{lineage}/{partition}".encode()).hexdigest()[:16]
 
 
 def stateless_producer(job_birth: str, input_birth: str, partition: int) -> str:
-    """Named after the input partition: a stateless step's sequences are input offsets."""
+    """The producer id of a stateless step, one per input partition: its sequences are input offsets."""
     return f"{job_birth}:{input_birth}:{partition}"
 
 
@@ -33,90 +33,98 @@ def producer_of(*, job_birth: str, kind: str, lineage: int, input_birth: str, pa
     """The producer id under which an interval of this job publishes."""
     if kind == "stateful":
         return interval_birth(job_birth, kind, lineage, partition)
-    # A stateless job that is reset reads its input again: to the bus it must be somebody else.
+    # A reset stateless job reads its input again: as a new producer, or the bus would drop duplicates.
     life = f"{job_birth}+{lineage}" if lineage else job_birth
     return stateless_producer(life, input_birth, partition)
 
 
-FIELD = "partition_tasks"
-# A layer above that says one of these decides whether the deal fits.
-_FITS_BY = frozenset({FIELD, "partitions", "task_count", "task_count_max", "privileged", "kind"})
-# What a plan or a decision says of them fits a line.
+PARTITION_TASKS = "partition_tasks"
+# Fields that decide whether `partition_tasks` fits.
+_SIZE_FIELDS = frozenset(
+    {PARTITION_TASKS, "partitions", "task_count", "task_count_max", "privileged", "kind"}
+)
+# Limits of `describe_moves`, so that the text fits a line.
 _TASKS_SHOWN_MAX, _PARTITIONS_SHOWN_MAX = 6, 8
 
-Mapped = tuple[int, ...]
+PartitionMapping = tuple[int, ...]
 
 
-def map_partitions(partitions: int, task_count: int) -> Mapped:
-    """Partition -> task index: contiguous runs whose sizes differ by at most one."""
+def map_partitions(partitions: int, task_count: int) -> PartitionMapping:
+    """The even mapping partition -> task index: contiguous ranges whose sizes differ by at most one."""
     assert 1 <= task_count <= partitions, "a task without a partition would have nothing to do"
     return tuple(partition * task_count // partitions for partition in range(partitions))
 
 
-def why_unfit(asked: Sequence[int], *, partitions: int, task_count: int) -> str:
-    """Why a deal cannot be: not all partitions, or not all tasks and only those; "" if it can."""
-    if len(asked) != partitions:
-        return f"it has {len(asked)} entries, the job has {partitions} partitions"
-    beyond = sorted({index for index in asked if index >= task_count})
+def mapping_problem(requested: Sequence[int], *, partitions: int, task_count: int) -> str:
+    """Why a mapping is invalid: it must have all partitions, and exactly the job's tasks; "" if valid."""
+    if len(requested) != partitions:
+        return f"it has {len(requested)} entries, and the job has {partitions} partitions"
+    beyond = sorted({index for index in requested if index >= task_count})
     if beyond:
-        return f"it names task {beyond[0]}, the job has {task_count} tasks, from 0 on"
-    idle = sorted(set(range(task_count)) - set(asked))
+        return f"it names task {beyond[0]}, and the job has tasks 0 to {task_count - 1}"
+    idle = sorted(set(range(task_count)) - set(requested))
     return f"task {idle[0]} of {task_count} would have no partition" if idle else ""
 
 
-def asked_mapping(config: JobConfig) -> Mapped | None:
-    """The deal that a config asks for; None: it asks for none that fits."""
-    asked = config.partition_tasks
-    if not asked or why_unfit(asked, partitions=config.partitions, task_count=config.task_count):
+def requested_mapping(config: JobConfig) -> PartitionMapping | None:
+    """The mapping that a config requests; None: it requests none, or an invalid one."""
+    requested = config.partition_tasks
+    if not requested or mapping_problem(
+        requested, partitions=config.partitions, task_count=config.task_count
+    ):
         return None
-    return asked
+    return requested
 
 
-def why_ignored(config: JobConfig) -> str:
-    """Why the deal that a config asks for does not count; "" if it does, or if there is none."""
-    asked = config.partition_tasks
-    return why_unfit(asked, partitions=config.partitions, task_count=config.task_count) if asked else ""
+def ignored_mapping_reason(config: JobConfig) -> str:
+    """Why the mapping that a config requests is ignored; "" if it is used, or if there is none."""
+    requested = config.partition_tasks
+    return (
+        mapping_problem(requested, partitions=config.partitions, task_count=config.task_count)
+        if requested
+        else ""
+    )
 
 
-def tell_moves(before: Sequence[int], after: Sequence[int]) -> str:
-    """Which partitions change their task, in words; "" if none does, or if they are others."""
+def describe_moves(before: Sequence[int], after: Sequence[int]) -> str:
+    """A text about the partitions that change their task; "" if none does, or if their number changes."""
     moves: dict[tuple[int, int], list[int]] = {}
     for partition, (old, new) in enumerate(zip(before, after, strict=False)):
         if old != new:
             moves.setdefault((old, new), []).append(partition)
     if len(before) != len(after) or not moves:
         return ""
-    said = [
-        f"partition{'s' * (len(some) > 1)} {_some(some)} from task {old} to {new}"
-        for (old, new), some in sorted(moves.items())[:_TASKS_SHOWN_MAX]
+    texts = [
+        f"partition{'s' * (len(moved) > 1)} {_list_partitions(moved)} from task {old} to {new}"
+        for (old, new), moved in sorted(moves.items())[:_TASKS_SHOWN_MAX]
     ]
-    rest = sum(len(some) for _, some in sorted(moves.items())[_TASKS_SHOWN_MAX:])
-    return ", ".join(said) + (f" and {rest} more" if rest else "")
+    rest = sum(len(moved) for _, moved in sorted(moves.items())[_TASKS_SHOWN_MAX:])
+    return ", ".join(texts) + (f" and {rest} more" if rest else "")
 
 
-def _some(partitions: Sequence[int]) -> str:
+def _list_partitions(partitions: Sequence[int]) -> str:
     rest = len(partitions) - _PARTITIONS_SHOWN_MAX
     shown = ", ".join(map(str, partitions[:_PARTITIONS_SHOWN_MAX]))
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def check_asked(
+def check_partition_tasks(
     job: str, before: LayerRow | None, row: LayerRow, others: Sequence[LayerRow], config: JobConfig
 ) -> None:
-    """Refuse a write of a deal that does not fit the job as this layer and those below make it."""
-    asked = row.body.get(FIELD)
-    if not asked or (before is not None and is_same(before.body.get(FIELD), asked)):
+    """Refuse a write of `partition_tasks` that is invalid with this layer and those below."""
+    requested = row.body.get(PARTITION_TASKS)
+    if not requested or (before is not None and is_same(before.body.get(PARTITION_TASKS), requested)):
         return
     above = (other for other in others if other.precedence > row.precedence)
-    if any(_FITS_BY & other.body.keys() for other in above):
-        return  # a layer above decides; where the deal does not fit it is ignored, and said to be
-    why = why_unfit(asked, partitions=config.partitions, task_count=config.task_count)
+    if any(_SIZE_FIELDS & other.body.keys() for other in above):
+        return  # a layer above decides; an invalid mapping is then ignored and reported
+    why = mapping_problem(requested, partitions=config.partitions, task_count=config.task_count)
     if why:
         raise ConfigError(
             f"the config of job {shown(job)} is not valid",
-            why=f"{FIELD}: {why}",
-            fix="name for each partition, in order, the task that reads it, each task at least once; "
-            "or leave it out: then partitions are dealt evenly",
+            why=f"{PARTITION_TASKS}: {why}",
+            fix="list the task of each partition, in order, and each task at least once; "
+            "or leave it out: then partitions are assigned evenly",
         )
 
 
@@ -154,23 +162,23 @@ _SPEC_FIELDS = tuple(item.name for item in fields(TaskSpec) if item.init)
 
 
 class RunningJob(Protocol):
-    """One job's running row, as far as tasks follow from it."""
+    """The fields of a job's running row that its tasks depend on."""
 
     @property
     def job(self) -> str:
-        """Its name."""
+        """The name of the job."""
 
     @property
     def birth(self) -> str:
-        """What tells two lives of the name apart."""
+        """The birth id of this life of the name."""
 
     @property
     def version(self) -> int:
-        """From the one counter that task lists are paged by."""
+        """From the counter that task lists are paged by."""
 
     @property
     def restart_version(self) -> int:
-        """Grows only with changes that tasks must restart for."""
+        """Grows only with changes for which tasks must restart."""
 
     @property
     def config_json(self) -> str:
@@ -182,25 +190,25 @@ class RunningJob(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of the mapping."""
+        """The generation of the mapping."""
 
     @property
     def mapping(self) -> tuple[int, ...]:
-        """Partition -> task index: written by the plan, never computed here."""
+        """Partition -> task index, as the plan stored it; never computed here."""
 
     @property
     def hold_generation(self) -> int:
-        """Tasks of generations up to this one must not run."""
+        """Tasks of this and smaller generations must not run."""
 
 
 def has_tasks(running: RunningJob) -> bool:
-    """Whether a job has tasks now: none while it is stopped, removed or held."""
+    """Whether a job has tasks now: not while it is stopped, removed or held."""
     is_held = running.hold_generation >= running.generation
     return running.state == "running" and not is_held and bool(running.mapping)
 
 
 def partitions_of(running: RunningJob) -> dict[int, list[int]]:
-    """Task index -> its partitions, as the plan mapped them."""
+    """Task index -> its partitions, from the stored mapping."""
     partitions: dict[int, list[int]] = {}
     for partition, index in enumerate(running.mapping):
         partitions.setdefault(index, []).append(partition)
@@ -242,7 +250,7 @@ def single_task(job: str, birth: str, config: JobConfig, *, generation: int = 1)
 
 
 def needs_restart(old: TaskSpec, new: TaskSpec) -> bool:
-    """Whether a run of `old` must end before `new` is what runs."""
+    """Whether a run of `old` must end before `new` can start."""
     if old is new:
         return False
     if (old.task_id, old.birth, old.generation, old.partitions) != (
@@ -264,7 +272,7 @@ def _restarting(config: JobConfig) -> dict[str, Any]:
 
 
 class RunState(StrEnum):
-    """Where one run of a task stands. The last three are final: nothing of it is alive."""
+    """The state of one run of a task. The last three are final: no process or thread of it is alive."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -279,7 +287,7 @@ FINAL = frozenset({RunState.STOPPED, RunState.FAILED, RunState.FENCED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """One run as the runner sees it."""
+    """The status of one run, reported by the runner."""
 
     task_id: str
     state: RunState
@@ -291,16 +299,16 @@ class Runner(Protocol):
     """Runs tasks. No call blocks; at most one run per task id at a time."""
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run. Requires: the last run of this task id is forgotten."""
+        """Start a run. Requires: the previous run of this task id was forgotten."""
 
     def stop(self, task_id: str) -> None:
-        """Ask a run to end. May be repeated."""
+        """Request a run to stop. Idempotent."""
 
     def kill(self, task_id: str) -> None:
-        """End a run that did not stop in time, whatever it takes."""
+        """Kill a run that did not stop in time."""
 
     def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten, final ones included."""
+        """Every run that was not forgotten, final ones included."""
 
     def forget(self, task_id: str) -> None:
-        """Drop a final run from the list."""
+        """Remove a final run from the list."""

@@ -321,7 +321,7 @@ class Guard:
         if len(shown) != 1 or shown[0][:7].lower() != b"bearer ":
             return None
         token, now_ms = shown[0][7:].decode("latin-1").strip(), self._clock.now_ms()
-        caller = self._tokens.believed(token, now_ms=now_ms)
+        caller = self._tokens.cached_caller(token, now_ms=now_ms)
         if caller is None and not self._tokens.can_be_token(token):
             return None
         if caller is None:
@@ -357,7 +357,7 @@ class Guard:
                 fix="name the folder of your `penstock up` with --folder, or set PENSTOCK_TOKEN",
             )
         now_ms = self._clock.now_ms()
-        believed = self._tokens.believed(token.strip(), now_ms=now_ms)
+        believed = self._tokens.cached_caller(token.strip(), now_ms=now_ms)
         if believed is not None:
             return believed
         try:

@@ -22,7 +22,7 @@ from penstock.fleet.messages import Heartbeat, HeartbeatReply
 from penstock.fleet.shard_store import FleetView, ShardStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.layer_writer import Asked
+from penstock.jobs.layer_writer import CallOptions
 from penstock.jobs.layers import merge_layers
 from penstock.jobs.text_rules import shown
 from penstock.jobs.token_service import TokenService
@@ -235,8 +235,10 @@ class Ask:
     def __init__(self, services: Services) -> None:
         self._clock = services.clock
 
-    def __call__(self, caller: Caller, why: str, key: str | None) -> Asked:
-        return Asked(actor=actor_of(caller), reason=why, idempotency_key=key, now_ms=self._clock.now_ms())
+    def __call__(self, caller: Caller, why: str, key: str | None) -> CallOptions:
+        return CallOptions(
+            actor=actor_of(caller), reason=why, idempotency_key=key, now_ms=self._clock.now_ms()
+        )
 
 
 def actor_of(caller: Caller) -> Actor:

@@ -27,7 +27,7 @@ import structlog
 
 from penstock.core.clock import Millis
 from penstock.core.errors import EnvironmentProblem
-from penstock.core.loop import AsideThreads, Loop
+from penstock.core.loop import Loop, ThreadExecutor
 from penstock.db.database import Database
 from penstock.scaling.metrics.frames import JobLoad
 from penstock.server.api import PassOn, build_api
@@ -180,7 +180,7 @@ class ApiProcesses:
         )
         self._children: list[_Child] = []
         self._count = settings.workers
-        self._readers = AsideThreads("worker's wake-ups", threads=settings.workers + 1)
+        self._readers = ThreadExecutor("worker's wake-ups", threads=settings.workers + 1)
         self._scaling = ScalingHere(plane.scaler)
         self._sent: dict[str, tuple[JobLoad | None, str]] | None = None
         self._news = ""

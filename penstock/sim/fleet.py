@@ -622,5 +622,5 @@ class ControlPlane:
         report = self.guarded(life, lambda: life.syncer.sync_once(life.process.clock.now_ms()))
         if report is not None:
             self.on_sync(report)
-            if report.is_quiet:
+            if report.is_idle:
                 life.sync_due_ms = now_ms + self.sync_ms

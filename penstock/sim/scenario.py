@@ -420,7 +420,7 @@ def _stay_at_rest(world: World) -> None:
     started, shards = world.population.started, world.shard_store.shards()
     while len(reports) < QUIET_ROUNDS:
         sim.run(sim.now_ms + QUIET_ROUND_MS)
-        busy = [report for report in reports if not report.is_quiet]
+        busy = [report for report in reports if not report.is_idle]
         sim.demand("I12 then no action", f"a round did {busy[0]}" if busy else None)
         restarted = world.population.started - started
         sim.demand("I12 then no restart", f"{restarted} tasks were restarted" if restarted else None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from penstock.core.errors import ConfigError, NotFound, NotYet, StoreUnavailable, TaskActionFailed
-from penstock.jobs.config import Input, JobConfig, Output, StreamJob, why_no_skip
+from penstock.jobs.config import Input, JobConfig, Output, StreamJob, skip_problem
 from penstock.jobs.tasks import TaskSpec, interval_birth, producer_of
 from penstock.streams.bus.log import LOW_MIN, Category, CategorySpec, Log
 from penstock.streams.places import checkpoint_folder
@@ -255,7 +255,7 @@ def outputs_of(job: str, config: JobConfig) -> list[Output]:
 
     A plan has one only if the pipeline itself says `poison = "skip"`; an operator may say so later.
     """
-    skips = config.kind == "stateful" and config.poison == "skip" and not why_no_skip(config)
+    skips = config.kind == "stateful" and config.poison == "skip" and not skip_problem(config)
     if not skips or any(is_dead(item.stream) for item in config.outputs):
         return [*config.outputs]
     dead = Output(

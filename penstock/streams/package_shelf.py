@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.core.disk import make_folder, sync_folder
+from penstock.core.disk import make_durable_folder, sync_folder
 from penstock.core.errors import ConfigError, DiskFull, NotFound
 from penstock.streams.compile.packages import unpack_package
 
@@ -22,7 +22,7 @@ class PackageShelf:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        make_folder(folder)
+        make_durable_folder(folder)
 
     def put(self, hash_: str, data: bytes) -> None:
         """Keep a package: on disk, bytes and name, when it returns. Repeating does nothing; a wrong hash is

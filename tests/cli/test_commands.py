@@ -98,7 +98,7 @@ def test_oncall_writes_only_on_the_version_it_was_told(world: World, run: Run):
     assert run(*set_it).code == 0
     before = world.everything()
     refused = run(*set_it).is_refused(4)
-    assert "was changed by somebody else" in refused and f"current version is {version + 1}" in refused
+    assert "was changed by another writer" in refused and f"current version is {version + 1}" in refused
     assert world.everything() == before
 
 

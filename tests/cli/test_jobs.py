@@ -73,7 +73,7 @@ def test_apply_respects_what_stands(command: Command, empty: World, tmp_path: Pa
     file = a_file(tmp_path)
     assert command("job", "apply", "-f", file, "--why", "x", "--new").code == 0
     before = empty.everything()
-    assert "changed by somebody else" in command(
+    assert "changed by another writer" in command(
         "job", "apply", "-f", file, "--why", "x", "--new"
     ).is_refused(4)
     assert command("job", "apply", "-f", file, "--why", "x", "--version", "7").is_refused(4)
@@ -194,7 +194,7 @@ def test_a_deal_of_partitions_is_shown_and_said_to_be_ignored_where_it_does_not_
     for verb in (("job", "get", JOB), ("config", "show", JOB)):
         assert "partition_tasks is ignored: task 2 of 4 would have no partition" in command(*verb).text
     refused = command("oncall", "set", JOB, "partition_tasks=[0,1]", "--why", "a slip")
-    assert refused.code != 0 and "2 entries, the job has 8 partitions" in " ".join(refused.err.split())
+    assert refused.code != 0 and "2 entries, and the job has 8 partitions" in " ".join(refused.err.split())
 
 
 def test_layers_are_listed_and_added(command: Command):

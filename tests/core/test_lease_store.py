@@ -20,10 +20,10 @@ def lease(database: Database, holder: str, role: str = "syncer") -> RoleLease:
 def test_the_first_is_active_and_the_second_waits(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
-    assert one.keep(0) == 1
-    assert two.keep(10) is None
+    assert one.renew(0) == 1
+    assert two.renew(10) is None
     assert (one.term, two.term) == (1, None)
-    assert lease(database, "three", role="shard_manager").keep(10) == 1
+    assert lease(database, "three", role="shard_manager").renew(10) == 1
     database.close()
 
 
@@ -31,67 +31,67 @@ def test_a_lease_that_is_kept_is_never_taken(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
     for now_ms in range(0, 60_000, 1_000):
-        assert one.keep(now_ms) == 1
-        assert two.keep(now_ms + 1) is None
+        assert one.renew(now_ms) == 1
+        assert two.renew(now_ms + 1) is None
     database.close()
 
 
 def test_a_lease_that_is_over_is_taken_with_a_larger_term_and_fences_the_old_one(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
-    assert one.keep(0) == 1
-    assert two.keep(LEASE_MS - 1) is None
-    assert two.keep(LEASE_MS) == 2
+    assert one.renew(0) == 1
+    assert two.renew(LEASE_MS - 1) is None
+    assert two.renew(LEASE_MS) == 2
     with pytest.raises(Fenced), database.transaction() as connection:
         check_term(connection, "syncer", 1)
-    assert one.keep(LEASE_MS + 1) is None  # it notices when it asks next
-    assert two.keep(2 * LEASE_MS - 1) == 2
+    assert one.renew(LEASE_MS + 1) is None  # it notices when it asks next
+    assert two.renew(2 * LEASE_MS - 1) == 2
     database.close()
 
 
 def test_a_release_hands_over_at_once_and_its_term_never_comes_back(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
-    one.keep(0)
+    one.renew(0)
     one.release()
     one.release()
-    assert two.keep(1) == 2
-    assert one.keep(2) is None
+    assert two.renew(1) == 2
+    assert one.renew(2) is None
     two.release()
-    assert one.keep(3) == 3
+    assert one.renew(3) == 3
     database.close()
 
 
 def test_a_late_release_does_not_end_the_successors_lease(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
-    one.keep(0)
-    two.keep(LEASE_MS)
+    one.renew(0)
+    two.renew(LEASE_MS)
     one.release()
-    assert lease(database, "three").keep(LEASE_MS + 1) is None
+    assert lease(database, "three").renew(LEASE_MS + 1) is None
     database.close()
 
 
 def test_who_knows_that_the_holder_is_gone_may_seize(place):
     database = Database(place)
-    lease(database, "one").keep(0)
-    assert lease(database, "one again").keep(1, seize=True) == 2
+    lease(database, "one").renew(0)
+    assert lease(database, "one again").renew(1, seize=True) == 2
     database.close()
 
 
 def test_a_clock_that_was_far_ahead_does_not_lock_the_role_for_ever(place):
     database = Database(place)
-    lease(database, "from the future").keep(10**12)
-    assert lease(database, "now").keep(1_000) == 2
+    lease(database, "from the future").renew(10**12)
+    assert lease(database, "now").renew(1_000) == 2
     database.close()
 
 
 def test_a_clock_that_goes_back_asks_the_store(place):
     database = Database(place)
     one, two = lease(database, "one"), lease(database, "two")
-    assert one.keep(100_000) == 1
-    assert two.keep(200_000) == 2
-    assert one.keep(50_000) is None
+    assert one.renew(100_000) == 1
+    assert two.renew(200_000) == 2
+    assert one.renew(50_000) is None
     database.close()
 
 
@@ -100,7 +100,7 @@ def test_of_many_that_ask_at_once_one_gets_it(place):
     terms: list[int | None] = []
 
     def ask(number: int) -> None:
-        terms.append(lease(database, f"instance {number}").keep(0))
+        terms.append(lease(database, f"instance {number}").renew(0))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:

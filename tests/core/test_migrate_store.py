@@ -14,11 +14,12 @@ from alembic.migration import MigrationContext
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.db import database as migrate_store
 from penstock.db.database import FIRST, METADATA, Database, current_value, known_steps, next_value
-from tests.tidy_rules import ROOT
+from tests.tidy_rules import package_sources
 
-# A table is known once its store is imported.
-for _store in sorted((ROOT / "penstock").glob("[jtcr]*/*_store.py")):
-    importlib.import_module(f"penstock.{_store.parent.name}.{_store.stem}")
+# A table is known once its module is imported.
+for _source in package_sources().values():
+    if "penstock.db.database.METADATA" in _source.imports:
+        importlib.import_module(_source.module)
 
 
 def differences(database: Database) -> list[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.workers import SLICE, RoundPace, share_of
+from penstock.core.workers import SLICE, RoundPace, jobs_per_round
 
 
 def test_a_rest_comes_after_so_many_steps():
@@ -29,7 +29,7 @@ def test_nobody_has_to_rest():
 
 
 def test_rounds_share_many_jobs():
-    assert [share_of(count, least=50, rounds=30) for count in (0, 3, 1_500, 1_501, 10_000)] == [
+    assert [jobs_per_round(count, least=50, rounds=30) for count in (0, 3, 1_500, 1_501, 10_000)] == [
         50,
         50,
         50,

@@ -131,8 +131,8 @@ def test_the_newest_term_fences_every_older_one(place):
     with pytest.raises(Fenced) as caught, database.transaction() as connection:
         next_value(connection, "a")
         check_term(connection, "shard_manager", old)
-    assert caught.value.what == "this shard_manager is no longer the active one"
-    assert "term 1" in caught.value.why and "has 2" in caught.value.why
+    assert caught.value.what == "this shard_manager is no longer the active instance"
+    assert "term is 1" in caught.value.why and "current term is 2" in caught.value.why
     assert value_of(database, "a") == 0  # what the fenced instance wrote is gone
     database.close()
 

@@ -24,7 +24,7 @@ def test_twin_in_the_same_folder(fleet: DrillFleet, stopwatch: Stopwatch) -> Non
     said = (home / "host.log").read_text()
     for part in (
         "another process already runs container c1",
-        "holds the folder's lock",
+        "holds the lock of the folder",
         "stop the other one",
     ):
         assert part in said

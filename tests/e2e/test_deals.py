@@ -81,7 +81,7 @@ def test_a_new_deal_reaches_processes_and_no_partition_has_two_readers(platform:
         platform.client.patch_layer(
             JOB, "oncall", {"partition_tasks": [0, 1, 2]}, why="a slip", key=new_key()
         )
-    assert "3 entries, the job has 6 partitions" in caught.value.why
+    assert "3 entries, and the job has 6 partitions" in caught.value.why
     platform.client.patch_layer(JOB, "oncall", {"task_count": None}, why="two again", key=new_key())
     platform.wait("the deal again", lambda: reads("1,2", "0,3,4,5"), seconds=150)
     assert not [*marks.glob("clash *")]

@@ -6,10 +6,10 @@ from typing import Any
 
 from penstock.db.database import METADATA, Database
 from penstock.jobs.job_service import Actor
-from penstock.jobs.layer_writer import Asked
+from penstock.jobs.layer_writer import CallOptions
 
 
-def asked(actor: Actor, key: str | None = None, *, now_ms: int = 1, why: str = "because") -> Asked:
+def asked(actor: Actor, key: str | None = None, *, now_ms: int = 1, why: str = "because") -> CallOptions:
     """Who asks, why, under which key and when."""
     return {"actor": actor, "reason": why, "idempotency_key": key, "now_ms": now_ms}
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Unpack
 from penstock.jobs.job_reads import JobView
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.layer_writer import Asked, LayerWriter, WriteDesk
+from penstock.jobs.layer_writer import CallOptions, IdempotentWriter, LayerWriter
 
 
-class _ForgetfulDesk(WriteDesk):
-    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
+class _ForgetfulDesk(IdempotentWriter):
+    def once(self, asked: CallOptions, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
         return super().once({**asked, "idempotency_key": None}, request, write, **about)
 
 
@@ -21,7 +21,7 @@ class ForgetsKeys(JobService):
 
     def __init__(self, store: JobStore) -> None:
         super().__init__(store)
-        self._desk = _ForgetfulDesk(store)
+        self._writer = _ForgetfulDesk(store)
 
 
 class IgnoresVersions(JobService):
@@ -34,7 +34,7 @@ class IgnoresVersions(JobService):
         body: Mapping[str, Any],
         *,
         expected_version: int | None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[CallOptions],
     ) -> int:
         return super().write_layer(job, layer, body, expected_version=None, **asked)
 
@@ -67,7 +67,7 @@ class PatchesWhatItSawBefore(JobService):
         changes: Mapping[str, Any],
         *,
         expected_version: int | None = None,
-        **asked: Unpack[Asked],
+        **asked: Unpack[CallOptions],
     ) -> int:
         key = asked["idempotency_key"]
         if key not in self._bodies:  # a repeat is the same request, also of a service with a bug
@@ -83,8 +83,8 @@ class _SilentWriter(LayerWriter):
             super().record(action, subject, data)
 
 
-class _SilentDesk(WriteDesk):
-    def once(self, asked: Asked, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
+class _SilentDesk(IdempotentWriter):
+    def once(self, asked: CallOptions, request: Mapping[str, Any], write: Any, **about: Any) -> Any:
         return super().once(asked, request, _silenced(write), **about)
 
 
@@ -97,12 +97,12 @@ class RemovesInSilence(JobService):
 
     def __init__(self, store: JobStore) -> None:
         super().__init__(store)
-        self._desk = _SilentDesk(store)
+        self._writer = _SilentDesk(store)
 
 
 class RestoresAnew(JobService):
     """A restore forgets the oncall layer."""
 
-    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[Asked]) -> int:
+    def restore(self, job: str, *, expected_version: int | None = None, **asked: Unpack[CallOptions]) -> int:
         super().restore(job, expected_version=expected_version, **asked)
         return super().clear(job, "oncall", **{**asked, "idempotency_key": None})  # type: ignore[typeddict-item]

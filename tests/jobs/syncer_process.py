@@ -24,7 +24,7 @@ from penstock.core.loop import WorkerThreads
 from penstock.core.system_clock import SystemClock
 from penstock.db.database import Database, take_term
 from penstock.jobs.job_store import JobStore
-from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings
 from tests.jobs.world import producers_of
 from tests.waiting import LIMIT_S
@@ -119,7 +119,7 @@ def run_syncer(order: Mapping[str, Any]) -> int:
     place = order["place"] if order["place"].startswith("postgresql") else Path(order["place"])
     database = Database(place)
     layer = DurableTaskLayer(Path(order["folder"]) / "effects.db", tuple(order["rules"]))
-    workers: WorkerThreads[Outcome] = WorkerThreads("test", clock)
+    workers: WorkerThreads[PlanOutcome] = WorkerThreads("test", clock)
     syncer = StateSyncer(
         JobStore(database),
         layer,
@@ -130,7 +130,7 @@ def run_syncer(order: Mapping[str, Any]) -> int:
         measure_ms=clock.boot_ms,
         reach=reach,
     )
-    while not syncer.sync_once(clock.now_ms()).is_quiet:
+    while not syncer.sync_once(clock.now_ms()).is_idle:
         time.sleep(0.002)
     workers.stop()
     database.close()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import NotYet, StoreUnavailable
 from penstock.jobs.config import JobConfig
-from penstock.jobs.syncer.sync_plan import End, PlanStep, end_of, left_inputs
+from penstock.jobs.syncer.sync_plan import CategoryEnd, PlanStep, category_end, dropped_inputs
 from tests.builders import a_body, a_job, an_output
 from tests.jobs.world import Fail, World
 
@@ -23,8 +23,8 @@ def a_config(*inputs: dict[str, Any], **changes: Any) -> JobConfig:
 
 def test_only_inputs_that_another_job_made_and_that_are_gone_are_read_to_their_end():
     outside = {"category": "sales"}
-    assert [*left_inputs(a_config(OLD, outside), a_config(NEW))] == [("demo.by_shop.1", WRITER)]
-    assert [*left_inputs(a_config(OLD), a_config(OLD, NEW))] == []
+    assert [*dropped_inputs(a_config(OLD, outside), a_config(NEW))] == [("demo.by_shop.1", WRITER)]
+    assert [*dropped_inputs(a_config(OLD), a_config(OLD, NEW))] == []
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,17 @@ def test_only_inputs_that_another_job_made_and_that_are_gone_are_read_to_their_e
     ids=["removed", "stopped", "paused", "given up", "reset", "another kind"],
 )
 def test_nothing_is_waited_for_where_the_backlog_is_given_up(target: JobConfig | None):
-    assert [*left_inputs(a_config(OLD), target)] == []
+    assert [*dropped_inputs(a_config(OLD), target)] == []
 
 
 def test_a_category_ends_with_those_who_write_it():
     outputs = [an_output(category="demo.by_shop.1")]
     writes = a_config(outputs=outputs)
-    assert end_of(writes, "demo.by_shop.1") is End.NEVER
-    assert end_of(a_config(outputs=outputs, state="paused"), "demo.by_shop.1") is End.NEVER
-    assert end_of(a_config(outputs=outputs, state="stopped"), "demo.by_shop.1") is End.STOPPED
-    assert end_of(writes, "demo.by_shop.0") is End.RETIRED
-    assert end_of(None, "demo.by_shop.1") is End.RETIRED
+    assert category_end(writes, "demo.by_shop.1") is CategoryEnd.NEVER
+    assert category_end(a_config(outputs=outputs, state="paused"), "demo.by_shop.1") is CategoryEnd.NEVER
+    assert category_end(a_config(outputs=outputs, state="stopped"), "demo.by_shop.1") is CategoryEnd.STOPPED
+    assert category_end(writes, "demo.by_shop.0") is CategoryEnd.RETIRED
+    assert category_end(None, "demo.by_shop.1") is CategoryEnd.RETIRED
 
 
 @pytest.fixture

@@ -184,18 +184,18 @@ def test_a_long_name_is_not_repeated_in_full() -> None:
         (
             {"task_count": 0},
             "task_count: Input should be greater than or equal to 1",
-            "correct the named fields",
+            "correct these fields",
         ),
-        ({"name": "../etc"}, "name: String should match pattern", "correct the named fields"),
-        ({"slo": {"lag_s": float("nan")}}, "slo.lag_s", "correct the named fields"),
-        ({"kind": "stateful"}, "a stateful job needs plan.computation", "correct the named fields"),
+        ({"name": "../etc"}, "name: String should match pattern", "correct these fields"),
+        ({"slo": {"lag_s": float("nan")}}, "slo.lag_s", "correct these fields"),
+        ({"kind": "stateful"}, "a stateful job needs plan.computation", "correct these fields"),
         (
             {"plan": {"computation": {"class": "C"}}},
             "a stateless job may not have",
-            "correct the named fields",
+            "correct these fields",
         ),
         ({"outputs": [an_output(), an_output(category="b")]}, "two outputs have the same stream", "correct"),
-        ({"inputs": []}, "inputs: ", "correct the named fields"),
+        ({"inputs": []}, "inputs: ", "correct these fields"),
     ],
 )
 def test_a_bad_field_is_named_with_its_path_and_what_to_do(
@@ -274,9 +274,9 @@ def test_a_query_as_it_is_runs_as_one_task() -> None:
         ({"package": None}, "package: Field required"),
         ({"plan": {}}, "plan.computation.function"),
         ({"partitions": 4}, "runs as one task"),
-        ({"inputs": [{"category": "queries"}]}, "inputs: a job of kind `spark` has none"),
-        ({"command": ["ls"]}, "command: a job of kind `spark` has none"),
-        ({"plan": {"computation": {"function": "main"}, "key": "a"}}, "only `computation`"),
+        ({"inputs": [{"category": "queries"}]}, "inputs: a job of kind `spark` has no such field"),
+        ({"command": ["ls"]}, "command: a job of kind `spark` has no such field"),
+        ({"plan": {"computation": {"function": "main"}, "key": "a"}}, "may only have `computation`"),
     ],
 )
 def test_a_query_as_it_is_has_nothing_of_ours(changes: dict[str, object], why: str) -> None:

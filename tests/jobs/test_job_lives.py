@@ -142,7 +142,7 @@ def test_a_state_may_be_set_in_a_named_layer_by_its_writers_only(
         service.set_state(job, "stopped", layer="oncall", **asked(DEVELOPER))
     with pytest.raises(NotFound, match="no layer 'nope'"):
         service.set_state(job, "stopped", layer="nope", **asked(ADMIN))
-    with pytest.raises(ConfigError, match="cannot be 'asleep'"):
+    with pytest.raises(ConfigError, match="'asleep' is not a state"):
         service.set_state(job, "asleep", **asked(ONCALL))
     with pytest.raises(VersionConflict):
         service.set_state(job, "stopped", expected_version=1, **asked(ONCALL))
@@ -192,7 +192,7 @@ def test_only_what_was_removed_can_be_restored(any_service: JobService, database
     before = everything(database)
     with pytest.raises(NotFound) as caught:
         service.restore(job, **asked(DEVELOPER))
-    assert caught.value.why == "it is not removed"
+    assert caught.value.why == "the job exists and is not removed"
     for name in ("demo.never", "../x", "a\x00b", ""):
         with pytest.raises((NotFound, ConfigError)):
             service.restore(name, **asked(DEVELOPER))

@@ -20,7 +20,7 @@ from penstock.core.errors import (
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
 from penstock.jobs.job_service import Actor, JobService, Submitted
-from penstock.jobs.job_store import JobStore, keep_answer
+from penstock.jobs.job_store import JobStore, store_response
 from penstock.jobs.layer_store import put_layer
 from penstock.jobs.layers import LayerRow
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_job, a_pipeline
@@ -255,8 +255,8 @@ def test_the_answer_to_a_submit_that_an_earlier_release_kept_is_read(service: Jo
     compiled = a_pipeline(a_body("demo.a"))
     request = hashlib.sha256(json.dumps({"submit": compiled}, sort_keys=True).encode()).hexdigest()
     with service._store.database.transaction() as connection:
-        keep_answer(
-            connection, actor=DEVELOPER.name, key="k", request=request, answer={"demo.a": 7}, now_ms=1
+        store_response(
+            connection, actor=DEVELOPER.name, key="k", request=request, response={"demo.a": 7}, now_ms=1
         )
     assert submit(service, a_body("demo.a"), key="k") == Submitted(jobs={"demo.a": 7}, done={})
 

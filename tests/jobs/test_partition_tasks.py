@@ -23,7 +23,14 @@ from penstock.jobs.syncer.sync_plan import (
     plan_mapping,
     plan_sync,
 )
-from penstock.jobs.tasks import asked_mapping, map_partitions, task_specs, tell_moves, why_ignored, why_unfit
+from penstock.jobs.tasks import (
+    describe_moves,
+    ignored_mapping_reason,
+    map_partitions,
+    mapping_problem,
+    requested_mapping,
+    task_specs,
+)
 from tests.builders import ADMIN, DEVELOPER, ONCALL, SCALER, a_body, a_config, a_job, a_process
 from tests.jobs.world import World
 
@@ -39,20 +46,20 @@ OTHER = (0, 1, 1, 0, 1, 1, 1, 0)
     ("asked", "why"),
     [
         ((0, 1, 1, 0), ""),
-        ((0, 1, 1), "3 entries, the job has 4 partitions"),
-        ((0, 1, 2, 0), "task 2, the job has 2 tasks"),
+        ((0, 1, 1), "3 entries, and the job has 4 partitions"),
+        ((0, 1, 2, 0), "task 2, and the job has tasks 0 to 1"),
         ((1, 1, 1, 1), "task 0 of 2 would have no partition"),
     ],
 )
 def test_a_deal_fits_where_every_partition_and_every_task_is_in_it(asked: tuple[int, ...], why: str):
-    found = why_unfit(asked, partitions=4, task_count=2)
+    found = mapping_problem(asked, partitions=4, task_count=2)
     assert why in found and bool(found) == bool(why)
 
 
 @given(st.integers(1, 40), st.data())
 def test_the_ordinary_deal_always_fits(partitions: int, data: st.DataObject):
     tasks = data.draw(st.integers(1, partitions))
-    assert why_unfit(map_partitions(partitions, tasks), partitions=partitions, task_count=tasks) == ""
+    assert mapping_problem(map_partitions(partitions, tasks), partitions=partitions, task_count=tasks) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,18 +76,19 @@ def test_it_is_left_out_of_the_stored_form_where_nobody_asks():
     config = a_config(task_count=2, partition_tasks=[*OTHER])
     assert config.to_json()["partition_tasks"] == [*OTHER]
     assert JobConfig.from_stored(config.to_json()) == config
-    assert asked_mapping(config) == OTHER and why_ignored(config) == ""
+    assert requested_mapping(config) == OTHER and ignored_mapping_reason(config) == ""
 
 
 def test_moves_are_told_shortly():
-    assert tell_moves(EVEN, EVEN) == ""
+    assert describe_moves(EVEN, EVEN) == ""
     assert (
-        tell_moves((0, 0, 1, 1), (1, 0, 1, 0)) == "partition 0 from task 0 to 1, partition 3 from task 1 to 0"
+        describe_moves((0, 0, 1, 1), (1, 0, 1, 0))
+        == "partition 0 from task 0 to 1, partition 3 from task 1 to 0"
     )
-    assert tell_moves((0, 0, 1), (0, 1)) == ""
-    many = tell_moves(tuple(range(64)), (*range(1, 64), 0))
+    assert describe_moves((0, 0, 1), (0, 1)) == ""
+    many = describe_moves(tuple(range(64)), (*range(1, 64), 0))
     assert len(many) < 500 and many.endswith("and 58 more")
-    half = tell_moves((0,) * 1000 + (1,), (0,) + (1,) * 1000)
+    half = describe_moves((0,) * 1000 + (1,), (0,) + (1,) * 1000)
     assert half == "partitions 1, 2, 3, 4, 5, 6, 7, 8 and 991 more from task 0 to 1"
 
 
@@ -212,7 +220,7 @@ def test_a_plan_refuses_what_a_write_would(world: World):
             idempotency_key=None,
             now_ms=0,
         )
-    assert "2 entries, the job has 8 partitions" in caught.value.why
+    assert "2 entries, and the job has 8 partitions" in caught.value.why
 
 
 def test_nobody_is_stopped_by_the_scalers_deal(world: World):
@@ -224,7 +232,7 @@ def test_nobody_is_stopped_by_the_scalers_deal(world: World):
     assert row_of(world).mapping == (0, 0, 1, 1, 2, 2, 3, 3)
     view = world.service.view(JOB)
     assert (view.problem, view.state) == ("", "running")
-    assert why_ignored(view.config) == "task 2 of 4 would have no partition"
+    assert ignored_mapping_reason(view.config) == "task 2 of 4 would have no partition"
     write(world, ONCALL, "oncall", task_count=None)
     world.settle()
     assert row_of(world).mapping == OTHER

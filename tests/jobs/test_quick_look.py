@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import PenstockError
 from penstock.jobs.config import SYNC_OF, Sync, validate_config
 from penstock.jobs.layers import LayerRow, merge_layers
-from penstock.jobs.syncer.batches import RELEASE_FIELDS, QuickLook
+from penstock.jobs.syncer.batches import RELEASE_FIELDS, FastComparer
 from penstock.jobs.syncer.sync_plan import InSync, RunningView, SimpleSync, plan_sync
 from penstock.jobs.tasks import map_partitions
 from tests.builders import PACKAGE, a_body, a_stored_config, an_output
@@ -63,7 +63,7 @@ def test_it_says_what_the_full_look_says_or_nothing(
         old = validate_config(JOB, before)
     except PenstockError:
         assume(False)
-    look, layers = QuickLook(), layers_of(after, above)
+    look, layers = FastComparer(), layers_of(after, above)
     try:
         target = validate_config(JOB, merge_layers(layers))
     except PenstockError:
@@ -88,7 +88,7 @@ def test_it_says_what_the_full_look_says_or_nothing(
 def test_a_release_is_seen_once_its_package_was_found_valid() -> None:
     old = validate_config(JOB, a_body(JOB)).to_json()
     layers = layers_of(a_body(JOB, package=package("2")), [])
-    look = QuickLook()
+    look = FastComparer()
     assert look.compare(JOB, texts(layers), json.dumps(old)) is None, "nobody has validated this package yet"
     look.learn(layers, validate_config(JOB, merge_layers(layers)))
     quick = look.compare(JOB, texts(layers), json.dumps(old))
@@ -99,7 +99,7 @@ def test_a_release_is_seen_once_its_package_was_found_valid() -> None:
 
 def test_what_runs_as_expected_is_seen_at_once() -> None:
     body = a_body(JOB)
-    quick = QuickLook().compare(
+    quick = FastComparer().compare(
         JOB, [(10, json.dumps(body))], json.dumps(validate_config(JOB, body).to_json())
     )
     assert quick is not None and quick.difference is None
@@ -111,14 +111,14 @@ def test_a_running_config_of_an_older_version_gets_a_full_look(missing: str) -> 
     old = {
         name: value for name, value in validate_config(JOB, a_body(JOB)).to_json().items() if name != missing
     }
-    assert QuickLook().compare(JOB, [(10, json.dumps(a_body(JOB)))], json.dumps(old)) is None
+    assert FastComparer().compare(JOB, [(10, json.dumps(a_body(JOB)))], json.dumps(old)) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"task_count": NaN}', '{"owner": "\\ud800"}'])
 def test_what_is_no_config_gets_a_full_look(text: str) -> None:
     old = json.dumps(validate_config(JOB, a_body(JOB)).to_json())
-    assert QuickLook().compare(JOB, [(10, text)], old) is None
-    assert QuickLook().compare(JOB, [(10, json.dumps(a_body(JOB)))], text) is None
+    assert FastComparer().compare(JOB, [(10, text)], old) is None
+    assert FastComparer().compare(JOB, [(10, json.dumps(a_body(JOB)))], text) is None
 
 
 def test_a_release_touches_no_field_that_needs_a_plan() -> None:
@@ -126,7 +126,7 @@ def test_a_release_touches_no_field_that_needs_a_plan() -> None:
 
 
 def test_its_memory_is_bounded() -> None:
-    look, old = QuickLook(), json.dumps(validate_config(JOB, a_body(JOB)).to_json())
+    look, old = FastComparer(), json.dumps(validate_config(JOB, a_body(JOB)).to_json())
     for number in range(10_050):
         layers = layers_of({"package": package(str(number))}, [])
         look.learn(layers, a_stored_config(package=package(str(number))))

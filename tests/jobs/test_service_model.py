@@ -28,7 +28,7 @@ from penstock.core.errors import OutcomeUnknown, UserError
 from penstock.db.database import Database
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import KEYS, JobStore
-from penstock.jobs.layer_writer import Asked
+from penstock.jobs.layer_writer import CallOptions
 from penstock.jobs.layers import merge_layers
 from tests.jobs.asking import asked, everything
 from tests.jobs.mutants import ForgetsKeys, IgnoresVersions, RemovesInSilence, RestoresAnew
@@ -63,7 +63,7 @@ class Call:
     job: str
     data: Any
     version: str
-    real: Callable[[JobService, int | None, str, Asked], Any]
+    real: Callable[[JobService, int | None, str, CallOptions], Any]
     ideal: Callable[[ServiceModel, int | None, str], Any]
 
 

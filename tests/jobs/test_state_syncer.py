@@ -57,7 +57,7 @@ def test_expected_is_running_within_two_rounds_and_then_there_is_silence(world: 
     assert all(view.is_in_sync for view in world.service.views())
     before, calls = world.outcome(), len(world.data.calls)
     for _ in range(30):
-        assert world.round().is_quiet
+        assert world.round().is_idle
     assert world.outcome() == before and len(world.data.calls) == calls
 
 
@@ -376,7 +376,7 @@ def test_a_plan_is_not_committed_over_a_running_row_that_moved(world: World) -> 
         connection.execute(sa.update(RUNNING).values(version=99))
     moved = running(world)
     report = world.round()
-    assert report.complex == () and "was changed by somebody else" in report.failed[0][1]
+    assert report.complex == () and "was changed by another writer" in report.failed[0][1]
     assert running(world) == moved and world.service.view("demo.count").plan is not None
 
 

@@ -141,15 +141,15 @@ def test_only_a_stop_a_removal_or_an_oncall_replaces_an_open_plan() -> None:
     assert why_replace(target, 5, newer, [old]) is None
     assert why_replace(target, 5, a_config(task_count=2), [new]) is None
     assert why_replace(target, 5, newer, [new]) == "olga changed the oncall layer"
-    assert why_replace(target, 5, a_config(state="stopped"), [old]) == "the job is to stop"
-    assert why_replace(target, 5, a_config(state="paused"), [old]) == "the job is to pause"
+    assert why_replace(target, 5, a_config(state="stopped"), [old]) == "the job must stop"
+    assert why_replace(target, 5, a_config(state="paused"), [old]) == "the job must pause"
     assert why_replace(target, 5, None, [old]) == "the job is removed"
     assert why_replace(None, 5, None, [new]) is None
 
 
 def test_a_stop_replaces_a_pause_but_a_pause_waits_for_a_stop() -> None:
     paused, stopped = a_config(state="paused"), a_config(state="stopped")
-    assert why_replace(paused, 5, stopped, []) == "the job is to stop"
+    assert why_replace(paused, 5, stopped, []) == "the job must stop"
     assert why_replace(stopped, 5, paused, []) is None
 
 

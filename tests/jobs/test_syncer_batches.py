@@ -79,7 +79,7 @@ def test_a_release_is_one_round_with_one_audit_row_and_one_entry_per_job(world: 
     assert audits[0].data == {"expected_version": version, "paths": ["arguments.v"]}
     entries = [row for row in rows(world, JOURNAL) if row.decision == "sync.simple"]
     assert Counter(row.subject for row in entries) == Counter(NAMES)
-    assert all(view.is_in_sync for view in world.service.views()) and world.round().is_quiet
+    assert all(view.is_in_sync for view in world.service.views()) and world.round().is_idle
 
 
 def test_readers_of_the_task_list_see_every_job_of_a_release_once(world: World) -> None:
@@ -96,7 +96,7 @@ def test_a_round_with_nothing_to_do_reads_twice_and_loads_nothing(world: World) 
     world.round()
     world.round_ms = 1
     world.fail_at(0)
-    assert world.round().is_quiet
+    assert world.round().is_idle
     assert world.points == 2
 
 
@@ -220,11 +220,11 @@ def test_a_round_ends_in_time_and_the_next_goes_on(world: World) -> None:
     submit(world, "2")
     first = syncer.sync_once(2)
     assert 0 < len(first.simple) < len(NAMES) and first.left == len(NAMES) - len(first.simple)
-    assert not first.is_quiet
+    assert not first.is_idle
     done = list(first.simple)
     while (report := syncer.sync_once(3)).left:
         done += report.simple
-    assert sorted([*done, *report.simple]) == NAMES and syncer.sync_once(4).is_quiet
+    assert sorted([*done, *report.simple]) == NAMES and syncer.sync_once(4).is_idle
 
 
 def test_a_batch_that_the_store_refused_is_tried_again_in_smaller_parts(world: World) -> None:
@@ -264,7 +264,7 @@ def test_a_change_that_nobody_told_of_is_found_by_the_next_sweep(world: World) -
     swept_ms = world.now_ms
     edit_behind_everybodys_back(world, NAMES[7])
     world.syncer.sync_once(swept_ms)  # the round of the sweep itself is over
-    assert world.syncer.sync_once(swept_ms + 100).is_quiet
+    assert world.syncer.sync_once(swept_ms + 100).is_idle
     reports = [world.syncer.sync_once(swept_ms + ms) for ms in (15_000, 30_000, 45_000)]
     assert [job for report in reports for job in report.simple] == [NAMES[7]]
 
@@ -292,4 +292,4 @@ def test_a_job_that_changes_while_its_batch_is_written_is_looked_at_again(world:
     )
     assert NAMES[0] in syncer.sync_once(1).simple
     assert syncer.sync_once(2).simple == (NAMES[0],)
-    assert world.service.view(NAMES[0]).is_in_sync and syncer.sync_once(3).is_quiet
+    assert world.service.view(NAMES[0]).is_in_sync and syncer.sync_once(3).is_idle

@@ -12,7 +12,7 @@ from penstock.core.errors import CorruptData, Fenced, StoreUnavailable
 from penstock.core.loop import WorkerThreads
 from penstock.core.system_clock import SystemClock
 from penstock.db.journal_store import JournalStore
-from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import SyncerSettings
 from penstock.jobs.syncer.sync_plan import PlanStep
 from tests.builders import a_job, an_output
@@ -39,7 +39,7 @@ def clock() -> Clock:
 @pytest.fixture
 def world(place: Path | str | None, clock: Clock) -> Iterator[World]:
     """Six jobs that run, and workers for four calls at a time."""
-    workers: WorkerThreads[Outcome] = WorkerThreads("test", clock, size=4, threads_max=6)
+    workers: WorkerThreads[PlanOutcome] = WorkerThreads("test", clock, size=4, threads_max=6)
     world = World(place, settings=SyncerSettings(fence_after_ms=0), workers=workers)
     for job in JOBS:
         a_job(world.service, job)
@@ -64,7 +64,7 @@ def rounds(world: World, condition: Callable[[Any], bool]) -> Any:
 
 
 def settle(world: World) -> None:
-    rounds(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_idle)
 
 
 def rescale(world: World, *jobs: str) -> None:
@@ -98,11 +98,11 @@ def test_a_round_does_not_wait_for_calls_and_reports_what_is_under_way(world: Wo
 @pytest.mark.parametrize("call", ["prepare", "is_stopped", "fence", "retire"])
 def test_a_job_that_hangs_anywhere_delays_no_other(world: World, call: str) -> None:
     """I13: its plan stands where it is, the others' are over, and simple changes go on."""
-    hang(world, call, JOBS[0])
+    hanging = hang(world, call, JOBS[0])
     rescale(world, *JOBS[:5])
     world.write("provisioner", job=JOBS[5], threads=2)
     rounds(world, lambda report: all(is_rescaled(world, job) for job in JOBS[1:5]))
-    rounds(world, lambda report: report.open == (JOBS[0],))
+    rounds(world, lambda report: report.open == (JOBS[0],) and hanging.is_entered.is_set())
     row = world.store.running.row(JOBS[5])
     assert row is not None and row.config.threads == 2
     assert is_rescaled(world, JOBS[0]) is (call == "retire")
@@ -121,7 +121,7 @@ def test_more_jobs_hang_than_there_are_workers_and_the_others_still_come_to_thei
     report = rounds(world, lambda report: is_rescaled(world, JOBS[4]) and is_rescaled(world, JOBS[5]))
     report = rounds(world, lambda report: len(report.open) == 4)
     assert {job for job, _ in report.failed} == set(JOBS[:4])
-    assert "does not come back" in report.failed[0][1] and "What to do" in report.failed[0][1]
+    assert "a call that hangs" in report.failed[0][1] and "What to do" in report.failed[0][1]
 
 
 def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, clock: Clock) -> None:
@@ -133,7 +133,7 @@ def test_people_are_told_once_of_a_call_that_does_not_come_back(world: World, cl
     for _ in range(3):
         assert round_(world).failed[0][0] == JOBS[0]
     alerts = JournalStore(world.database).entries(JOBS[0], kind="alert")
-    assert [(entry.decision, "does not come back" in entry.reason) for entry in alerts] == [
+    assert [(entry.decision, "a call that hangs" in entry.reason) for entry in alerts] == [
         ("job.stuck", True)
     ]
     call.released.set()
@@ -183,7 +183,7 @@ def test_a_job_that_always_fails_is_quarantined_with_an_alert_and_the_others_nev
 ) -> None:
     world.data.trouble["prepare", JOBS[0]] = Fail(CorruptData("poison"))
     rescale(world, *JOBS)
-    rounds(world, lambda report: report.is_quiet)
+    rounds(world, lambda report: report.is_idle)
     assert round_(world).quarantined == (JOBS[0],)
     assert all(is_rescaled(world, job) for job in JOBS[1:])
     alert = JournalStore(world.database).entries(JOBS[0], kind="alert")[-1]
@@ -197,7 +197,7 @@ def test_an_error_nobody_expected_counts_as_the_jobs_failure(world: World) -> No
     report = rounds(world, lambda report: report.quarantined == (JOBS[0],))
     assert "ZeroDivisionError: a bug" in report.failed[0][1]
     view = world.service.view(JOBS[0])
-    assert view.quarantine is not None and "nobody expected" in view.quarantine.reason
+    assert view.quarantine is not None and "unexpected error" in view.quarantine.reason
     settle(world)
     assert is_rescaled(world, JOBS[1])
     world.data.trouble.clear()

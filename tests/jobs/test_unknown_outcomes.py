@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import ConfigError, KeyReused, OutcomeUnknown, StoreUnavailable
 from penstock.db.database import Database
 from penstock.jobs.job_service import JobService
-from penstock.jobs.job_store import KEYS_KEPT_MS, JobStore
+from penstock.jobs.job_store import KEY_RETENTION_MS, JobStore
 from tests.builders import ADMIN, DEVELOPER, ONCALL, a_body, a_job, a_pipeline
 from tests.core.test_postgres_store import cutting_proxy
 from tests.jobs.asking import asked, everything
@@ -169,11 +169,11 @@ def test_a_key_is_kept_for_a_week(any_service: JobService) -> None:
     service = any_service
     a_job(service)
     first = service.patch_layer(JOB, "oncall", {"threads": 2}, **asked(ONCALL, "k", now_ms=0))
-    for now_ms in (1, KEYS_KEPT_MS):
+    for now_ms in (1, KEY_RETENTION_MS):
         service.patch_layer(JOB, "scaler", {"threads": 2}, **asked(ADMIN, f"at {now_ms}", now_ms=now_ms))
         again = service.patch_layer(JOB, "oncall", {"threads": 2}, **asked(ONCALL, "k", now_ms=now_ms))
         assert again == first
-    late_ms = KEYS_KEPT_MS + 2
+    late_ms = KEY_RETENTION_MS + 2
     service.patch_layer(JOB, "scaler", {"threads": 3}, **asked(ADMIN, "late", now_ms=late_ms))
     assert service.patch_layer(JOB, "oncall", {"threads": 2}, **asked(ONCALL, "k", now_ms=late_ms)) > first
 

@@ -18,7 +18,7 @@ from penstock.jobs.config import JobConfig
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.running_store import RunningRow
-from penstock.jobs.syncer.plan_runner import Outcome
+from penstock.jobs.syncer.plan_runner import PlanOutcome
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncerSettings, SyncReport
 from tests.builders import DEVELOPER, ONCALL
 from tests.waiting import LIMIT_S
@@ -132,7 +132,7 @@ class World:
         place: Path | str | None = None,
         *,
         settings: SyncerSettings | None = None,
-        workers: Workers[Outcome] | None = None,
+        workers: Workers[PlanOutcome] | None = None,
     ) -> None:
         self.points, self._fail_at, self._error, self.point_name = 0, 0, lambda: Crash(), ""
         self.database = Database(place, fault=self._point)
@@ -184,7 +184,7 @@ class World:
         """Run rounds until one finds nothing to do; a crash is followed by a restart. Returns the rounds."""
         for number in range(rounds_max):
             try:
-                if self.round().is_quiet:
+                if self.round().is_idle:
                     return number
             except Crash:
                 self.restart()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.jobs.layers import (
     LayerRow,
+    carry_origins,
     changed_paths,
     is_same,
-    keep_origins,
     leaves,
     merge_json,
     merge_layers,
@@ -180,7 +180,7 @@ def test_every_value_of_a_layer_remembers_the_write_that_last_changed_it(writes:
             reason=f"reason{version}",
             at_ms=version * 10,
         )
-        row = keep_origins(row, new)
+        row = carry_origins(row, new)
         after = dict(leaves(body))
         changed_by = {
             path: changed_by[path] if path in before and is_same(before[path], value) else version

@@ -190,7 +190,7 @@ def test_a_role_may_do_what_the_table_says_and_nothing_else(
 
 def _is_taken(answer: httpx.Response) -> bool:
     """Refused by the state of things, not for the role."""
-    told = ("cannot be added at level", "does not run")
+    told = ("cannot be added with precedence", "does not run")
     return answer.status_code == 403 and any(words in answer.json()["title"] for words in told)
 
 

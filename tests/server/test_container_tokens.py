@@ -94,9 +94,9 @@ def test_a_token_that_is_issued_for_a_container_speaks_for_the_name_that_it_has(
         reader = admin.issue_token("rita", "reader", days=1, why="a colleague", key="k2")
         assert reader["container"] == ""
     root = asked(Actor(name="root", role="admin"))
-    with pytest.raises(ConfigError, match="no container can be called") as caught:
+    with pytest.raises(ConfigError, match="cannot be the name of a container") as caught:
         plane.plane.token_service.issue("the far one", "container", lifetime_ms=1000, **root)
-    assert "named after the container" in caught.value.why
+    assert "has the name of its container" in caught.value.why
     with plane.client(token=issued["token"]) as client:
         assert client.installation()["container"] == "far"
         client.register("far", "i", "f")

@@ -71,7 +71,7 @@ def test_the_standby_takes_over_from_one_that_fell_silent_and_that_one_is_fenced
     one.clock.later_ms = LEASE_MS
     other.start()
     until(lambda: other.is_active)
-    with pytest.raises(Exception, match="no longer the active one"):
+    with pytest.raises(Exception, match="no longer the active instance"):
         one.register_container("c1", "life", folder_id="f")
     one.start()
     until(lambda: not one.is_active)

@@ -250,7 +250,7 @@ def test_what_policies_decide_is_carried_out_or_refused_with_a_reason(world: Wor
     place = boxes.home(f"{JOB}/0")
     apply(world, ChangeLayer(changes={"resources": {"cpu": 0.5}}, text="less"))
     assert world.plane.jobs.view(JOB).config.resources.cpu == 0.5
-    with pytest.raises(Exception, match="changed by somebody else"):
+    with pytest.raises(Exception, match="changed by another writer"):
         apply(world, ChangeLayer(changes={"threads": 2}, text="more"), version=1)
     settle(world)
     apply(world, MoveTasks(tasks=(f"{JOB}/0",), text="away"))

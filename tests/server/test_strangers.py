@@ -14,7 +14,7 @@ import pytest
 
 from penstock.client.problems import TooMany
 from penstock.core.errors import Refused
-from penstock.db.tokens import FAMILIAR_MAX, TokenRow
+from penstock.db.tokens import KNOWN_MAX, TokenRow
 from penstock.fleet.container_store import ContainerState
 from penstock.fleet.messages import Heartbeat, Verdict
 from penstock.server.security import LOOKED_UP_MAX, UNKNOWN_MAX, StrangerLimit
@@ -150,7 +150,7 @@ def test_a_token_that_was_taken_back_is_a_stranger_again(tmp_path: Path) -> None
         with pytest.raises(Refused, match="this token is not known"):
             plane.client(container="c1").register("c1", "i2", "f")
         assert not tokens.is_familiar(plane.token_of("c1"))
-        assert FAMILIAR_MAX >= 8_000, "every container that may be connected"
+        assert KNOWN_MAX >= 8_000, "every container that may be connected"
 
 
 def fill(limit: StrangerLimit, address: str, count: int, now_ms: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import OutcomeUnknown, Refused
 from penstock.db.database import Database
-from penstock.db.tokens import BELIEVED_MS, TokenStore
+from penstock.db.tokens import CACHE_MS, TokenStore
 from penstock.jobs.job_service import Actor
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.token_service import TokenService
@@ -134,10 +134,10 @@ def test_another_instance_notices_a_revocation_within_a_second(place: Path | str
     service.revoke(row.id, **asked, now_ms=1001)  # type: ignore[arg-type]
     with pytest.raises(Refused):
         here.caller(token, now_ms=1001)
-    assert BELIEVED_MS <= 1000
-    assert there.caller(token, now_ms=1000 + BELIEVED_MS - 1).name == "x"
+    assert CACHE_MS <= 1000
+    assert there.caller(token, now_ms=1000 + CACHE_MS - 1).name == "x"
     with pytest.raises(Refused):
-        there.caller(token, now_ms=1000 + BELIEVED_MS)
+        there.caller(token, now_ms=1000 + CACHE_MS)
     one.close()
     two.close()
 
@@ -156,22 +156,22 @@ def test_what_was_read_before_a_revocation_is_not_believed_after_it():
 
     store._find = slow  # type: ignore[method-assign, assignment]
     store.caller(token, now_ms=1)
-    assert store.believed(token, now_ms=1) is None
+    assert store.cached_caller(token, now_ms=1) is None
 
 
 def test_a_clock_that_goes_back_does_not_prolong_a_belief():
     store = TokenStore(Database(None))
     token = store.issue("x", "reader", now_ms=0)
     store.caller(token, now_ms=10_000)
-    assert store.believed(token, now_ms=10_100) is not None
-    assert store.believed(token, now_ms=9_000) is None
+    assert store.cached_caller(token, now_ms=10_100) is not None
+    assert store.cached_caller(token, now_ms=9_000) is None
 
 
 def test_a_believed_token_ends_in_time():
     store = TokenStore(Database(None))
     token = store.issue("x", "reader", now_ms=0, lifetime_ms=100)
     store.caller(token, now_ms=99)
-    assert store.believed(token, now_ms=100) is None
+    assert store.cached_caller(token, now_ms=100) is None
 
 
 def test_reads_with_a_believed_token_ask_the_store_for_nothing():
@@ -183,6 +183,6 @@ def test_reads_with_a_believed_token_ask_the_store_for_nothing():
         raise AssertionError("was asked")
 
     store._find = fail  # type: ignore[method-assign]
-    assert store.caller(token, now_ms=BELIEVED_MS - 1).name == "x"
+    assert store.caller(token, now_ms=CACHE_MS - 1).name == "x"
     with pytest.raises(AssertionError):
-        store.caller(token, now_ms=BELIEVED_MS)
+        store.caller(token, now_ms=CACHE_MS)

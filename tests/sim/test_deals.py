@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from penstock.jobs.running_store import RunningStore
-from penstock.jobs.tasks import asked_mapping
+from penstock.jobs.tasks import requested_mapping
 from penstock.sim import scenario
 from penstock.sim.scenario import SCALER, Workload, World, draw_options
 
@@ -47,5 +47,5 @@ def test_deals_keep_every_invariant(number: int):
     finally:
         world.database.close()
     for row in rows:
-        asked = asked_mapping(row.config)
+        asked = requested_mapping(row.config)
         assert row.state != "running" or asked is None or row.mapping == asked

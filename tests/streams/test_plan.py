@@ -398,7 +398,7 @@ def test_each_json_input_has_dead_letters_of_its_own():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"inputs": [{"category": "queries"}] * 2}, "a category is there twice"),
+        ({"inputs": [{"category": "queries"}] * 2}, "a category is listed twice"),
         ({"inputs": [{"category": "queries"}]}, "each branch an input"),
         ({"plan": {"branches": []}}, "each input needs a branch"),
         ({"plan": {"reads": [["query"]]}}, "one list of columns for each input"),

@@ -81,10 +81,10 @@ def test_a_query_without_a_place_for_its_checkpoint_is_refused_where_rows_are_on
 
 def test_what_runs_already_without_a_place_can_still_be_stopped(tmp_path: Path, rows: str) -> None:
     with served(tmp_path / "plane", rows=rows) as plane:
-        before = plane.plane.jobs._desk._check
-        plane.plane.jobs._desk._check = lambda config: None  # as in a former version
+        before = plane.plane.jobs._writer._check
+        plane.plane.jobs._writer._check = lambda config: None  # as in a former version
         plane.client("developer").apply_job("own.counts", a_query(), why="old", key="k")
-        plane.plane.jobs._desk._check = before
+        plane.plane.jobs._writer._check = before
         plane.client("oncall").set_state("own.counts", "stopped", why="move it", key="k2")
         with pytest.raises(ConfigError, match="no place for its checkpoint"):
             plane.client("developer").patch_layer(

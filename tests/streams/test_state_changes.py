@@ -262,8 +262,8 @@ def edges(kind: type[VectorComputation]) -> Pipeline:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Turned, "in the order first, last, which last, first changes"),
-        (Inserted, "new ones can only come behind the others"),
+        (Turned, "in the order first, last, and last, first is another order"),
+        (Inserted, "new columns can only be appended"),
         (Edges, ""),
         (Longer, ""),
     ],

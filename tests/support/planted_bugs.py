@@ -279,7 +279,7 @@ class IgnoresTerms(LeaderStore):
     def check_term(self, connection: sa.Connection) -> None:
         pass
 
-    def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
+    def unchanged(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
         return set(versions)
 
 

@@ -1,6 +1,6 @@
-"""Batches of the State Syncer: simple changes of thousands of jobs, and plans opened for hundreds, at once.
+"""Bulk transactions of the State Syncer: simple changes of thousands of jobs, new plans of hundreds.
 
-A batch compares each job with what was decided on; those that have moved are left to the next round.
+A batch is a compare-and-set per job: a job that changed since the decision is left to the next round.
 """
 
 from __future__ import annotations
@@ -46,65 +46,68 @@ from penstock.jobs.syncer.sync_plan import (
     steps_of,
 )
 
-# What a release changes. Whether a value of these is valid depends on nothing else in the config.
+# The fields that a release changes. Their validity does not depend on other fields.
 RELEASE_FIELDS = ("package", "arguments")
-_KNOWN_MAX = 10_000
-_LATER: dict[Any, tuple[str, ...]] = {
+_CACHE_MAX = 10_000
+_LATER_FIELDS_OF: dict[Any, tuple[str, ...]] = {
     **{JobConfig.model_fields[part].annotation: names for part, names in LATER_PART_FIELDS.items()},
     Input: ("writer",),
 }
-_LEFT_OUT = PROCESS_FIELDS | {*LATER_FIELDS}  # of the stored form, at their defaults
+_OMITTED_FIELDS = PROCESS_FIELDS | {*LATER_FIELDS}  # left out of the stored form at their defaults
 
 
-class Difference(NamedTuple):
-    """What a release means for jobs that have the same values of its fields before and after."""
+class ReleaseDifference(NamedTuple):
+    """The change of the release fields, shared by all jobs with the same old and new values."""
 
     reason: str
     paths: tuple[str, ...]
     restarts: bool
-    values: Mapping[str, Any]  # the new ones, as they were validated
+    values: Mapping[str, Any]  # the new, validated values
 
 
-class Quick(NamedTuple):
-    """What differs (None: nothing), and the whole config as it should run, as JSON text."""
+class FastComparison(NamedTuple):
+    """The difference (None: none), and the whole new running config as JSON text."""
 
-    difference: Difference | None
+    difference: ReleaseDifference | None
     target: str
 
 
 @dataclass(slots=True)
-class QuickLook:
-    """Remembers which values of the release's fields were found valid, and what they became."""
+class FastComparer:
+    """Compares expected and running configs without a full validation, if only release fields differ.
+
+    For that it caches values of these fields that passed the full validation.
+    """
 
     _valid: dict[tuple[str, bytes], Any] = field(default_factory=dict)
-    _differences: dict[bytes, Difference | None] = field(default_factory=dict)
+    _differences: dict[bytes, ReleaseDifference | None] = field(default_factory=dict)
 
-    def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> Quick | None:
-        """What to change in `running` to have what the layers (precedence, body) say; None: look closer."""
+    def compare(self, job: str, bodies: Sequence[tuple[int, str]], running: str) -> FastComparison | None:
+        """Compare the merged layers (precedence, body) with `running`; None: a full comparison is needed."""
         try:
             new, old = _expected(bodies), _RUNNING.decode(running)
         except (msgspec.MsgspecError, UnicodeError):
-            return None  # what is wrong with it is said by the full look
+            return None  # the full comparison reports the error
         if "process" in (new.kind, old.kind):
-            return None  # its JSON has fields that other kinds leave out
+            return None  # its stored form has other fields
         wanted, runs = _values(new), _values(old)
-        if new.name not in (None, job) or _rest(wanted) != _rest(runs):
+        if new.name not in (None, job) or _other_values(wanted) != _other_values(runs):
             return None
-        if _encode(_loose(wanted)) != _encode(_loose(runs)):
-            return None  # the same to Python only, to which true is 1
-        wanted, runs = _release(wanted), _release(runs)
+        if _encode(_untyped(wanted)) != _encode(_untyped(runs)):
+            return None  # equal in Python only, where true == 1
+        wanted, runs = _release_values(wanted), _release_values(runs)
         if wanted == runs:
-            return Quick(None, running)
+            return FastComparison(None, running)
         key = _encode((wanted, runs))
         if key not in self._differences and not self._compare_release(key, wanted, runs):
             return None
         difference = self._differences[key]
         if difference is None:
-            return Quick(None, running)
-        return Quick(difference, _encode(_replace(old, **difference.values)).decode())
+            return FastComparison(None, running)
+        return FastComparison(difference, _encode(_replace(old, **difference.values)).decode())
 
     def _compare_release(self, key: bytes, wanted: Sequence[Any], runs: Sequence[Any]) -> bool:
-        """Work out a difference and remember it; False when a value was not seen valid yet."""
+        """Compute and cache a difference; False if a value was not validated yet."""
         before, after = dict(zip(RELEASE_FIELDS, runs, strict=True)), {}
         for name, value in zip(RELEASE_FIELDS, wanted, strict=True):
             valid = self._valid.get((name, _encode(value)))
@@ -116,11 +119,11 @@ class QuickLook:
         self._differences[key] = None
         if changed:
             paths = tuple(change.path for change in changed)
-            self._differences[key] = Difference(explain(changed), paths, needs_restart(changed), after)
+            self._differences[key] = ReleaseDifference(explain(changed), paths, needs_restart(changed), after)
         return True
 
     def learn(self, layers: Sequence[LayerRow], target: JobConfig) -> None:
-        """`target` is what these layers became when they were validated in full."""
+        """Cache the release fields of a full validation: `target` is the validated merge of these layers."""
         merged, found = merge_layers(layers), target.to_json({*RELEASE_FIELDS})
         self._make_room()
         for name in RELEASE_FIELDS:
@@ -129,7 +132,7 @@ class QuickLook:
 
     def _make_room(self) -> None:
         for memory in (self._valid, self._differences):
-            if len(memory) >= _KNOWN_MAX:
+            if len(memory) >= _CACHE_MAX:
                 memory.clear()
 
 
@@ -143,20 +146,20 @@ def _expected(bodies: Sequence[tuple[int, str]]) -> Any:
 
 
 @cache
-def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec.Struct]:
-    """A model's fields and defaults without its rules. What is no model itself is compared as it is."""
+def _struct_of(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec.Struct]:
+    """A struct with a model's fields and defaults, without its validators. Other types are `Any`."""
     fields: list[Any] = []
     for name, info in model.model_fields.items():
-        kind = Any if model is JobConfig and name in RELEASE_FIELDS else _kind(info.annotation)
-        if model is JobConfig and name == "name":  # the job's key, whether or not a layer says it
+        kind = Any if model is JobConfig and name in RELEASE_FIELDS else _field_type(info.annotation)
+        if model is JobConfig and name == "name":  # optional in layers
             fields.append((name, kind, None))
-        elif name in _LATER.get(model, ()):
-            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # what was left out stays out
-        elif info.is_required() or (not with_defaults and name not in _LEFT_OUT):
+        elif name in _LATER_FIELDS_OF.get(model, ()):
+            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))  # a missing field stays missing
+        elif info.is_required() or (not with_defaults and name not in _OMITTED_FIELDS):
             fields.append((name, kind))
         else:
             default = json_text.loads(json_text.dumps(info.get_default(call_default_factory=True)))
-            for later in _LATER.get(info.annotation, ()):
+            for later in _LATER_FIELDS_OF.get(info.annotation, ()):
                 del default[later]
             fields.append((name, kind, msgspec.convert(default, kind)))
     return msgspec.defstruct(
@@ -165,26 +168,26 @@ def _twin(model: type[BaseModel], *, with_defaults: bool = True) -> type[msgspec
         kw_only=True,
         forbid_unknown_fields=True,
         frozen=True,
-        omit_defaults=not with_defaults,  # so that what was left out stays out
+        omit_defaults=not with_defaults,  # a missing field stays missing
     )
 
 
-def _kind(annotation: Any) -> Any:
+def _field_type(annotation: Any) -> Any:
     if annotation in (bool, int, float, str) or get_origin(annotation) is Literal:
         return annotation
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _twin(annotation)
+        return _struct_of(annotation)
     arguments = get_args(annotation)
     if get_origin(annotation) is tuple and arguments[1:] == (...,):
-        return GenericAlias(list, (_kind(arguments[0]),))
+        return GenericAlias(list, (_field_type(arguments[0]),))
     return Any
 
 
-def _is_loose(kind: Any) -> bool:
-    """Whether values of it may have types that nobody declared."""
+def _is_untyped(kind: Any) -> bool:
+    """Whether values of this type may contain values without a declared type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return any(_is_loose(item.type) for item in msgspec.structs.fields(kind))
-    return kind is Any or any(map(_is_loose, get_args(kind) if get_origin(kind) is list else ()))
+        return any(_is_untyped(item.type) for item in msgspec.structs.fields(kind))
+    return kind is Any or any(map(_is_untyped, get_args(kind) if get_origin(kind) is list else ()))
 
 
 def _pick(names: Iterable[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -192,12 +195,14 @@ def _pick(names: Iterable[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     return picked
 
 
-_EXPECTED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_twin(JobConfig))
-_RUNNING: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_twin(JobConfig, with_defaults=False))
+_EXPECTED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_struct_of(JobConfig))
+_RUNNING: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_struct_of(JobConfig, with_defaults=False))
 _FIELDS = tuple(JobConfig.model_fields)
-_REST = tuple(name for name in _FIELDS if name not in ("name", *RELEASE_FIELDS))
-_release, _rest = _pick(RELEASE_FIELDS), _pick(_REST)
-_loose = _pick(name for name in _REST if _is_loose(_kind(JobConfig.model_fields[name].annotation)))
+_OTHER_FIELDS = tuple(name for name in _FIELDS if name not in ("name", *RELEASE_FIELDS))
+_release_values, _other_values = _pick(RELEASE_FIELDS), _pick(_OTHER_FIELDS)
+_untyped = _pick(
+    name for name in _OTHER_FIELDS if _is_untyped(_field_type(JobConfig.model_fields[name].annotation))
+)
 _encode, _values, _replace = msgspec.json.encode, msgspec.structs.astuple, msgspec.structs.replace
 
 
@@ -208,7 +213,7 @@ _RUNS = sa.and_(
     RUNNING.c.hold_generation < RUNNING.c.generation,
     ~JOBS.c.deleted,
 )
-_GLANCES = ByName(
+_SNAPSHOTS = ByName(
     sa.select(
         JOBS.c.name,
         JOBS.c.expected_version,
@@ -231,11 +236,11 @@ _GLANCES = ByName(
 _OCCUPIED = sa.union_all(*(sa.select(table.c.job) for table in (PLANS, QUARANTINE, RETIREMENTS)))
 
 
-Bodies = list[tuple[int, str]]  # of a job's layers: precedence, JSON text
+LayerBodies = list[tuple[int, str]]  # precedence and JSON text of each layer of a job
 
 
-class Glance(NamedTuple):
-    """A job that exists and has a running row without a hold, its JSON as it is stored."""
+class JobSnapshot(NamedTuple):
+    """An existing job with a running row without a hold; `config` is JSON text as stored."""
 
     job: str
     expected_version: int
@@ -252,18 +257,18 @@ class SyncStore:
         self._database = database
 
     def occupied(self) -> frozenset[str]:
-        """The jobs with a plan, in quarantine, or with something to retire."""
+        """The jobs with a plan, a quarantine or a retirement."""
         with self._database.reading() as connection:
             return frozenset(name for (name,) in connection.execute(_OCCUPIED))
 
-    def glance(self, names: Sequence[str]) -> list[tuple[Glance, Bodies]]:
-        """Those of these jobs that exist and run without a hold, and their layers (precedence, body)."""
+    def snapshots(self, names: Sequence[str]) -> list[tuple[JobSnapshot, LayerBodies]]:
+        """Those of these jobs that exist and run without a hold, with their layers."""
         with self._database.reading() as connection:
-            rows = _GLANCES.rows(connection, names)
-        found: dict[str, tuple[Glance, Bodies]] = {}
+            rows = _SNAPSHOTS.rows(connection, names)
+        found: dict[str, tuple[JobSnapshot, LayerBodies]] = {}
         for job, *facts, precedence, body in rows:
             if job not in found:
-                found[job] = (Glance(job, *facts), [])
+                found[job] = (JobSnapshot(job, *facts), [])
             if body is not None:
                 found[job][1].append((precedence, body))
         return list(found.values())
@@ -275,13 +280,13 @@ _PLAN_COLUMNS = tuple(column.name for column in PLANS.columns)
 
 
 class SimpleCommit(NamedTuple):
-    """One simple change of the running row as it was read; small, because thousands wait for their batch."""
+    """One simple change of a running row. It is small, because a batch has thousands."""
 
     job: str
     expected_version: int
-    is_change: bool  # not: only the version is noted
+    is_change: bool  # False: only `expected_version` is updated
     restarts: bool
-    version: int  # of the running row
+    version: int  # of the running row as read
     restart_version: int
     config: str  # as JSON text
     reason: str
@@ -290,18 +295,16 @@ class SimpleCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What a batch wrote, and for how long it kept others from writing."""
+    """What a batch wrote, and how long its transaction took."""
 
-    versions: Mapping[str, int]  # of the running rows, by job; jobs that had moved are not in it
+    versions: Mapping[str, int]  # of the written running rows, by job; changed jobs are left out
     took_ms: Millis
 
 
 def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
-    """The change that a decision means. Requires: the job has a running row, without a hold."""
+    """The simple change for a decision. Requires: the job has a running row, without a hold."""
     row = record.old
-    assert row is not None and not row.is_held, (
-        "only a plan holds, and a job with a plan gets no simple change"
-    )
+    assert row is not None and not row.is_held, "a held job has a plan, and then gets no simple change"
     config, restarts = row.config_json, False
     paths: tuple[str, ...] = ()
     if isinstance(sync, SimpleSync):
@@ -320,19 +323,19 @@ def simple_commit(record: JobRecord, sync: SimpleSync | InSync) -> SimpleCommit:
     )
 
 
-def quick_commit(glance: Glance, quick: Quick) -> SimpleCommit:
-    """The change that a quick look means."""
-    found = quick.difference
+def fast_commit(snapshot: JobSnapshot, comparison: FastComparison) -> SimpleCommit:
+    """The simple change for a fast comparison."""
+    found = comparison.difference
     return SimpleCommit(
-        job=glance.job,
-        expected_version=glance.expected_version,
+        job=snapshot.job,
+        expected_version=snapshot.expected_version,
         is_change=found is not None,
         restarts=found is not None and found.restarts,
-        version=glance.version,
-        restart_version=glance.restart_version,
-        config=quick.target,
+        version=snapshot.version,
+        restart_version=snapshot.restart_version,
+        config=comparison.target,
         reason=explain(()) if found is None else found.reason,
-        data=_data(glance.expected_version, () if found is None else found.paths),
+        data=_data(snapshot.expected_version, () if found is None else found.paths),
     )
 
 
@@ -346,7 +349,7 @@ def _paths(paths: tuple[str, ...]) -> str:
 
 
 def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Millis) -> BatchResult:
-    """Commit simple changes. A job whose row moved (a hold moves it too) or that has a plan is left out."""
+    """Commit simple changes. A job with a plan, or with a hold or a changed running row, is left out."""
     with leader.writing("simple") as connection:
         began_ms = leader.measure_ms()
         changes = sum(item.is_change for item in batch)
@@ -354,7 +357,7 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
         rows = [
             _values_after(item, next(numbers) if item.is_change else item.version, now_ms) for item in batch
         ]
-        written = _update_unmoved(leader, connection, batch, rows)
+        written = _update_unchanged(leader, connection, batch, rows)
         items = [item for item in batch if item.job in written]
         done = {job: version for job, version, *_ in rows if job in written}
         recorded = [
@@ -365,31 +368,33 @@ def commit_simple(leader: LeaderStore, batch: Sequence[SimpleCommit], now_ms: Mi
     return BatchResult(versions=done, took_ms=leader.measure_ms() - began_ms)
 
 
-def _update_unmoved(
+def _update_unchanged(
     leader: LeaderStore,
     connection: sa.Connection,
     batch: Sequence[SimpleCommit],
     rows: Sequence[tuple[Any, ...]],
 ) -> set[str]:
-    """Write the rows of jobs that have not moved; returns these jobs. Numbers of the others are left out."""
+    """Write the rows of unchanged jobs; returns these jobs. Version numbers of the others stay unused."""
     if connection.dialect.name == "postgresql":
         versions = [item.version for item in batch]
         return update_rows_if(
             connection, RUNNING, _SIMPLE_COLUMNS, rows, at=("version", versions), unless_in=PLANS
         )
-    unmoved = leader.unmoved(connection, {item.job: item.version for item in batch})
-    update_rows(connection, RUNNING, _SIMPLE_COLUMNS, [row for row in rows if row[0] in unmoved])
-    return unmoved
+    unchanged = leader.unchanged(connection, {item.job: item.version for item in batch})
+    update_rows(connection, RUNNING, _SIMPLE_COLUMNS, [row for row in rows if row[0] in unchanged])
+    return unchanged
 
 
 def open_plans(
     leader: LeaderStore, decided: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
 ) -> BatchResult:
-    """Make decisions durable: each a plan with a generation of its own, on the running row as it was read."""
+    """Insert a plan with a new generation for each decision whose running row did not change."""
     with leader.writing("open") as connection:
         began_ms = leader.measure_ms()
-        unmoved = leader.unmoved(connection, {record.job.name: version_of(record) for record, _ in decided})
-        items = [(record, sync) for record, sync in decided if record.job.name in unmoved]
+        unchanged = leader.unchanged(
+            connection, {record.job.name: version_of(record) for record, _ in decided}
+        )
+        items = [(record, sync) for record, sync in decided if record.job.name in unchanged]
         plans = new_plans(connection, items, now_ms)
         insert_rows(connection, PLANS, _PLAN_COLUMNS, [_plan_values(plan) for plan in plans])
         recorded = [
@@ -411,7 +416,7 @@ def open_plans(
 def new_plans(
     connection: sa.Connection, items: Sequence[tuple[JobRecord, ComplexSync]], now_ms: Millis
 ) -> list[PlanRow]:
-    """Plans with numbers and generations taken in this transaction; nothing else is written."""
+    """New plans with ids and generations from counters; the caller inserts them in the same transaction."""
     if not items:
         return []
     numbers = next_values(connection, "plans", len(items))
@@ -440,17 +445,17 @@ def new_plans(
 
 
 def version_of(record: JobRecord) -> int:
-    """Of the running row, 0 if there is none."""
+    """The version of the running row, 0 if there is none."""
     return 0 if record.running is None else record.running.version
 
 
 def generation_counter(job: str) -> str:
-    """The counter of a job's generations: shared by all lives of the name, so no number comes twice."""
+    """The counter of a job's generations, shared by all lives of the name, so that none is used twice."""
     return f"generation/{job}"
 
 
 def _next_generations(connection: sa.Connection, jobs: Sequence[str]) -> dict[str, int]:
-    # Nobody else writes meanwhile, so reading and writing need not be one statement.
+    # Write transactions are serialized, so read and write may be two statements.
     names = [generation_counter(job) for job in jobs]
     last: dict[str, int] = {name: value for name, value in _COUNTERS.rows(connection, names)}
     following = {job: last.get(name, 0) + 1 for job, name in zip(jobs, names, strict=True)}
@@ -472,18 +477,12 @@ def _plan_values(plan: PlanRow) -> tuple[Any, ...]:
 
 
 ROLE = "syncer"
-
-
 ACTOR = "state_syncer"
 
 
-# Where tests crash the syncer. "before": the write is done but not committed; "after": it is committed.
+# Failpoints for tests. "before": written, not committed; "after": committed.
 WRITES = ("simple", "open", "hold", "commit", "retired", "replace", "drop", "failed", "give_up", "lift")
-
-
 CALLS = ("prepare", "is_stopped", "fence", "retire")
-
-
 FAILPOINTS = tuple(f"{name}.{side}" for name in (*WRITES, *CALLS) for side in ("before", "after"))
 
 
@@ -494,11 +493,11 @@ _PLANNED = ByName(sa.select(PLANS.c.job), PLANS.c.job)
 
 
 def pass_failpoint(point: str) -> None:
-    """What production does at each of `FAILPOINTS`: nothing."""
+    """The failpoint handler in production: does nothing."""
 
 
 class LeaderStore:
-    """Transactions of the syncer that holds `term`: each checks that it still does. Thread-safe.
+    """Transactions of the leading syncer; each checks that `term` is still the current one. Thread-safe.
 
     `reach(point)` is called at the failpoints of `WRITES`; `measure_ms` is a clock for durations.
     """
@@ -513,17 +512,17 @@ class LeaderStore:
     ) -> None:
         self.database, self.term, self._journal = database, term, JournalStore(database)
         self.reach, self.measure_ms = reach, measure_ms
-        # Writers wait for each other anyway. Waiting here, they do not hold a connection each.
+        # Writes are serialized anyway; threads that wait here hold no connection.
         self._turn = threading.Lock()
 
     def check(self) -> None:
-        """Raise Fenced unless this syncer is still the active one."""
+        """Raise Fenced unless this syncer is still the leader."""
         with self.database.reading() as connection:
             self.check_term(connection)
 
     @contextmanager
     def writing(self, write: str) -> Iterator[sa.Connection]:
-        """One of `WRITES`, as one transaction."""
+        """The transaction of one of `WRITES`."""
         with self._turn, self.database.transaction() as connection:
             self.check_term(connection)
             yield connection
@@ -531,11 +530,11 @@ class LeaderStore:
         self.reach(f"{write}.after")
 
     def check_term(self, connection: sa.Connection) -> None:
-        """Raise Fenced when a successor has taken over."""
+        """Raise Fenced unless this syncer is still the leader."""
         check_term(connection, ROLE, self.term)
 
-    def unmoved(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
-        """Those of these jobs whose running row has this version (0: there is none), without a plan."""
+    def unchanged(self, connection: sa.Connection, versions: Mapping[str, int]) -> set[str]:
+        """Those of these jobs without a plan whose running row has this version (0: no row)."""
         names = list(versions)
         found: dict[str, int] = {job: version for job, version in _VERSIONS.rows(connection, names)}
         same = {job for job, version in versions.items() if found.get(job, 0) == version}
@@ -552,7 +551,7 @@ class LeaderStore:
         *,
         kind: str | None = "sync",
     ) -> None:
-        """Audit a change in its transaction, and journal it unless `kind` is None."""
+        """Write a change to the audit, and to the journal unless `kind` is None."""
         append_audit(connection, _audit(action, job, reason, now_ms, data))
         if kind is not None:
             self._journal.append(connection, _entry(action, job, reason, now_ms, data, kind))
@@ -565,16 +564,15 @@ class LeaderStore:
         *,
         silent: str = "",
     ) -> None:
-        """Audit many changes, as (action, job, reason, data as JSON text), in their transaction.
-
-        Those of other actions than `silent` are journalled too.
+        """Write changes (action, job, reason, data as JSON text) to the audit. Those with other actions than
+        `silent` are written to the journal too.
         """
         append_audits(connection, changes, at_ms=now_ms, actor=ACTOR, role=ROLE)
-        told = [change for change in changes if change[0] != silent]
-        self._journal.append_all(connection, told, at_ms=now_ms, actor=ACTOR, kind="sync")
+        journalled = [change for change in changes if change[0] != silent]
+        self._journal.append_all(connection, journalled, at_ms=now_ms, actor=ACTOR, kind="sync")
 
     def alert(self, job: str, decision: str, problem: str, now_ms: Millis) -> None:
-        """Journal an alert for people to act on; nothing of the job changes."""
+        """Write an alert for operators to the journal."""
         with self._turn, self.database.transaction() as connection:
             self.check_term(connection)
             self._journal.append(connection, _entry(decision, job, problem, now_ms, {}, "alert"))

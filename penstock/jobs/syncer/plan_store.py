@@ -1,6 +1,6 @@
-"""A plan's way, written line by line: replace, hold, commit, give up. Each write compares and sets.
+"""The writes of a plan after it is opened: replace, hold, commit, give up. Each is a compare-and-set.
 
-`batches.py` opens plans, many at once.
+`batches.py` opens plans, many in one transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PlanStore:
         self._leader = leader
 
     def replace_plan(self, record: JobRecord, sync: ComplexSync, why: str, now_ms: Millis) -> None:
-        """Put a newer target in an open plan's place. The hold stays; what was prepared will be retired."""
+        """Replace an open plan by one with a newer target. The hold stays; prepared targets are retired."""
         old = record.plan
         assert old is not None
         with self._leader.writing("replace") as connection:
@@ -57,7 +57,7 @@ class PlanStore:
             self._leader.record(connection, "plan.replaced", plan.job, why, now_ms, data)
 
     def drop_plan(self, plan: PlanRow, why: str, now_ms: Millis) -> None:
-        """Forget a plan whose hold was never taken: the old tasks never noticed it."""
+        """Delete a plan that has no hold yet, so that the old tasks run on."""
         with self._leader.writing("drop") as connection:
             self._check_plan(connection, plan)
             _retire(connection, plan, _maybe_prepared(plan))
@@ -65,10 +65,9 @@ class PlanStore:
             self._leader.record(connection, "plan.dropped", plan.job, why, now_ms, {"plan": plan.id})
 
     def take_hold(self, record: JobRecord, now_ms: Millis) -> JobRecord | None:
-        """No tasks of the running generation from now on: a level that the next task list carries.
+        """Hold the running generation: the next task list has no tasks of it. The next step is CONFIRM.
 
-        It also says that what came before the hold is done. Returns the record as it is then, or None if the
-        job was changed meanwhile.
+        Returns the new record, or None if the expected config changed meanwhile.
         """
         plan = record.plan
         assert plan is not None
@@ -96,10 +95,10 @@ class PlanStore:
             return _if_expected(connection, replace(record, plan=held, running=row))
 
     def commit_plan(self, record: JobRecord, now_ms: Millis, *, proof: str) -> JobRecord | None:
-        """Running = target under the plan's generation, hold lifted, plan gone: all at once.
+        """In one transaction: the target becomes the running config, the hold ends, the plan is deleted.
 
-        `proof` says why no task of the old generation can take effect any more. Returns the record as it is
-        then, or None if the job was changed meanwhile.
+        `proof`: why no task of the old generation can write any more. Returns the new record, or None if the
+        expected config changed meanwhile.
         """
         plan = record.plan
         assert plan is not None
@@ -125,7 +124,7 @@ class PlanStore:
             return _if_expected(connection, replace(record, plan=None, running=row, retirements=retirements))
 
     def finish_retirements(self, done: Sequence[Retirement], now_ms: Millis) -> None:
-        """The producers of these configs are gone."""
+        """Delete these retirements: their producers are unregistered."""
         with self._leader.writing("retired") as connection:
             numbers = [item.id for item in done]
             connection.execute(sa.delete(RETIREMENTS).where(RETIREMENTS.c.id.in_(numbers)))
@@ -136,9 +135,9 @@ class PlanStore:
                 )
 
     def note_failure(self, plan: PlanRow, error: str, now_ms: Millis, *, counts: bool) -> None:
-        """Keep what went wrong, and count it if it is the plan's own fault."""
+        """Store a failed attempt; `counts`: it counts towards `attempts_max`."""
         if not counts and error == plan.error:
-            return  # a store that is away for an hour is not news every round
+            return  # the same transient error is recorded once, not every round
         failed = replace(plan, attempts=plan.attempts + counts, error=error, updated_ms=now_ms)
         with self._leader.writing("failed") as connection:
             self._check_plan(connection, plan)
@@ -147,9 +146,7 @@ class PlanStore:
             self._leader.record(connection, "plan.failed", plan.job, error, now_ms, data)
 
     def give_up(self, plan: PlanRow, error: str, now_ms: Millis) -> None:
-        """Quarantine the job, with an alert. If its tasks were held, the old config runs on under a further
-        generation.
-        """
+        """Quarantine the job, with an alert. A held old config runs again under a new generation."""
         with self._leader.writing("give_up") as connection:
             self._check_plan(connection, plan)
             row = _running(connection, plan.job)
@@ -169,7 +166,7 @@ class PlanStore:
             self._leader.record(connection, "job.quarantined", plan.job, error, now_ms, data, kind="alert")
 
     def lift_quarantine(self, job: str, why: str, now_ms: Millis) -> None:
-        """Let a job be planned again."""
+        """End the quarantine of a job."""
         with self._leader.writing("lift") as connection:
             connection.execute(sa.delete(QUARANTINE).where(QUARANTINE.c.job == job))
             self._leader.record(connection, "job.released", job, why, now_ms, {})
@@ -187,9 +184,9 @@ class PlanStore:
 
 
 def _target_row(plan: PlanRow, old: RunningRow | None, version: int, now_ms: Millis) -> RunningRow:
-    # What was removed keeps its last config, so that people can see what it was.
+    # A removed job keeps its last config, for display.
     if plan.target is None:
-        assert old is not None, "only what ran is removed by a plan"
+        assert old is not None, "only a job that ran is removed by a plan"
         config_json = old.config_json
     else:
         config_json = json_text.dumps(plan.target.to_json())
@@ -209,7 +206,7 @@ def _target_row(plan: PlanRow, old: RunningRow | None, version: int, now_ms: Mil
 
 
 def _maybe_prepared(plan: PlanRow) -> tuple[JobConfig, ...]:
-    # A step may have been cut off half-way, so any target that had a prepare step counts.
+    # A crash may have interrupted the prepare step, so any target with such a step counts.
     mine = (plan.target,) if plan.target is not None and is_active(plan.target) else ()
     return (*plan.abandoned, *mine)
 
@@ -227,7 +224,7 @@ def _retire(connection: sa.Connection, plan: PlanRow, configs: Sequence[JobConfi
 
 
 def _if_expected(connection: sa.Connection, record: JobRecord) -> JobRecord | None:
-    """The record, unless the job is expected to be something else than when it was read."""
+    """The record; None if the expected config changed since it was read."""
     found = connection.execute(_EXPECTED, {"of_job": record.job.name}).one()
     is_same = tuple(found) == (record.job.birth, record.job.expected_version, record.job.deleted)
     return record if is_same else None

@@ -1,6 +1,6 @@
-"""The State Syncer: drives what runs to what is expected (Turbine III-B).
+"""The State Syncer: brings running configs in line with expected configs (Turbine III-B).
 
-A round may be repeated and may crash between any two lines: what is decided is durable before it is acted on.
+A round may crash at any line and be repeated: each decision is stored before it is carried out.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import TypeVar
 
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError
-from penstock.core.workers import Aside, Finished, InlineAside, InlineWorkers, Now, Workers
+from penstock.core.workers import BackgroundExecutor, Finished, InlineExecutor, InlineWorkers, Now, Workers
 from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.syncer.batches import (
     BatchResult,
-    Bodies,
-    Glance,
+    FastComparer,
+    JobSnapshot,
+    LayerBodies,
     LeaderStore,
-    QuickLook,
     SimpleCommit,
     SyncStore,
     commit_simple,
+    fast_commit,
     open_plans,
     pass_failpoint,
-    quick_commit,
     simple_commit,
     version_of,
 )
 from penstock.jobs.syncer.plan_runner import (
     DataPlane,
-    Outcome,
+    PlanOutcome,
     PlanRunner,
     SyncerSettings,
     TaskActuator,
@@ -43,48 +43,49 @@ from penstock.jobs.syncer.sync_plan import ComplexSync, SimpleSync, plan_batch, 
 __all__ = ["StateSyncer", "SyncReport", "SyncerSettings"]
 
 FIRST_JOBS = 10
-READ_JOBS = 250  # jobs per read: more of them do not fit into a processor's cache together
+READ_JOBS = 250  # jobs per read: larger batches exceed the CPU cache
 Item = TypeVar("Item", SimpleCommit, tuple[JobRecord, ComplexSync])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What one round did, or heard of since the last one, by job."""
+    """The results of one round, and of plans that finished since the last one, by job."""
 
     simple: tuple[str, ...] = ()  # a simple change was committed
     complex: tuple[str, ...] = ()  # a plan was committed
-    open: tuple[str, ...] = ()  # a plan, or something to retire, waits or is under way: look again soon
+    open: tuple[str, ...] = ()  # a plan or a retirement waits or is running: run the next round soon
     quarantined: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()  # (job, error)
-    left: int = 0  # jobs that this round did not come to: they are the next one's
+    left: int = 0  # jobs that are left to the next round
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether the round found nothing to do; quarantined jobs wait for somebody else."""
+    def is_idle(self) -> bool:
+        """Whether there was nothing to do. Quarantined jobs do not count: they wait for a new config."""
         return not (self.simple or self.complex or self.open or self.failed or self.left)
 
 
 @dataclass(slots=True)
 class _Round:
     now_ms: Millis
-    occupied: frozenset[str] = frozenset()  # jobs with a plan, in quarantine, or with something to retire
+    occupied: frozenset[str] = frozenset()  # jobs with a plan, a quarantine or a retirement
     commits: list[SimpleCommit] = field(default_factory=list)  # to be written
     plans: list[tuple[JobRecord, ComplexSync]] = field(default_factory=list)  # to be opened
-    runs: list[str] = field(default_factory=list)  # jobs with an open plan, or something to retire
+    runs: list[str] = field(default_factory=list)  # jobs whose plan or retirements must be executed
     retiring: set[str] = field(default_factory=set)
-    writing: tuple[Sequence[SimpleCommit], Callable[[], BatchResult]] | None = None  # is under way
+    writing: tuple[Sequence[SimpleCommit], Callable[[], BatchResult]] | None = None  # the running write
     simple: list[str] = field(default_factory=list)
     complex: list[str] = field(default_factory=list)
-    open: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+    open: dict[str, None] = field(default_factory=dict)  # used as an ordered set
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 class StateSyncer:
-    """Merges, compares and plans for every job, and has the plans carried out. The only writer of what runs.
+    """Compares every job's expected config with its running config, and executes plans. The only writer of
+    running configs.
 
-    One per term. `workers` make the calls that may hang, a job's one after another; syncers of all terms may
-    share them. `aside` writes a batch while the next one is decided, and reads the one after that meanwhile.
-    `measure_ms` is a clock for durations, `reach` is called at each of `FAILPOINTS`.
+    One instance per term. `workers` execute plans, one call per job at a time; syncers of all terms may share
+    them. `background` writes a batch and reads the next jobs while this thread decides. `measure_ms` is a
+    clock for durations, `reach` is called at each of `FAILPOINTS`.
     """
 
     leader_store: type[LeaderStore] = LeaderStore
@@ -98,8 +99,8 @@ class StateSyncer:
         *,
         term: int,
         settings: SyncerSettings | None = None,
-        workers: Workers[Outcome] | None = None,
-        aside: Aside | None = None,
+        workers: Workers[PlanOutcome] | None = None,
+        background: BackgroundExecutor | None = None,
         measure_ms: Callable[[], Millis] = lambda: 0,
         reach: Callable[[str], None] = pass_failpoint,
     ) -> None:
@@ -117,28 +118,29 @@ class StateSyncer:
             settings=self._settings,
         )
         self._measure_ms = measure_ms
-        self._workers: Workers[Outcome] = InlineWorkers() if workers is None else workers
-        self._aside: Aside = InlineAside() if aside is None else aside
-        self._started: dict[str, Callable[[Now], Outcome]] = {}  # work whose result was not collected yet
-        self._told: set[str] = set()  # jobs whose hanging call people were told of
-        # Jobs seen in sync, and at which versions: they need no closer look until one of them moves.
+        self._workers: Workers[PlanOutcome] = InlineWorkers() if workers is None else workers
+        self._background: BackgroundExecutor = InlineExecutor() if background is None else background
+        # Plan runs whose result was not collected yet.
+        self._started: dict[str, Callable[[Now], PlanOutcome]] = {}
+        self._alerted: set[str] = set()  # jobs with an alert about a call that hangs
+        # Jobs in sync, with (expected, running) version: skipped until one of the versions changes.
         self._settled: dict[str, tuple[int, int]] = {}
-        self._due: set[str] = set()  # jobs to look at in the next round, whether or not they change
+        self._due: set[str] = set()  # jobs to be checked in the next round
         self._quarantined: set[str] = set()
         self._seen_version = 0  # of the counter of expected versions
         self._swept_ms: Millis | None = None
-        self._quick = QuickLook()
+        self._comparer = FastComparer()
         self._batch_jobs = {"simple": self._settings.batch_jobs, "open": self._settings.batch_jobs}
 
     def sync_once(self, now_ms: Millis) -> SyncReport:
-        """Run one round. Fenced: another syncer has taken over. One bad job never stops the rest."""
+        """Run one round. Fenced: another syncer is the leader. An error of one job does not affect others."""
         self._leader.check()
         work = _Round(now_ms)
         self._collect(work)
-        left = self._look_at_all(work, self._names_to_look_at(now_ms))
+        left = self._check_all(work, self._jobs_to_check(now_ms))
         self._write(work, all_of_it=True)
         self._collect(work)
-        self._tell_what_is_under_way(work)
+        self._report_unfinished(work)
         return SyncReport(
             simple=tuple(work.simple),
             complex=tuple(work.complex),
@@ -148,13 +150,13 @@ class StateSyncer:
             left=left,
         )
 
-    def _names_to_look_at(self, now_ms: Millis) -> list[str]:
-        """Jobs that changed, jobs that were not finished with, and now and then every job out of sync."""
+    def _jobs_to_check(self, now_ms: Millis) -> list[str]:
+        """Changed jobs, unfinished jobs, and every `sweep_ms` all jobs that are not in sync."""
         changed = self._store.changed_since(self._seen_version)
-        if changed.version < self._seen_version:  # another store than before, or an older copy of it
+        if changed.version < self._seen_version:  # another database, or one that was restored from a backup
             self._settled.clear()
             self._swept_ms = None
-        # What was heard of is kept until it is settled, so that an error on the way loses nothing.
+        # A changed job stays due until it is settled, so that an error loses nothing.
         self._due.update(changed.jobs)
         self._seen_version = changed.version
         if self._swept_ms is None or not 0 <= now_ms - self._swept_ms < self._settings.sweep_ms:
@@ -167,33 +169,35 @@ class StateSyncer:
             self._swept_ms = now_ms
         return sorted(self._due - self._workers.busy() - self._started.keys())
 
-    def _look_at_all(self, work: _Round, names: Sequence[str]) -> int:
-        """Look at jobs until the round's time is over; returns how many are left."""
+    def _check_all(self, work: _Round, names: Sequence[str]) -> int:
+        """Check jobs until the time limit of the round; returns how many are left."""
         if not names:
             return 0
         work.occupied = self._records.occupied()
         began_ms, limit_ms = self._measure_ms(), self._settings.round_ms
-        # The first few teach the quick look what a release brings.
+        # A small first batch, so that the fast comparison learns the values of a release.
         start, end = 0, FIRST_JOBS
-        read = self._read_aside(work, names[start:end])
+        read = self._read_ahead(work, names[start:end])
         while start < len(names) and (limit_ms is None or self._measure_ms() - began_ms < limit_ms):
-            # A row that moves after it was read is left out of its batch, however long ago it was read.
-            glances, read = read(), self._read_aside(work, names[end : end + READ_JOBS])
-            self._look(work, names[start:end], glances)
+            # Reading ahead is safe: a row that changes after the read is left out of its batch.
+            snapshots, read = read(), self._read_ahead(work, names[end : end + READ_JOBS])
+            self._check_jobs(work, names[start:end], snapshots)
             start, end = end, end + READ_JOBS
         return max(0, len(names) - start)
 
-    def _read_aside(
+    def _read_ahead(
         self, work: _Round, names: Sequence[str]
-    ) -> Callable[[], Sequence[tuple[Glance, Bodies]]]:
+    ) -> Callable[[], Sequence[tuple[JobSnapshot, LayerBodies]]]:
         free = [name for name in names if name not in work.occupied]
-        return self._aside.start(partial(self._records.glance, free)) if free else tuple
+        return self._background.start(partial(self._records.snapshots, free)) if free else tuple
 
-    def _look(self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]) -> None:
-        """Decide for some jobs, and act on it as soon as there is enough for a batch."""
-        closer = self._look_quickly(work, names, glances)
-        records = self._store.load(closer) if closer else {}
-        for name in closer:
+    def _check_jobs(
+        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
+    ) -> None:
+        """Decide for some jobs, and write full batches."""
+        others = self._check_fast(work, names, snapshots)
+        records = self._store.load(others) if others else {}
+        for name in others:
             record = records.get(name)
             if record is None:
                 self._due.discard(name)
@@ -206,22 +210,22 @@ class StateSyncer:
                 work.failed.append((name, str(error)))
         self._write(work)
 
-    def _look_quickly(
-        self, work: _Round, names: Sequence[str], glances: Sequence[tuple[Glance, Bodies]]
+    def _check_fast(
+        self, work: _Round, names: Sequence[str], snapshots: Sequence[tuple[JobSnapshot, LayerBodies]]
     ) -> list[str]:
-        """Decide for the many jobs with which there is little to do; returns the others."""
-        closer = set(names)
-        for glance, bodies in glances:
-            quick = self._quick.compare(glance.job, bodies, glance.config)
-            if quick is None:
+        """Decide for jobs that the fast comparison can handle; returns the others."""
+        others = set(names)
+        for snapshot, bodies in snapshots:
+            comparison = self._comparer.compare(snapshot.job, bodies, snapshot.config)
+            if comparison is None:
                 continue
-            closer.discard(glance.job)
-            self._quarantined.discard(glance.job)
-            if quick.difference is not None or glance.synced_version != glance.expected_version:
-                work.commits.append(quick_commit(glance, quick))
+            others.discard(snapshot.job)
+            self._quarantined.discard(snapshot.job)
+            if comparison.difference is not None or snapshot.synced_version != snapshot.expected_version:
+                work.commits.append(fast_commit(snapshot, comparison))
             else:
-                self._settle(work, glance.job, glance.expected_version, glance.version)
-        return sorted(closer)
+                self._settle(work, snapshot.job, snapshot.expected_version, snapshot.version)
+        return sorted(others)
 
     def _decide(self, work: _Round, record: JobRecord) -> None:
         job, quarantine = record.job, record.quarantine
@@ -246,7 +250,7 @@ class StateSyncer:
         ):
             work.commits.append(simple_commit(record, sync))
             if isinstance(sync, SimpleSync):
-                self._quick.learn(record.layers, sync.target)
+                self._comparer.learn(record.layers, sync.target)
         else:
             self._settle(work, job.name, job.expected_version, version_of(record))
 
@@ -258,14 +262,14 @@ class StateSyncer:
             self._due.discard(job)
 
     def _write(self, work: _Round, *, all_of_it: bool = False) -> None:
-        """Write what was decided, in full batches or to the end, and start what is to be carried out."""
+        """Write decisions in full batches (`all_of_it`: all of them), and start plans."""
         while self._is_full("simple", work.commits, all_of_it):
             self._finish_writing(work)
             if not self._is_full("simple", work.commits, all_of_it):
-                break  # the batch before went well, and a larger one is waited for
+                break  # the batch size grew: wait until the batch is full
             batch = self._take_batch("simple", work.commits)
             write = partial(commit_simple, self._leader, batch, now_ms=work.now_ms)
-            work.writing = (batch, self._aside.start(write))
+            work.writing = (batch, self._background.start(write))
         if all_of_it:
             self._finish_writing(work)
         while self._is_full("open", work.plans, all_of_it):
@@ -274,13 +278,13 @@ class StateSyncer:
             opened = self._result(work, "open", [record.job.name for record, _ in decided], open_)
             work.runs += opened.versions
         for name in work.runs:
-            piece = partial(self._runner.run, name)
-            self._workers.start(name, piece, work.now_ms)
-            self._started[name] = piece
+            plan_run = partial(self._runner.run, name)
+            self._workers.start(name, plan_run, work.now_ms)
+            self._started[name] = plan_run
         work.runs.clear()
 
     def _finish_writing(self, work: _Round) -> None:
-        """Wait for the batch that is being written, and settle its jobs."""
+        """Wait for the running write, and settle its jobs."""
         if work.writing is None:
             return
         (batch, wait), work.writing = work.writing, None
@@ -288,7 +292,7 @@ class StateSyncer:
         for item in batch:
             version = versions.get(item.job)
             if version is None:
-                continue  # it moved meanwhile: the next round looks again
+                continue  # the row changed meanwhile: the next round checks the job again
             self._settle(work, item.job, item.expected_version, version)
             if item.is_change:
                 work.simple.append(item.job)
@@ -304,14 +308,14 @@ class StateSyncer:
     def _result(
         self, work: _Round, kind: str, jobs: Sequence[str], wait: Callable[[], BatchResult]
     ) -> BatchResult:
-        """What a transaction wrote; the next one keeps others from writing for a short time only."""
+        """The result of a write transaction; adapts the size of the next batch to the time it took."""
         try:
             result = wait()
         except Fenced:
             raise
         except PenstockError as error:
             work.failed += [(job, str(error)) for job in jobs]
-            # Should one job be the reason, few share its fate.
+            # If one job causes the error, a smaller batch affects fewer others.
             self._batch_jobs[kind] = max(1, self._batch_jobs[kind] // 4)
             return BatchResult(versions={}, took_ms=0)
         self._batch_jobs[kind] = plan_batch(
@@ -324,11 +328,11 @@ class StateSyncer:
         return result
 
     def _collect(self, work: _Round) -> None:
-        """Hear how far plans have come."""
+        """Collect the results of finished plan runs."""
         for finished in self._workers.take_finished():
-            self._told.discard(finished.key)
+            self._alerted.discard(finished.key)
             if self._started.get(finished.key) is not finished.work:
-                continue  # an earlier term's: the store has what it wrote, and refused what came late
+                continue  # started in an earlier term: its writes are stored, or were fenced
             del self._started[finished.key]
             outcome = self._outcome(finished, work.now_ms)
             if outcome.fenced is not None:
@@ -338,30 +342,30 @@ class StateSyncer:
                 work.complex.append(outcome.job)
             if outcome.is_quarantined:
                 self._quarantined.add(outcome.job)
-            # A plan that was dropped leaves the job to be looked at afresh.
+            # A job whose plan was dropped must be checked again.
             if outcome.is_open or not (outcome.is_committed or outcome.is_quarantined):
                 work.open[outcome.job] = None
 
-    def _outcome(self, finished: Finished[Outcome], now_ms: Millis) -> Outcome:
+    def _outcome(self, finished: Finished[PlanOutcome], now_ms: Millis) -> PlanOutcome:
         if finished.result is not None:
             return finished.result
         problem = PenstockError(
-            f"the plan of job {finished.key!r} ended in an error that nobody expected",
+            f"the plan of job {finished.key!r} failed with an unexpected error",
             why=f"{type(finished.error).__name__}: {finished.error}",
-            fix="look at the control plane's log, and report it",
+            fix="look at the log of the control plane, and report this bug",
         )
         return self._runner.fail(finished.key, problem, now_ms)
 
-    def _tell_what_is_under_way(self, work: _Round) -> None:
+    def _report_unfinished(self, work: _Round) -> None:
         for name in sorted(self._workers.busy() | self._started.keys()):
             work.open[name] = None
         for stuck in self._workers.stuck():
             problem = PenstockError(
-                f"job {stuck.key!r} waits for a call that does not come back",
-                why=f"it began {stuck.for_ms // 1000} s ago, and another one beside it could undo its work",
-                fix="look at the bus and the row store; a new start of the control plane repeats the call",
+                f"the plan of job {stuck.key!r} is blocked by a call that hangs",
+                why=f"the call started {stuck.for_ms // 1000} s ago, and a second one could conflict with it",
+                fix="check the bus and the row store; a restart of the control plane repeats the call",
             )
             work.failed.append((stuck.key, str(problem)))
-            if stuck.key not in self._told:
+            if stuck.key not in self._alerted:
                 self._leader.alert(stuck.key, "job.stuck", str(problem), work.now_ms)
-                self._told.add(stuck.key)
+                self._alerted.add(stuck.key)

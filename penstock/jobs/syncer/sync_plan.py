@@ -1,6 +1,6 @@
-"""What it takes to make a job run as expected: nothing, a simple change, or a plan (Turbine III-B).
+"""Decides how a job becomes in sync: no change, a simple change, or a plan (Turbine III-B).
 
-Pure: compares values and answers with the reason.
+Pure: compares configs; each decision has its reason.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from typing import Any
 from penstock.core.clock import Millis
 from penstock.jobs.config import SYNC_OF, JobConfig, Sync
 from penstock.jobs.layers import LayerRow, is_same
-from penstock.jobs.tasks import FIELD, asked_mapping, map_partitions, tell_moves, why_ignored
+from penstock.jobs.tasks import (
+    PARTITION_TASKS,
+    describe_moves,
+    ignored_mapping_reason,
+    map_partitions,
+    requested_mapping,
+)
 
 Json = Mapping[str, Any]
 
 
 class PlanStep(StrEnum):
-    """Where an open plan stands: the step that is to be done next."""
+    """The next step of an open plan."""
 
     PREPARE = "prepare"
     HOLD = "hold"
@@ -28,8 +34,8 @@ class PlanStep(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One path whose value differs."""
+class FieldChange:
+    """One path of a config with different values."""
 
     path: str
     old: Any
@@ -39,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningView:
-    """What runs, as a plan needs to see it."""
+    """The running config of a job, as far as a plan needs it."""
 
     config: JobConfig
     generation: int
@@ -48,36 +54,36 @@ class RunningView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSync:
-    """Nothing to do."""
+    """The running config is as expected: nothing to do."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleSync:
-    """Copy the config over; tasks restart in place, or not at all."""
+    """Replace the running config; tasks restart in place, or not at all."""
 
     target: JobConfig
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     restarts: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComplexSync:
-    """A plan is needed: the old tasks must be gone before the new ones start."""
+    """A plan is needed: the old tasks must stop before the new ones start."""
 
     target: JobConfig | None  # None: the job is removed
     mapping: tuple[int, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     reason: str
 
 
 def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync | SimpleSync | ComplexSync:
-    """Compare what should run with what runs. No `expected`: removed; no `running`: never started."""
+    """Compare the expected with the running config. No `expected`: removed; no `running`: never started."""
     if expected is None:
         if running is None:
-            return InSync(reason="removed, and nothing runs")
+            return InSync(reason="removed, and no tasks run")
         return ComplexSync(target=None, mapping=running.mapping, changed=(), reason="the job is removed")
     if running is None:
         if not is_active(expected):
@@ -96,21 +102,21 @@ def plan_sync(expected: JobConfig | None, running: RunningView | None) -> InSync
     return SimpleSync(target=expected, changed=changed, restarts=needs_restart(changed), reason=reason)
 
 
-def needs_restart(changed: Iterable[Change]) -> bool:
-    """Whether tasks read any of this when they start."""
+def needs_restart(changed: Iterable[FieldChange]) -> bool:
+    """Whether tasks must restart for any of these changes."""
     return any(change.sync is Sync.RESTART for change in changed)
 
 
-# What becomes of the tasks when the desired state changes; said wherever a plan is shown.
+# What a change of the desired state does to the tasks; part of a plan's reason.
 _STATES: Mapping[str, str] = {
-    "running": "its tasks start where they left off, under a new generation",
-    "paused": "its tasks stop; partitions, state and producers keep their places, readers downstream wait",
+    "running": "its tasks start at their checkpoints, under a new generation",
+    "paused": "its tasks stop; partitions, state and producers are kept, downstream jobs wait",
     "stopped": "its tasks stop",
 }
 
 
-def explain(changed: Sequence[Change]) -> str:
-    """Why a sync is needed or not, in a line."""
+def explain(changed: Sequence[FieldChange]) -> str:
+    """The reason of a sync, in one line."""
     if not changed:
         return "runs as expected"
     parts, notes = [], []
@@ -122,10 +128,10 @@ def explain(changed: Sequence[Change]) -> str:
 
 
 def plan_mapping(target: JobConfig, running: RunningView | None) -> tuple[int, ...]:
-    """The mapping of the target: what it asks for; else the present one while nothing of it changes."""
-    asked = asked_mapping(target)
-    if asked is not None:
-        return asked
+    """The mapping of the target: the requested one, or the running one if its size fits, or an even one."""
+    requested = requested_mapping(target)
+    if requested is not None:
+        return requested
     if running is not None and _size_of(target) == _size_of(running.config):
         return running.mapping
     return map_partitions(target.partitions, target.task_count)
@@ -136,31 +142,31 @@ def _size_of(config: JobConfig) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _explain_mapping(target: JobConfig, mapping: tuple[int, ...], running: RunningView | None) -> str:
-    """What a plan does to the mapping, where nothing else says it."""
+    """The part of a plan's reason about the mapping; "" if it is not special."""
     even = map_partitions(target.partitions, target.task_count)
     is_same_size = running is not None and target.task_count == running.config.task_count
-    moves = tell_moves(running.mapping, mapping) if running is not None and is_same_size else ""
-    if why := why_ignored(target):
-        return f" ({moves + '; ' if moves else ''}{FIELD} is ignored: {why})"
+    moves = describe_moves(running.mapping, mapping) if running is not None and is_same_size else ""
+    if why := ignored_mapping_reason(target):
+        return f" ({moves + '; ' if moves else ''}{PARTITION_TASKS} is ignored: {why})"
     if moves:
         return f" ({moves})"
-    return f" (partitions are dealt as {FIELD} says)" if mapping != even and not is_same_size else ""
+    return f" (partitions are assigned by {PARTITION_TASKS})" if mapping != even and not is_same_size else ""
 
 
 def is_active(config: JobConfig | None) -> bool:
-    """Whether tasks of this config are to run."""
+    """Whether tasks of this config must run."""
     return config is not None and config.state == "running"
 
 
 def steps_of(target: JobConfig | None, *, has_old: bool) -> tuple[PlanStep, ...]:
-    """The steps of a plan. What will not run needs no preparation; what never ran need not be stopped."""
+    """The steps of a plan: no preparation if no task will run, no stop if no task ran."""
     before = (PlanStep.PREPARE,) if is_active(target) else ()
     stop = (PlanStep.HOLD, PlanStep.CONFIRM) if has_old else ()
     return (*before, *stop, PlanStep.COMMIT)
 
 
 def step_after(step: PlanStep, target: JobConfig | None, *, has_old: bool) -> PlanStep:
-    """Requires: `step` is not the last."""
+    """The next step. Requires: `step` is not the last."""
     steps = steps_of(target, has_old=has_old)
     return steps[steps.index(step) + 1]
 
@@ -168,15 +174,15 @@ def step_after(step: PlanStep, target: JobConfig | None, *, has_old: bool) -> Pl
 def why_replace(
     plan_target: JobConfig | None, plan_version: int, expected: JobConfig | None, urgent: Iterable[LayerRow]
 ) -> str | None:
-    """Why an open plan gives way to the newest expected config between two steps; None: that config waits."""
+    """Why the newest expected config replaces an open plan between two steps; None: it waits for the plan."""
     if expected == plan_target:
         return None
     if expected is None:
         return "the job is removed"
     if expected.state == "stopped" and plan_target is not None and plan_target.state != "stopped":
-        return "the job is to stop"
+        return "the job must stop"
     if expected.state == "paused" and is_active(plan_target):
-        return "the job is to pause"
+        return "the job must pause"
     for row in urgent:
         if row.version > plan_version:
             return f"{row.actor} changed the {row.layer} layer"
@@ -184,22 +190,22 @@ def why_replace(
 
 
 def plan_batch(jobs: int, *, written: int, took_ms: Millis, aim_ms: Millis, jobs_max: int) -> int:
-    """How many jobs the next transaction takes, so that it keeps others waiting for about `aim_ms`.
+    """The size of the next batch, so that its transaction takes about `aim_ms`.
 
-    `jobs` is how many this one could have taken, `written` how many there were.
+    `jobs` is the size limit of the last batch, `written` its number of jobs.
     """
     fitting = written * aim_ms // max(took_ms, 1)
     if took_ms <= aim_ms:
-        # A transaction that was not full tells little about a full one.
+        # Only a full batch shows how long a full batch takes.
         fitting = min(fitting, 2 * jobs) if written == jobs else jobs
     return max(1, min(fitting, jobs_max))
 
 
-def diff_configs(old: JobConfig, new: JobConfig) -> tuple[Change, ...]:
-    """Every dotted path that differs, with what the change costs; lists are compared whole."""
+def diff_configs(old: JobConfig, new: JobConfig) -> tuple[FieldChange, ...]:
+    """Every dotted path with different values, and the cost of its change; lists are compared as a whole."""
     before, after = old.__dict__, new.__dict__
     fields = {name for name, value in after.items() if before[name] != value}
-    # To Python true is 1; what these hold has no declared type.
+    # To Python true == 1, and the values in these have no declared type.
     if not is_same(old.policies, new.policies):
         fields.add("policies")
     if not is_same(old.plan.computation, new.plan.computation):
@@ -207,13 +213,13 @@ def diff_configs(old: JobConfig, new: JobConfig) -> tuple[Change, ...]:
     return diff_json(old.to_json(fields), new.to_json(fields)) if fields else ()
 
 
-def diff_json(old: Json, new: Json) -> tuple[Change, ...]:
-    """As `diff_configs`, of two configs as JSON, whole or not."""
-    # Most fields are equal, which is seen at once; only the others are descended into.
+def diff_json(old: Json, new: Json) -> tuple[FieldChange, ...]:
+    """As `diff_configs`, for two configs or parts of configs as JSON."""
+    # Most fields are equal; only the others are traversed.
     fields = [field for field, value in new.items() if not is_same(old.get(field), value)]
     fields += [field for field in old if field not in new]
     return tuple(
-        Change(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
+        FieldChange(path=path, old=before, new=after, sync=SYNC_OF.get(field, Sync.RESTART))
         for field in sorted(fields)
         for path, before, after in _differences(field, old.get(field), new.get(field))
     )
@@ -227,31 +233,31 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
         yield path, old, new
 
 
-def left_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[str, str]]:
-    """Category and writer of each input that was made for this job and that `target` has no more.
+def dropped_inputs(old: JobConfig, target: JobConfig | None) -> Iterator[tuple[str, str]]:
+    """Category and writer of each input that the pipeline writes for this job and `target` does not have.
 
-    None if its backlog is given up, on purpose or together with its state, or if nothing is to run.
+    None if the backlog is dropped, by `backlog: leave` or with the state, or if no task will run.
     """
     if target is None or not is_active(target) or target.backlog == "leave":
         return
     if (old.kind, old.lineage) != (target.kind, target.lineage):
         return
-    kept = {item.category for item in target.inputs}
+    remaining = {item.category for item in target.inputs}
     for item in old.inputs:
-        if item.writer and item.category not in kept:
+        if item.writer and item.category not in remaining:
             yield item.category, item.writer
 
 
-class End(StrEnum):
-    """When a category that a job writes comes to its end."""
+class CategoryEnd(StrEnum):
+    """When a job has written the last record of a category."""
 
-    NEVER = "never"  # it goes on: its reader just turns to something else
-    RETIRED = "retired"  # once its producers are unregistered
-    STOPPED = "stopped"  # once its tasks have stopped: a stopped job stays registered
+    NEVER = "never"  # the job continues to write it
+    RETIRED = "retired"  # when its producers are unregistered
+    STOPPED = "stopped"  # when its tasks have stopped: a stopped job stays registered
 
 
-def end_of(expected: JobConfig | None, category: str) -> End:
-    """When what a job (None: it is removed) has written to a category is all of it."""
+def category_end(expected: JobConfig | None, category: str) -> CategoryEnd:
+    """When a job has written the last record of a category. `expected` None: the job is removed."""
     if expected is None or all(item.category != category for item in expected.outputs):
-        return End.RETIRED
-    return End.STOPPED if expected.state == "stopped" else End.NEVER
+        return CategoryEnd.RETIRED
+    return CategoryEnd.STOPPED if expected.state == "stopped" else CategoryEnd.NEVER

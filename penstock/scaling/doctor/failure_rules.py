@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.fleet.messages import shortly
-from penstock.jobs.config import why_no_skip
+from penstock.jobs.config import skip_problem
 from penstock.scaling.doctor.patient import (
     Advice,
     Finding,
@@ -310,7 +310,7 @@ def _look(error: str) -> Iterator[Advice]:
 def _put_aside(patient: Patient, kind: str) -> Iterator[Advice]:
     """How the job goes on without the records that fail, where a setting of it does that."""
     poison = patient.config.poison
-    if kind == "user_code" and poison != "skip" and not why_no_skip(patient.config):
+    if kind == "user_code" and poison != "skip" and not skip_problem(patient.config):
         command = set_command(patient.job, "poison", "skip", "one record must not stop all")
         yield Advice(text="or put aside the records at which it raises", command=command)
     elif kind == "spark_value" and poison == "fail":

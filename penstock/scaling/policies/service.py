@@ -18,7 +18,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, PenstockError, Refused, StoreUnavailable
 from penstock.core.journal import Entry, Journal
 from penstock.core.text import did_you_mean, some_of
-from penstock.core.workers import Now, Rest, RoundPace, Workers, no_rest, share_of
+from penstock.core.workers import Now, Rest, RoundPace, Workers, jobs_per_round, no_rest
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.policy import (
     Broken,
@@ -210,7 +210,7 @@ class PolicyService:
             due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
             # Whoever was asked for or waits longest is first: nobody is left out when there are too many.
             due.sort(key=lambda name: (name not in self._asked, self._next_ms.get(name, 0)))
-        turn = share_of(len(names), least=LEAST, rounds=ROUNDS)
+        turn = jobs_per_round(len(names), least=LEAST, rounds=ROUNDS)
         for some in self._pace.slices(due[:turn]):
             with self._lock:
                 self._begin_some([name for name in some if name not in self._managed], now_ms)

@@ -12,7 +12,7 @@ from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.fleet.messages import TaskReport
 from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
-from penstock.jobs.tasks import FIELD
+from penstock.jobs.tasks import PARTITION_TASKS
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.policies.policy import ChangeLayer, ControlSettings, RaiseAlert, Symptom, Verdict
 from penstock.scaling.policies.round import (
@@ -204,7 +204,7 @@ def fit(decision: Step, job: ScalableJob) -> Shape:
     """A shape as it can be written: whole megabytes, at least what isolation needs, a person keeps theirs."""
     now = job.shape
     if isinstance(decision, Rebalance):
-        return now if FIELD in job.oncall else with_mapping(now, decision.mapping)
+        return now if PARTITION_TASKS in job.oncall else with_mapping(now, decision.mapping)
     shape = decision.shape
     memory_min = ISOLATED_MEMORY_MB_MIN if job.config.isolation == "process" else 1
     resources = {
@@ -218,7 +218,7 @@ def fit(decision: Step, job: ScalableJob) -> Shape:
             resources[kind] = getattr(now.task, kind)
     threads = now.task.threads if "threads" in job.oncall else shape.task.threads
     # Who said which task reads what said how many tasks there are.
-    is_theirs = "task_count" in job.oncall or FIELD in job.oncall
+    is_theirs = "task_count" in job.oncall or PARTITION_TASKS in job.oncall
     task_count = now.task_count if is_theirs else shape.task_count
     return Shape(
         task_count=task_count,
@@ -252,11 +252,11 @@ def _deal_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
     if (after.task_count, after.mapping) == (job.shape.task_count, job.shape.mapping):
         return {}
     if after.mapping is not None:
-        return {FIELD: [*after.mapping]}
-    if FIELD in job.layer:
-        return {FIELD: None}
+        return {PARTITION_TASKS: [*after.mapping]}
+    if PARTITION_TASKS in job.layer:
+        return {PARTITION_TASKS: None}
     if after.task_count == job.shape.task_count:  # another layer says it: the even deal, said aloud
-        return {FIELD: [*mapping_of(after, job.config.partitions)]}
+        return {PARTITION_TASKS: [*mapping_of(after, job.config.partitions)]}
     return {}
 
 

@@ -16,7 +16,7 @@ import structlog
 from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
-from penstock.core.workers import Rest, RoundPace, no_rest, share_of
+from penstock.core.workers import Rest, RoundPace, jobs_per_round, no_rest
 from penstock.fleet.messages import TaskReport, shortly
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
@@ -232,7 +232,7 @@ class AutoScaler:
         )
         due: list[str] = []
         for members in waiting:  # decided on as a whole
-            if len(due) < share_of(len(counts), least=LEAST, rounds=ROUNDS):
+            if len(due) < jobs_per_round(len(counts), least=LEAST, rounds=ROUNDS):
                 due += members
         self._looked |= dict.fromkeys(due, (now_ms, newest))
         return due

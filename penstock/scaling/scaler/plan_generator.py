@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from penstock.jobs.tasks import tell_moves
+from penstock.jobs.tasks import describe_moves
 from penstock.scaling.metrics.frames import Frame
 from penstock.scaling.scaler.estimators import estimate_needs, task_resources
 from penstock.scaling.scaler.growth import (
@@ -401,5 +401,5 @@ def change(before: Shape, after: Shape) -> str:
             parts.append(f"{old:g} -> {new:g} {unit} each")
     if before.task_count == after.task_count and before.mapping != after.mapping:
         partitions = len(before.mapping or after.mapping or ())
-        parts.append(tell_moves(mapping_of(before, partitions), mapping_of(after, partitions)))
+        parts.append(describe_moves(mapping_of(before, partitions), mapping_of(after, partitions)))
     return ", ".join(parts) or "the same shape"

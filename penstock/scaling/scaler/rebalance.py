@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.fleet.messages import TaskReport
-from penstock.jobs.tasks import tell_moves
+from penstock.jobs.tasks import describe_moves
 from penstock.scaling.scaler.observation import Inputs, Observation, PartitionLoads, Rebalance, mapping_of
 from penstock.scaling.scaler.outcome import rebalance_that_did_not_help
 from penstock.scaling.scaler.window import Window
@@ -231,7 +231,7 @@ def plan_rebalance(observation: Observation, window: Window, why: str, inputs: I
     return Rebalance(
         mapping=found.mapping,
         reason=f"{why}; the busiest task has {found.share_before:.0%} of the load, {found.share_after:.0%} "
-        f"after it: {tell_moves(before, found.mapping)}",
+        f"after it: {describe_moves(before, found.mapping)}",
         formula=FORMULA,
         inputs={
             **inputs,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from penstock.client.problems import NeedsVersion
 from penstock.core.errors import PenstockError
 from penstock.db.tokens import Caller
-from penstock.jobs.job_service import Patch
+from penstock.jobs.job_service import LayerPatch
 from penstock.jobs.layers import LayerRow
 from penstock.server import bodies, replies
 from penstock.server.answers import answer
@@ -113,18 +113,18 @@ def _add_writes(router: APIRouter, plane: Services, guard: Guard) -> None:
         if_match: IfMatch = None,
     ) -> Response:
         """Set paths of one layer; null takes one back."""
-        patch = Patch(
+        patch = LayerPatch(
             job=name,
             layer=layer,
             changes=body.changes,
             expected_version=version_of(if_match),
-            asked=ask(caller, body.why, idempotency_key),
+            options=ask(caller, body.why, idempotency_key),
         )
         version = await patches.ask(patch)
         return answer({"version": version}, version=version)
 
 
-def write_patches(services: Services, patches: Sequence[Patch]) -> list[int | Exception]:
+def write_patches(services: Services, patches: Sequence[LayerPatch]) -> list[int | Exception]:
     """Set paths of layers for several callers: for each the new version, or an error."""
     found: dict[int, int | Exception] = {}
     for number, patch in enumerate(patches):

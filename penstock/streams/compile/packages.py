@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from penstock.core.disk import make_folder, sync_folder
+from penstock.core.disk import make_durable_folder, sync_folder
 from penstock.core.errors import CorruptData, DiskFull, PipelineError
 from penstock.streams.compile.graph import safe_name
 from penstock.streams.dsl.pipeline import Pipeline
@@ -309,7 +309,7 @@ def _is_skipped(path: Path) -> bool:
 
 
 def _write_and_rename(files: Mapping[str, bytes], target: Path) -> None:
-    make_folder(target.parent)
+    make_durable_folder(target.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
     try:
         for name, content in files.items():

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.core.errors import CorruptData, EnvironmentProblem
-from penstock.db.server_checks import refuse_what_is_not_durable, translate_postgres
+from penstock.db.server_checks import require_durable_server, translate_postgres
 
 # Rises when the tables change: another format is refused, never guessed at.
 FORMAT = 1
@@ -211,7 +211,7 @@ class PostgresLinks:
         connection: Connection = psycopg.connect(self._conninfo, autocommit=True)
         with ExitStack() as undo:
             undo.callback(connection.close)
-            refuse_what_is_not_durable(connection)
+            require_durable_server(connection)
             link = Link(connection, _identity(connection))
             undo.pop_all()
         return link

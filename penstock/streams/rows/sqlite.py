@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from penstock.core.clock import Millis
-from penstock.core.disk import make_folder
+from penstock.core.disk import make_durable_folder
 from penstock.core.errors import CorruptData, IntervalError, translate_sqlite
 from penstock.streams.bus.log import LOW_MAX, LOW_MIN
 from penstock.streams.rows.row_store import (
@@ -157,7 +157,7 @@ class SqliteFiles:
 def creating(path: Path) -> Iterator[sqlite3.Connection]:
     """One transaction in which the file may be new: until it commits the file counts as absent."""
     try:
-        make_folder(path.parent)
+        make_durable_folder(path.parent)
         connection = _connect(path, "rwc")
         try:
             connection.execute("BEGIN IMMEDIATE")

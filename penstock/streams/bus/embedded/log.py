@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.clock import Millis
-from penstock.core.disk import make_folder, sync_folder
+from penstock.core.disk import make_durable_folder, sync_folder
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.system_clock import SystemClock
 from penstock.core.system_clock import boot_id as this_boot
@@ -354,7 +354,7 @@ class EmbeddedLog:
         """Made aside and renamed, so that nobody ever sees half a category."""
         unfinished = self._folder / f"{UNFINISHED}{secrets.token_hex(8)}"
         try:
-            make_folder(unfinished)
+            make_durable_folder(unfinished)
             log_index.build(unfinished, Category(spec=spec, birth=self._new_birth()))
             sync_folder(unfinished)
             self._fault("create:before")
