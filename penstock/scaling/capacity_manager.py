@@ -160,7 +160,7 @@ log = structlog.get_logger(__name__)
 Decision = StopJob | BringBack | OutOfRoom
 
 
-class PatchLayer(Protocol):
+class LayerPatcher(Protocol):
     """The Job Service's one write that this needs."""
 
     def __call__(
@@ -179,7 +179,7 @@ class PatchLayer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Snapshot:
     facts: ClusterFacts
     stock: Stock | None  # None: not limited
 
@@ -191,7 +191,7 @@ class CapacityManager:
         self,
         jobs: JobReads,
         fleet: FleetView,
-        patch: PatchLayer,
+        patch: LayerPatcher,
         patience_ms: Millis = PATIENCE_MS,
         *,
         rest: Rest = no_rest,
@@ -199,7 +199,7 @@ class CapacityManager:
         """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
         self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
         self._rest = rest
-        self._last: _Look | None = None
+        self._last: _Snapshot | None = None
         self._looked_ms: Millis = 0
         self._since: dict[str, Millis] = {}  # since when it is short, and since when each job may come back
         self._out_of_room = ""
@@ -298,10 +298,10 @@ class CapacityManager:
             ],
         }
 
-    def _look(self, rest: Rest | None = None) -> _Look:
+    def _look(self, rest: Rest | None = None) -> _Snapshot:
         facts = look_at_cluster(self._jobs.every_view(rest), self._fleet.containers())
         stock = None if facts.total is None else take_stock(facts.total, facts.claims)
-        return _Look(facts=facts, stock=stock)
+        return _Snapshot(facts=facts, stock=stock)
 
     def _decide(self, facts: ClusterFacts) -> tuple[Decision, ...]:
         if facts.total is not None:

@@ -18,7 +18,7 @@ RECLAIM_AFTER_MS: Millis = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class LendableContainer:
     """A container that may change clusters: it is empty, or can be emptied."""
 
     name: str
@@ -32,7 +32,7 @@ class ClusterRoom:
     """One cluster: where its containers are, and how much of them is reserved."""
 
     name: str
-    rooms: tuple[Room, ...]  # those that work for it now, borrowed ones too
+    rooms: tuple[LendableContainer, ...]  # those that work for it now, borrowed ones too
     reserved: Amount
     is_short: bool = False  # the scaler was refused something
 
@@ -109,7 +109,7 @@ def is_short(cluster: ClusterRoom) -> bool:
     return cluster.is_short or least_free(cluster.rooms, cluster.reserved) < SHORT
 
 
-def least_free(rooms: Sequence[Room], reserved: Amount) -> float:
+def least_free(rooms: Sequence[LendableContainer], reserved: Amount) -> float:
     """The share that is free of the scarcest kind; below 0: more is reserved than there is."""
     kinds = {kind for room in rooms for kind in room.size} | {kind for kind in reserved if reserved[kind] > 0}
     shares = []
@@ -137,7 +137,7 @@ def _give_back(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) 
 
 
 def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> None:
-    best: tuple[float, str, Room] | None = None
+    best: tuple[float, str, LendableContainer] | None = None
     for donor in sorted(state):
         if donor == name or is_short(state[donor]):
             continue
@@ -161,7 +161,7 @@ def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> 
 def _move(
     state: dict[str, ClusterRoom],
     moves: list[Transfer],
-    room: Room,
+    room: LendableContainer,
     source: str,
     target: str,
     reason: str,
@@ -180,7 +180,7 @@ def _move(
     )
 
 
-def _weight(room: Room, cluster: ClusterRoom) -> float:
+def _weight(room: LendableContainer, cluster: ClusterRoom) -> float:
     """How much of the cluster a container is, of the kind it has most of."""
     totals: Mapping[str, float] = {
         kind: sum(other.size.get(kind, 0.0) for other in cluster.rooms) for kind in room.size
@@ -198,7 +198,7 @@ STAYS_S = 600.0  # and so soon it does not go back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSeen:
+class ContainerStatus:
     """A container as its cluster tells of it."""
 
     name: str
@@ -208,7 +208,7 @@ class ContainerSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoanSeen:
+class LoanStatus:
     """Its record there."""
 
     container: str
@@ -221,13 +221,13 @@ class LoanSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSeen:
+class ClusterStatus:
     """One cluster, as it answered."""
 
     name: str
     url: str
-    containers: tuple[ContainerSeen, ...]
-    loans: Mapping[str, LoanSeen]
+    containers: tuple[ContainerStatus, ...]
+    loans: Mapping[str, LoanStatus]
     reserved: Amount
     is_short: bool
     boundless: tuple[str, ...] = ()  # containers that do not say what they have
@@ -274,13 +274,13 @@ def read_cluster(
     containers: Sequence[Mapping[str, Any]],
     loans: Sequence[Mapping[str, Any]],
     capacity: Mapping[str, Any],
-) -> ClusterSeen:
+) -> ClusterStatus:
     """What a cluster answered, as facts."""
-    return ClusterSeen(
+    return ClusterStatus(
         name=name,
         url=url,
         containers=tuple(
-            ContainerSeen(
+            ContainerStatus(
                 name=row["name"],
                 is_live=row["state"] == "live",
                 takes_shards=not (row["cordoned"] or row["draining"]),
@@ -289,7 +289,8 @@ def read_cluster(
             for row in containers
         ),
         loans={
-            row["container"]: LoanSeen(**{field: row[field] for field in LoanSeen.__slots__}) for row in loans
+            row["container"]: LoanStatus(**{field: row[field] for field in LoanStatus.__slots__})
+            for row in loans
         },
         reserved={row["kind"]: row["reserved"] for row in capacity["kinds"] if row["reserved"] > 0},
         is_short=bool(capacity["short_of"] or capacity["refused"] or capacity["stopped"]),
@@ -297,7 +298,7 @@ def read_cluster(
     )
 
 
-def decide_round(clusters: Sequence[ClusterSeen]) -> LendingPlan:
+def plan_lending(clusters: Sequence[ClusterStatus]) -> LendingPlan:
     """What is to be done now."""
     seen = {cluster.name: cluster for cluster in clusters}
     keeps, forgets, left_out = _overdue(seen), _stale(seen), dict[str, str]()
@@ -318,20 +319,20 @@ def decide_round(clusters: Sequence[ClusterSeen]) -> LendingPlan:
     return LendingPlan(keeps=keeps, forgets=forgets, transfers=decide_transfers(told), left_out=left_out)
 
 
-def cluster_room(cluster: ClusterSeen) -> ClusterRoom:
+def cluster_room(cluster: ClusterStatus) -> ClusterRoom:
     """One cluster with what works for it and stays; nothing of one that is not limited."""
     rooms = [] if cluster.boundless else _rooms({cluster.name: cluster})[cluster.name]
     reserved = _limited(cluster.reserved, rooms, [cluster])
     return ClusterRoom(name=cluster.name, rooms=tuple(rooms), reserved=reserved, is_short=cluster.is_short)
 
 
-def _just_got(cluster: ClusterSeen) -> bool:
+def _just_got(cluster: ClusterStatus) -> bool:
     return any(
         loan.state == "here" and loan.owner and loan.age_s < SETTLE_S for loan in cluster.loans.values()
     )
 
 
-def _overdue(seen: Mapping[str, ClusterSeen]) -> tuple[Keep, ...]:
+def _overdue(seen: Mapping[str, ClusterStatus]) -> tuple[Keep, ...]:
     return tuple(
         Keep(
             cluster=name,
@@ -345,7 +346,7 @@ def _overdue(seen: Mapping[str, ClusterSeen]) -> tuple[Keep, ...]:
     )
 
 
-def _stale(seen: Mapping[str, ClusterSeen]) -> tuple[Forget, ...]:
+def _stale(seen: Mapping[str, ClusterStatus]) -> tuple[Forget, ...]:
     found = []
     for name, cluster in seen.items():
         for loan in cluster.loans.values():
@@ -362,7 +363,7 @@ def _stale(seen: Mapping[str, ClusterSeen]) -> tuple[Forget, ...]:
     return tuple(found)
 
 
-def _comes(seen: Mapping[str, ClusterSeen], loan: LoanSeen, target: str) -> bool:
+def _comes(seen: Mapping[str, ClusterStatus], loan: LoanStatus, target: str) -> bool:
     """Whether its lender still has it on its way here; one that does not answer may."""
     lender = seen.get(loan.peer)
     if lender is None:
@@ -371,9 +372,9 @@ def _comes(seen: Mapping[str, ClusterSeen], loan: LoanSeen, target: str) -> bool
     return theirs is not None and theirs.state in LEAVING and theirs.peer == target
 
 
-def _rooms(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
+def _rooms(seen: Mapping[str, ClusterStatus]) -> dict[str, list[LendableContainer]]:
     """By cluster: the containers that work for it and stay."""
-    found: dict[str, list[Room]] = {name: [] for name in seen}
+    found: dict[str, list[LendableContainer]] = {name: [] for name in seen}
     for name, cluster in seen.items():
         for container in cluster.containers:
             loan = cluster.loans.get(container.name)
@@ -385,13 +386,15 @@ def _rooms(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
             is_new = loan is not None and bool(loan.owner) and loan.age_s < STAYS_S
             can_move = loan is not None and loan.state == "here" and not was_refused and not is_new
             owner = name if loan is None else loan.owner or name
-            found[name].append(Room(name=container.name, size=container.size, owner=owner, can_move=can_move))
+            found[name].append(
+                LendableContainer(name=container.name, size=container.size, owner=owner, can_move=can_move)
+            )
     return found
 
 
-def _moving(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
+def _moving(seen: Mapping[str, ClusterStatus]) -> dict[str, list[LendableContainer]]:
     """By cluster: those on their way to it; what is coming is not asked for twice."""
-    found: dict[str, list[Room]] = {}
+    found: dict[str, list[LendableContainer]] = {}
     for name, cluster in seen.items():
         sizes = {container.name: container.size for container in cluster.containers}
         for loan in cluster.loans.values():
@@ -402,19 +405,25 @@ def _moving(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
             is_coming = theirs is not None and theirs.state == "expected" and theirs.age_s < ARRIVE_S
             if loan.state in LEAVING or (loan.state == "gone" and is_coming):
                 size = sizes.get(loan.container, {})
-                room = Room(name=loan.container, size=size, owner=loan.owner or name, can_move=False)
+                room = LendableContainer(
+                    name=loan.container, size=size, owner=loan.owner or name, can_move=False
+                )
                 found.setdefault(loan.peer, []).append(room)
     return found
 
 
-def _unless_twice(room: Room, names: Sequence[str], left_out: dict[str, str]) -> Room:
+def _unless_twice(
+    room: LendableContainer, names: Sequence[str], left_out: dict[str, str]
+) -> LendableContainer:
     if names.count(room.name) < 2:
         return room
     left_out[room.name] = "several clusters have a container of this name: it stays where it is"
-    return Room(name=room.name, size=room.size, owner=room.owner, can_move=False)
+    return LendableContainer(name=room.name, size=room.size, owner=room.owner, can_move=False)
 
 
-def _limited(reserved: Amount, rooms: Sequence[Room], clusters: Iterable[ClusterSeen]) -> dict[str, float]:
+def _limited(
+    reserved: Amount, rooms: Sequence[LendableContainer], clusters: Iterable[ClusterStatus]
+) -> dict[str, float]:
     """What is reserved of kinds that somebody has: others are not limited."""
     kinds = {kind for room in rooms for kind in room.size} or {
         kind for cluster in clusters for found in cluster.containers for kind in found.size

@@ -13,7 +13,7 @@ from penstock.client import Client
 from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
 from penstock.fleet.loan_service import AGAIN_MS
-from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, decide_round
+from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, plan_lending
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
 from tests.waiting import until
@@ -219,7 +219,7 @@ def test_two_loops_at_once_do_no_harm(short: Clusters):
     for lender in lenders:
         seen = [lender._look(cluster) for cluster in lender._clusters]
         lender._seen = {cluster.name: cluster for cluster in seen}
-        plans.append(decide_round(seen))
+        plans.append(plan_lending(seen))
     assert plans[0] == plans[1] and len(plans[0].transfers) == 1
     for lender, plan in zip(lenders, plans, strict=True):
         lender._do(plan)

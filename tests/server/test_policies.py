@@ -343,5 +343,5 @@ class _Late:
     def save(self, job: str, record: Any, version: int) -> bool:
         return bool(self._kept.save(job, record, version))
 
-    def keep(self, kept: Any) -> Any:
-        return self._kept.keep(kept)
+    def save_all(self, kept: Any) -> Any:
+        return self._kept.save_all(kept)

@@ -8,7 +8,7 @@ from math import ceil
 
 from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
 from penstock.scaling.doctor.patient import Advice, EngineFacts, Finding, NotKnown, Patient, set_command
-from penstock.scaling.policies.balance import told
+from penstock.scaling.policies.balance import describe_starved
 
 HIGH, LOW = 0.9, 0.2
 WATCHED_MIN = 30  # minutes before somebody is told that a job has too much
@@ -173,7 +173,7 @@ def starved(patient: Patient) -> Iterator[Finding | NotKnown]:
         name="starved",
         category="resources",
         severity="warning",
-        symptom=told(worst),
+        symptom=describe_starved(worst),
         cause="its own batches hold all slots of the container"
         if is_own
         else f"it does not get its turn: batches of {by} hold the slots of {worst.container}",

@@ -173,7 +173,7 @@ def _gauges(tasks: Sequence[_Task]) -> Iterable[tuple[str, float]]:
             yield "memory_task_mb", max(values)
 
 
-class MinuteBook:
+class MinuteAggregator:
     """The open minute of every job. `task_counts`: by job, its generation and its number of tasks.
 
     A "minute" may be another step of time, of which then less must be covered. `whole_batches`: steps are

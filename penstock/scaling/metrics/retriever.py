@@ -33,7 +33,7 @@ _POINTS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MetricQuery:
     """What a policy declares: these metrics, over so many of the newest minutes."""
 
     metrics: tuple[str, ...]
@@ -74,11 +74,13 @@ class Retriever:
     def __init__(self, store: MetricStore) -> None:
         self._store = store
 
-    def frame(self, job: str, wanted: Wanted, *, now_ms: Millis) -> Frame | NoFrame:
+    def frame(self, job: str, wanted: MetricQuery, *, now_ms: Millis) -> Frame | NoFrame:
         """The numbers of one job."""
         return self.frames([job], wanted, now_ms=now_ms)[job]
 
-    def frames(self, jobs: Sequence[str], wanted: Wanted, *, now_ms: Millis) -> dict[str, Frame | NoFrame]:
+    def frames(
+        self, jobs: Sequence[str], wanted: MetricQuery, *, now_ms: Millis
+    ) -> dict[str, Frame | NoFrame]:
         """The numbers of many jobs, in one go."""
         newest, now = self._store.recent.newest, now_ms // MINUTE_MS
         last = min(newest, now - 1)
@@ -96,13 +98,13 @@ class Retriever:
                     found[job] = self._one(job, wanted, first)
         return found
 
-    def _one(self, job: str, wanted: Wanted, first: int) -> Frame | NoFrame:
+    def _one(self, job: str, wanted: MetricQuery, first: int) -> Frame | NoFrame:
         try:
             return self._some([job], wanted, first)[job]
         except CorruptData as error:
             return NoFrame(job=job, reason=f"{error.what}: {error.why}", metrics=wanted.metrics)
 
-    def _some(self, jobs: Sequence[str], wanted: Wanted, first: int) -> dict[str, Frame | NoFrame]:
+    def _some(self, jobs: Sequence[str], wanted: MetricQuery, first: int) -> dict[str, Frame | NoFrame]:
         codes = self._store.codes(jobs, wanted.all, first, wanted.minutes)
         is_missing = codes[:, : len(wanted.metrics)] == UNKNOWN
         missing = is_missing.sum(axis=2)
@@ -116,7 +118,7 @@ class Retriever:
             for place, job in enumerate(jobs)
         }
 
-    def _refusal(self, job: str, wanted: Wanted, first: int, is_missing: NDArray[np.bool_]) -> NoFrame:
+    def _refusal(self, job: str, wanted: MetricQuery, first: int, is_missing: NDArray[np.bool_]) -> NoFrame:
         if not self._store.knows(job):
             return NoFrame(job=job, reason="nothing is known of it yet", metrics=wanted.metrics)
         allowed = wanted.missing_max * wanted.minutes
@@ -135,7 +137,7 @@ class Retriever:
 
 def history(store: MetricStore, job: str, metrics: Sequence[str], minutes: int, *, now_ms: Millis) -> Frame:
     """What there is, for people: holes and all, up to the last minute that is over."""
-    wanted = Wanted(metrics=tuple(metrics), minutes=minutes)
+    wanted = MetricQuery(metrics=tuple(metrics), minutes=minutes)
     first = now_ms // MINUTE_MS - minutes
     codes: Codes = store.codes([job], wanted.metrics, first, minutes)
     values = decode(codes, bits_of(wanted.metrics)[:, None])[0]
@@ -189,7 +191,9 @@ class ScalerMinutes:
 
     def frames(self, jobs: Sequence[str], minutes: int, *, now_ms: Millis) -> Mapping[str, Frame | NoFrame]:
         """The newest minutes of many jobs; those before a job began are unknown."""
-        wanted = Wanted(metrics=(_SURE,), optional=(*_REST, "output_rate"), minutes=minutes, missing_max=1.0)
+        wanted = MetricQuery(
+            metrics=(_SURE,), optional=(*_REST, "output_rate"), minutes=minutes, missing_max=1.0
+        )
         return self._retriever.frames(jobs, wanted, now_ms=now_ms)
 
     def history(self, job: str, *, now_ms: Millis) -> History | NoFrame:

@@ -29,7 +29,7 @@ from penstock.scaling.metrics.minutes import (
     UNKNOWN,
     Codes,
     Minute,
-    MinuteBook,
+    MinuteAggregator,
     encode,
     pack,
     pack_minute,
@@ -462,7 +462,7 @@ class MetricRecorder:
     """Looks at the reports of all tasks; writes when a minute is over. One instance records at a time."""
 
     def __init__(self, store: MetricStore) -> None:
-        self._store, self._book = store, MinuteBook()
+        self._store, self._book = store, MinuteAggregator()
         self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
         self._is_recording = False
 
@@ -486,7 +486,7 @@ class MetricRecorder:
     def stand_by(self) -> None:
         """Another instance records: follow what it writes."""
         if self._is_recording:
-            self._book, self._is_recording = MinuteBook(), False
+            self._book, self._is_recording = MinuteAggregator(), False
             self._waiting.clear()
         self._store.refresh()
 

@@ -16,9 +16,9 @@ from penstock.jobs.tasks import FIELD
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.policies.policy import ChangeLayer, ControlSettings, RaiseAlert, Symptom, Verdict
 from penstock.scaling.policies.round import (
+    Candidate,
     FleetState,
-    JobRecord,
-    Rival,
+    PolicyRecord,
     RoundDecision,
     RoundJob,
     decide_round,
@@ -27,17 +27,17 @@ from penstock.scaling.scaler.decide import record_applied
 from penstock.scaling.scaler.observation import (
     KINDS,
     TINY,
-    Action,
+    AvailableResources,
     Decision,
     Hold,
-    JobFacts,
+    JobShape,
     Observation,
     Rebalance,
     Remaining,
     Resize,
-    Room,
+    ScalerJobFacts,
     ScalerMemory,
-    Shape,
+    ScalingAction,
     Step,
     TaskResources,
     Untriaged,
@@ -46,9 +46,9 @@ from penstock.scaling.scaler.observation import (
     to_data,
     with_mapping,
 )
-from penstock.scaling.scaler.observe import Capacity, ScalableJob, settings_of
+from penstock.scaling.scaler.observe import ClusterCapacity, ScalableJob, settings_of
 from penstock.scaling.scaler.outcome import GAIN, SAME_INPUT
-from penstock.scaling.scaler.pipeline import Edge
+from penstock.scaling.scaler.pipeline import JobEdge
 from penstock.scaling.scaler.plan_generator import change
 from penstock.scaling.scaler.window import read_window, total
 
@@ -60,7 +60,7 @@ MORE_THAN_BUSY = 0.1
 # Cpu and memory alone are given back after so long: it restarts every task.
 RESOURCES_AFTER_MIN = 60
 # These follow a change that the journal has anyway.
-NOT_TOLD = frozenset({"plan", "settle"})
+NOT_JOURNALED = frozenset({"plan", "settle"})
 _NUMBERS = re.compile(r"[-+]?\d[\d.,e+\-]*%?")
 
 
@@ -121,7 +121,7 @@ def _before_lag(decision: Resize, observation: Observation) -> Decision:
     return decision
 
 
-def unless_watched(decision: Step, observation: Observation, pending: Action | None) -> Decision:
+def unless_watched(decision: Step, observation: Observation, pending: ScalingAction | None) -> Decision:
     """More, unless the last step up is still watched and shows no gain: first it must be seen to help."""
     job = observation.job
     if isinstance(decision, Rebalance):
@@ -162,7 +162,7 @@ def unless_watched(decision: Step, observation: Observation, pending: Action | N
     )
 
 
-def _unless_dealt(decision: Rebalance, observation: Observation, pending: Action | None) -> Decision:
+def _unless_dealt(decision: Rebalance, observation: Observation, pending: ScalingAction | None) -> Decision:
     """Partitions dealt anew, unless the last change is too young to tell what came of it."""
     settings = observation.settings
     minutes = None if pending is None else observation.now_ms // MINUTE_MS - pending.at_minute
@@ -178,7 +178,7 @@ def _unless_dealt(decision: Rebalance, observation: Observation, pending: Action
     )
 
 
-def _slots(shape: Shape, job: JobFacts) -> float:
+def _slots(shape: JobShape, job: ScalerJobFacts) -> float:
     return parallel(shape.task_count, shape.task.threads, job.partitions)
 
 
@@ -200,7 +200,7 @@ def _resources_alone(decision: Resize, observation: Observation) -> Decision:
 # --- what is written
 
 
-def fit(decision: Step, job: ScalableJob) -> Shape:
+def fit(decision: Step, job: ScalableJob) -> JobShape:
     """A shape as it can be written: whole megabytes, at least what isolation needs, a person keeps theirs."""
     now = job.shape
     if isinstance(decision, Rebalance):
@@ -220,7 +220,7 @@ def fit(decision: Step, job: ScalableJob) -> Shape:
     # Who said which task reads what said how many tasks there are.
     is_theirs = "task_count" in job.oncall or FIELD in job.oncall
     task_count = now.task_count if is_theirs else shape.task_count
-    return Shape(
+    return JobShape(
         task_count=task_count,
         task=TaskResources(threads=threads, **resources),
         # Another number of tasks is dealt evenly, unless it is one that was there before.
@@ -232,7 +232,7 @@ def _is_set(path: str, oncall: frozenset[str]) -> bool:
     return any(path == own or path.startswith(f"{own}.") for own in oncall)
 
 
-def changes_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
+def changes_of(job: ScalableJob, after: JobShape) -> dict[str, Any]:
     """What the scaler layer must say for it: only what differs. None takes a field back."""
     now, changes = job.shape, dict[str, Any]()
     if now.task_count != after.task_count:
@@ -247,7 +247,7 @@ def changes_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
     return changes | ({"resources": resources} if resources else {}) | _deal_of(job, after)
 
 
-def _deal_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
+def _deal_of(job: ScalableJob, after: JobShape) -> dict[str, Any]:
     """A deal is for one number of tasks: with another, the layer says nothing of it."""
     if (after.task_count, after.mapping) == (job.shape.task_count, job.shape.mapping):
         return {}
@@ -262,9 +262,9 @@ def _deal_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
 
 def one_decision(
     decision: Step,
-    applied: Shape,
+    applied: JobShape,
     job: ScalableJob,
-    record: JobRecord,
+    record: PolicyRecord,
     fleet: FleetState,
     *,
     advice_only: bool,
@@ -286,38 +286,38 @@ def one_decision(
     settings = ControlSettings(
         advice_only=advice_only, cooldown_s=0, check_after_s=_watched_s(decision, job.shape, applied)
     )
-    rival = Rival(verdict=verdict, priority=PRIORITY, settings=settings)
+    rival = Candidate(verdict=verdict, priority=PRIORITY, settings=settings)
     round_job = RoundJob(
         name=job.name, config=job.config, layer=job.layer, is_settled=job.is_settled, oncall=job.oncall
     )
     return decide_round([rival], round_job, without_own(record), fleet, now_ms=now_ms)
 
 
-def _watched_s(decision: Step, before: Shape, after: Shape) -> float:
+def _watched_s(decision: Step, before: JobShape, after: JobShape) -> float:
     grows = after.task_count * after.task.threads > before.task_count * before.task.threads
     is_soon = grows or isinstance(decision, Rebalance)
     return 0.0 if decision.direction == "undo" else 600.0 if is_soon else 3600.0
 
 
-def without_own(record: JobRecord) -> JobRecord:
+def without_own(record: PolicyRecord) -> PolicyRecord:
     """The record as if the scaler watched nothing."""
     if record.open is None or record.open.policy != NAME:
         return record
     return with_part(record, open=None)
 
 
-def with_part(record: JobRecord, **news: Any) -> JobRecord:
+def with_part(record: PolicyRecord, **news: Any) -> PolicyRecord:
     """The record with other parts."""
-    return JobRecord(**({name: getattr(record, name) for name in JobRecord.__struct_fields__} | news))
+    return PolicyRecord(**({name: getattr(record, name) for name in PolicyRecord.__struct_fields__} | news))
 
 
-def action_of(decision: Step, applied: Shape, observation: Observation) -> Action:
+def action_of(decision: Step, applied: JobShape, observation: Observation) -> ScalingAction:
     """What to remember of it. Without rates nothing was expected, and nothing is judged."""
     action = record_applied(decision, applied, observation)
     if action is not None:
         return action
     job = observation.job
-    return Action(
+    return ScalingAction(
         at_minute=observation.now_ms // MINUTE_MS,
         before=job.shape,
         after=applied,
@@ -385,12 +385,12 @@ ACTOR = "autoscaler"
 _SCALED = ("task_count", "threads", "resources", "partition_tasks")
 
 
-class Turn:
+class RoundContext:
     """What the jobs of one round have between them."""
 
     def __init__(
         self,
-        capacity: Capacity,
+        capacity: ClusterCapacity,
         fleet: FleetState,
         reports: Mapping[str, Sequence[TaskReport]],
         now_ms: Millis,
@@ -402,7 +402,7 @@ class Turn:
         """What is left after those that were first."""
         return Remaining(room=self.capacity.remaining, privileged_only=self.capacity.privileged_only)
 
-    def short_of(self, job: ScalableJob, shape: Shape) -> str:
+    def short_of(self, job: ScalableJob, shape: JobShape) -> str:
         """Of which resource too little is left for a shape; "": of none."""
         for kind in KINDS:
             more = shape.total(kind) - job.shape.total(kind)
@@ -410,20 +410,20 @@ class Turn:
                 return kind
         return ""
 
-    def spend(self, job: ScalableJob, shape: Shape) -> None:
+    def spend(self, job: ScalableJob, shape: JobShape) -> None:
         """A job got a shape."""
         left = {
             kind: getattr(self.capacity.remaining, kind) - max(0.0, shape.total(kind) - job.shape.total(kind))
             for kind in KINDS
         }
-        self.capacity = replace(self.capacity, remaining=Room(**left))
+        self.capacity = replace(self.capacity, remaining=AvailableResources(**left))
         if (shape.task_count, shape.mapping) != (job.task_count, job.shape.mapping):
             self.fleet = replace(self.fleet, rescales_running=self.fleet.rescales_running + 1)
 
 
 def resolve(
-    job: ScalableJob, decision: Step, record: JobRecord, turn: Turn
-) -> tuple[Decision, Shape | None, JobRecord]:
+    job: ScalableJob, decision: Step, record: PolicyRecord, turn: RoundContext
+) -> tuple[Decision, JobShape | None, PolicyRecord]:
     """The decision as it can be carried out now and the record of it, or why it is not."""
     applied = fit(decision, job)
     if not changes_of(job, applied):
@@ -438,7 +438,7 @@ def resolve(
         decision, applied, job, record, turn.fleet, advice_only=advice_only, now_ms=turn.now_ms
     )
     if outcome.apply is None:
-        said = outcome.said[-1]
+        said = outcome.outcomes[-1]
         bound = f"{said.outcome}: {said.reason.rpartition(': ')[2]}"
         return _held(decision, f"{said.outcome}: {said.reason}", bound), None, record
     return replace(decision, reason=outcome.apply.reason), applied, outcome.record
@@ -454,7 +454,7 @@ def _held(decision: Step, why: str, bound: str) -> Hold:
     )
 
 
-def edges_of(jobs: Iterable[ScalableJob]) -> list[Edge]:
+def edges_of(jobs: Iterable[ScalableJob]) -> list[JobEdge]:
     """Which of these jobs feeds which: one writes what the other reads."""
     members = [*jobs]
     writers: dict[str, list[str]] = {}
@@ -462,7 +462,7 @@ def edges_of(jobs: Iterable[ScalableJob]) -> list[Edge]:
         for output in job.config.outputs:
             writers.setdefault(output.category, []).append(job.name)
     return [
-        Edge(above=above, below=job.name)
+        JobEdge(above=above, below=job.name)
         for job in members
         for source in job.config.inputs
         for above in writers.get(source.category, ())
@@ -470,7 +470,7 @@ def edges_of(jobs: Iterable[ScalableJob]) -> list[Edge]:
     ]
 
 
-def entry_of(job: ScalableJob, decision: Decision, applied: Shape | None, now_ms: Millis) -> Entry:
+def entry_of(job: ScalableJob, decision: Decision, applied: JobShape | None, now_ms: Millis) -> Entry:
     """A decision for the journal: inputs, formula, bounds, reason."""
     data = to_data(decision) | {"generation": settings_of(job.config.scaler).generation}
     done = "nothing" if isinstance(decision, Hold) else type(decision).__name__.lower()

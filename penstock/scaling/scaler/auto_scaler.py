@@ -20,13 +20,13 @@ from penstock.core.workers import Rest, RoundPace, no_rest, share_of
 from penstock.fleet.messages import TaskReport, shortly
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
-from penstock.scaling.policies.ports import AlertSink, Kept, Records
-from penstock.scaling.policies.round import FleetState, JobRecord, forget_action
-from penstock.scaling.policies.service import Quiet, keep_quiet
+from penstock.scaling.policies.ports import AlertSink, PolicyRecords, RecordUpdate
+from penstock.scaling.policies.round import FleetState, PolicyRecord, forget_action
+from penstock.scaling.policies.service import RoundResult, save_results
 from penstock.scaling.scaler.apply import (
     NAME,
-    NOT_TOLD,
-    Turn,
+    NOT_JOURNALED,
+    RoundContext,
     action_of,
     alerts_of,
     changes_of,
@@ -43,13 +43,20 @@ from penstock.scaling.scaler.decide import LookBack, decide
 from penstock.scaling.scaler.observation import (
     Decision,
     Hold,
+    JobShape,
     Observation,
     Rebalance,
     Resize,
     ScalerMemory,
-    Shape,
 )
-from penstock.scaling.scaler.observe import Capacity, ScalableJob, SecondsBook, hasten, minutes_of, observe
+from penstock.scaling.scaler.observe import (
+    ClusterCapacity,
+    ScalableJob,
+    SecondsAggregator,
+    hasten,
+    minutes_of,
+    observe,
+)
 from penstock.scaling.scaler.observe import settings_of as scaler_settings_of
 from penstock.scaling.scaler.pattern import History
 from penstock.scaling.scaler.pipeline import decide_pipeline
@@ -57,7 +64,7 @@ from penstock.scaling.scaler.pipeline import decide_pipeline
 Reports = Mapping[str, Sequence[TaskReport]]
 
 
-class JobLayer(Protocol):
+class ScalableJobs(Protocol):
     """Jobs, tasks and containers, as the scaler needs them."""
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
@@ -69,7 +76,7 @@ class JobLayer(Protocol):
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
         """Those of these jobs that could be scaled."""
 
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ClusterCapacity:
         """What a container has, and what is left of all."""
 
     def fleet(self) -> FleetState:
@@ -79,7 +86,7 @@ class JobLayer(Protocol):
         """Write the scaler layer; VersionConflict if somebody wrote since."""
 
 
-class Minutes(Protocol):
+class MinuteMetrics(Protocol):
     """The metrics store, as the scaler needs it."""
 
     def newest(self) -> int:
@@ -103,10 +110,10 @@ _ByMinutes = tuple[Observation, Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _Unchanged:
     """A decision of which nothing is done, with what is remembered and told of it."""
 
-    quiet: Quiet
+    quiet: RoundResult
     may_be_over: bool  # others write to the record too: what held it may be over with the next look
 
 
@@ -115,9 +122,9 @@ class AutoScaler:
 
     def __init__(
         self,
-        jobs: JobLayer,
-        minutes: Minutes,
-        records: Records,
+        jobs: ScalableJobs,
+        minutes: MinuteMetrics,
+        records: PolicyRecords,
         journal: Journal,
         alerts: AlertSink,
         *,
@@ -127,9 +134,9 @@ class AutoScaler:
         """`rest` is called now and then in a round, for whoever waits meanwhile."""
         self._jobs, self._minutes, self._records = jobs, minutes, records
         self._journal, self._alerts, self._pace = journal, alerts, RoundPace(rest)
-        self._held: dict[str, _Held] = {}  # not written yet
-        self._seconds = SecondsBook(heartbeat_ms)
-        self._kept: dict[str, tuple[JobRecord, int]] = {}  # as last read or written
+        self._held: dict[str, _Unchanged] = {}  # not written yet
+        self._seconds = SecondsAggregator(heartbeat_ms)
+        self._stored: dict[str, tuple[PolicyRecord, int]] = {}  # as last read or written
         self._looked: dict[
             str, tuple[Millis, int]
         ] = {}  # by job: when last by minutes, and the newest one then
@@ -167,14 +174,14 @@ class AutoScaler:
         jobs = self._readable(jobs)
         if not jobs:
             return
-        turn = Turn(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
+        turn = RoundContext(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
         self._look_at([jobs[name] for name in due if name in jobs], jobs, hurried, turn)
 
     def _forget(self, counts: Mapping[str, object]) -> None:
         for gone in self._looked.keys() - counts.keys():
             del self._looked[gone]
             for kept in (
-                self._kept,
+                self._stored,
                 self._slo_s,
                 self._whole,
                 self._restarts,
@@ -244,7 +251,7 @@ class AutoScaler:
         due: Sequence[ScalableJob],
         jobs: Mapping[str, ScalableJob],
         hurried: Mapping[str, Frame],
-        turn: Turn,
+        turn: RoundContext,
     ) -> None:
         """Decide, and serve privileged jobs first, in seconds as by minutes; then by priority."""
         looks = self._by_minutes(due, turn)
@@ -257,7 +264,9 @@ class AutoScaler:
                 [job for job in some if job.name in looks and job.name not in acted], looks, turn
             )
 
-    def _hurry(self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
+    def _hurry(
+        self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], turn: RoundContext
+    ) -> set[str]:
         """Jobs over their SLO get more, or another deal of partitions, at once; all else waits."""
         acted = set()
         for job in jobs:
@@ -275,13 +284,15 @@ class AutoScaler:
         self._keep_held(turn.now_ms)
         return acted
 
-    def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> dict[str, _ByMinutes]:
+    def _by_minutes(self, jobs: Sequence[ScalableJob], turn: RoundContext) -> dict[str, _ByMinutes]:
         frames = self._frames(jobs, turn.now_ms)
         observations = {job.name: self._observe(job, frames[job.name], turn) for job in jobs}
         decisions = self._decide(jobs, observations, turn.now_ms)
         return {name: (observation, decisions[name]) for name, observation in observations.items()}
 
-    def _serve_looks(self, jobs: Sequence[ScalableJob], looks: Mapping[str, _ByMinutes], turn: Turn) -> None:
+    def _serve_looks(
+        self, jobs: Sequence[ScalableJob], looks: Mapping[str, _ByMinutes], turn: RoundContext
+    ) -> None:
         for job in jobs:
             observation, decision = looks[job.name]
             if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
@@ -292,7 +303,7 @@ class AutoScaler:
             self._guarded(job, observation, decision, turn, is_hurried=False)
         self._keep_held(turn.now_ms)
 
-    def _observe(self, job: ScalableJob, frame: Frame | NoFrame, turn: Turn) -> Observation:
+    def _observe(self, job: ScalableJob, frame: Frame | NoFrame, turn: RoundContext) -> Observation:
         reports = turn.reports.get(job.name, ())
         return observe(job, frame, self._memory(job), turn.capacity, reports, now_ms=turn.now_ms)
 
@@ -340,7 +351,7 @@ class AutoScaler:
         job: ScalableJob,
         observation: Observation,
         decision: Decision,
-        turn: Turn,
+        turn: RoundContext,
         *,
         is_hurried: bool,
     ) -> bool:
@@ -348,12 +359,12 @@ class AutoScaler:
         try:
             return self._serve(job, observation, decision, turn, is_hurried=is_hurried)
         except PenstockError as error:
-            self._not_kept(job.name, error)
+            self._retry_soon(job.name, error)
             return False
 
-    def _not_kept(self, job: str, error: PenstockError | None) -> None:
+    def _retry_soon(self, job: str, error: PenstockError | None) -> None:
         """It is decided again; without an error, because others served the job meanwhile."""
-        self._kept.pop(job, None)
+        self._stored.pop(job, None)
         self._looked[job] = NEVER
         if error is not None:
             log.warning("a decision of the scaler was not kept", job=job, error=error.what)
@@ -364,19 +375,19 @@ class AutoScaler:
         job: ScalableJob,
         observation: Observation,
         decision: Decision,
-        turn: Turn,
+        turn: RoundContext,
         *,
         is_hurried: bool,
     ) -> bool:
         """Keep what was learnt, do what may be done, tell what is new."""
         now_ms = turn.now_ms
         record, version = self._record(job.name)
-        memory = self._memory(job).learning(decision.learnt, now_ms)
+        memory = self._memory(job).with_learnt(decision.learnt, now_ms)
         if job.name in self._restarts:
-            memory = memory.restarted(self._restarts.pop(job.name))
+            memory = memory.with_restart(self._restarts.pop(job.name))
         if memory.pending is None:
             record = without_own(record)  # it was judged: others need not wait for it any more
-        applied: Shape | None = None
+        applied: JobShape | None = None
         changed = record
         if isinstance(decision, Resize | Rebalance):
             decision = unless_watched(decision, observation, memory.pending)
@@ -387,26 +398,26 @@ class AutoScaler:
             is_held = applied is None
         if applied is not None:
             assert isinstance(decision, Resize | Rebalance)
-            memory = memory.acting(action_of(decision, applied, observation))
+            memory = memory.with_action(action_of(decision, applied, observation))
         said = key_of(decision)
         is_news = applied is not None or (
-            said != memory.said and not (isinstance(decision, Hold) and decision.bound in NOT_TOLD)
+            said != memory.said and not (isinstance(decision, Hold) and decision.bound in NOT_JOURNALED)
         )
         if is_news:
-            memory = memory.telling(said)
+            memory = memory.with_journal_key(said)
         changed = with_part(changed, scaler=memory)
         if applied is not None and memory.pending is None:
             changed = with_part(changed, open=None)  # an undo is not watched
         entry = entry_of(job, decision, applied, now_ms) if is_news else None
         alerts = None if is_hurried else {NAME: self._alerts_of(job, decision, memory, turn)}
         if applied is None:
-            kept = Kept(job=job.name, record=changed, version=version, entry=entry)
-            is_new = changed != self._kept[job.name][0]
-            quiet = Quiet(job=job.name, kept=kept if is_new else None, alerts=alerts)
-            self._held[job.name] = _Held(quiet=quiet, may_be_over=is_held)
+            kept = RecordUpdate(job=job.name, record=changed, version=version, entry=entry)
+            is_new = changed != self._stored[job.name][0]
+            quiet = RoundResult(job=job.name, kept=kept if is_new else None, alerts=alerts)
+            self._held[job.name] = _Unchanged(quiet=quiet, may_be_over=is_held)
             return False
         if not self._save(job.name, changed, version):
-            self._not_kept(job.name, None)
+            self._retry_soon(job.name, None)
             return False
         self._write(job, decision, applied, changed, turn)
         if entry is not None:
@@ -420,17 +431,22 @@ class AutoScaler:
         held, self._held = self._held, {}
         for names in self._pace.slices([*held]):
             quiet = [held[name].quiet for name in names]
-            lost = keep_quiet(quiet, self._records, self._alerts, now_ms)
+            lost = save_results(quiet, self._records, self._alerts, now_ms)
             for item in quiet:
                 if item.job in lost:
-                    self._not_kept(item.job, lost[item.job])
+                    self._retry_soon(item.job, lost[item.job])
                 elif held[item.job].may_be_over:
-                    del self._kept[item.job]
-                elif item.kept is not None:
-                    self._kept[item.job] = item.kept.record, item.kept.version + 1
+                    del self._stored[item.job]
+                elif item.update is not None:
+                    self._stored[item.job] = item.update.record, item.update.version + 1
 
     def _write(
-        self, job: ScalableJob, decision: Decision, applied: Shape, record: JobRecord, turn: Turn
+        self,
+        job: ScalableJob,
+        decision: Decision,
+        applied: JobShape,
+        record: PolicyRecord,
+        turn: RoundContext,
     ) -> None:
         changes = changes_of(job, applied)
         try:
@@ -439,12 +455,12 @@ class AutoScaler:
             # It was not done after all: nothing is watched, nothing is expected of it.
             memory = record.scaler or ScalerMemory()
             undone = with_part(forget_action(record, NAME), scaler=memory.without_last())
-            self._save(job.name, undone, self._kept[job.name][1])
+            self._save(job.name, undone, self._stored[job.name][1])
             raise
         turn.spend(job, applied)
 
     def _alerts_of(
-        self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn
+        self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: RoundContext
     ) -> tuple[RaiseAlert, ...]:
         errors = [shortly(report.error) for report in turn.reports.get(job.name, ()) if report.error]
         remember_min = scaler_settings_of(job.config.scaler).remember_min
@@ -455,31 +471,33 @@ class AutoScaler:
     def _readable(self, jobs: Mapping[str, ScalableJob]) -> dict[str, ScalableJob]:
         """Those of which it is known what is remembered."""
         found = dict(jobs)
-        for name, record in self._records.load_all([name for name in jobs if name not in self._kept]).items():
+        for name, record in self._records.load_all(
+            [name for name in jobs if name not in self._stored]
+        ).items():
             if isinstance(record, CorruptData):
                 log.warning("the scaler cannot look at a job", job=name, error=record.what)
                 self.decisions[name] = Hold(reason=record.what)
                 del found[name]
             else:
-                self._kept[name] = record
+                self._stored[name] = record
         return found
 
-    def _record(self, job: str) -> tuple[JobRecord, int]:
-        if job not in self._kept:
-            self._kept[job] = self._records.load(job)
-        return self._kept[job]
+    def _record(self, job: str) -> tuple[PolicyRecord, int]:
+        if job not in self._stored:
+            self._stored[job] = self._records.load(job)
+        return self._stored[job]
 
     def _memory(self, job: ScalableJob) -> ScalerMemory:
         memory = self._record(job.name)[0].scaler
         return memory if memory is not None and memory.birth == job.birth else ScalerMemory(birth=job.birth)
 
-    def _save(self, job: str, record: JobRecord, version: int) -> bool:
-        if record == self._kept[job][0]:
+    def _save(self, job: str, record: PolicyRecord, version: int) -> bool:
+        if record == self._stored[job][0]:
             return True
         if not self._records.save(job, record, version):
-            del self._kept[job]
+            del self._stored[job]
             return False
-        self._kept[job] = record, version + 1
+        self._stored[job] = record, version + 1
         return True
 
 

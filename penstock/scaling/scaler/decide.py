@@ -28,15 +28,15 @@ from penstock.scaling.scaler.load import (
     known_thread_rate,
 )
 from penstock.scaling.scaler.observation import (
-    Action,
     Decision,
     Hold,
     Inputs,
+    JobShape,
     Learnt,
     Observation,
     Rebalance,
     Resize,
-    Shape,
+    ScalingAction,
     Step,
     Untriaged,
     align,
@@ -46,14 +46,14 @@ from penstock.scaling.scaler.pattern import RECENT_MIN, History, analyse
 from penstock.scaling.scaler.plan_generator import plan
 from penstock.scaling.scaler.rebalance import plan_rebalance
 from penstock.scaling.scaler.shrink import plan_down
-from penstock.scaling.scaler.window import Window, optional, read_window, total
+from penstock.scaling.scaler.window import LoadWindow, optional, read_window, total
 
 # Without estimates every resource stays as it is reserved.
 NO_ESTIMATE = Needs(*[float("nan")] * 5)
 TIME_LAGGED = "total lagged / processing rate"
 
 
-def react(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def react(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     """Algorithm 2 for one job."""
     job, settings = observation.job, observation.settings
     inputs = {**inputs_of(observation, window, load), "time_lagged": window.time_lagged}
@@ -150,7 +150,7 @@ def after_oom(observation: Observation, held: Hold) -> Decision:
     return _more_memory(observation, oom, {"n": job.shape.task_count})
 
 
-def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Inputs) -> Decision:
+def _fewer(observation: Observation, frame: Frame, window: LoadWindow, inputs: Inputs) -> Decision:
     job, settings = observation.job, observation.settings
     n = job.shape.task_count
     fewest, most = task_range(job)
@@ -185,7 +185,7 @@ def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Input
         NO_ESTIMATE, job, settings, task_count=tasks, threads=job.shape.task.threads, may_shrink=False
     )
     return Resize(
-        shape=Shape(task_count=tasks, task=given),
+        shape=JobShape(task_count=tasks, task=given),
         direction="down",
         reason=f"no lag and no OOM for {minutes} min: {n} -> {tasks} tasks",
         formula=TIME_LAGGED,
@@ -220,7 +220,7 @@ def decide(observation: Observation, look_back: LookBack | None = None) -> Decis
     return replace(decision, learnt=replace(learnt, thread_rate=rate if generation == "preactive" else None))
 
 
-def record_applied(decision: Step, applied: Shape, observation: Observation) -> Action | None:
+def record_applied(decision: Step, applied: JobShape, observation: Observation) -> ScalingAction | None:
     """What to keep of a decision that was carried out: `applied` is the shape after all clamping."""
     window = read_window(observation)
     if isinstance(window, Hold):
@@ -233,7 +233,7 @@ def _without_rate(undo: Step) -> Step:
 
 
 def _preactive(
-    observation: Observation, frame: Frame, window: Window, load: Load, look_back: LookBack | None
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, look_back: LookBack | None
 ) -> Decision:
     """The plan, with P kept true and smaller shapes held against the past."""
     known = known_thread_rate(observation)
@@ -258,7 +258,7 @@ def _preactive(
     return decision
 
 
-def _bootstrapped(observation: Observation, frame: Frame, window: Window, decision: Hold) -> Hold:
+def _bootstrapped(observation: Observation, frame: Frame, window: LoadWindow, decision: Hold) -> Hold:
     """The staging period: once enough minutes under one shape were seen, they give the first P."""
     job, settings = observation.job, observation.settings
     begin = max(job.changed_minute, job.updated_minute if job.updated_minute is not None else 0)
@@ -280,7 +280,7 @@ def _bootstrapped(observation: Observation, frame: Frame, window: Window, decisi
 def _held_against_past(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     decision: Resize,
     look_back: LookBack | None,

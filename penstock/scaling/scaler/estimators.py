@@ -14,18 +14,18 @@ from penstock.core.clock import Millis
 from penstock.jobs.config import JobConfig
 from penstock.scaling.metrics.frames import Frame
 from penstock.scaling.scaler.observation import (
+    AvailableResources,
+    DecisionSettings,
     Footprint,
-    JobFacts,
+    JobShape,
     JoinFacts,
-    Room,
-    Settings,
-    Shape,
+    ScalerJobFacts,
     TaskResources,
     at_work,
     parallel,
     share_of_busiest,
 )
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
 MB = 2**20
 
@@ -65,7 +65,7 @@ def join_pairs_mb(rows: float, match_degree: float, record_bytes: float) -> floa
 
 
 def estimate_join(
-    window: Window, frame: Frame, join: JoinFacts, *, tasks: int, rate: float
+    window: LoadWindow, frame: Frame, join: JoinFacts, *, tasks: int, rate: float
 ) -> JoinNeeds | None:
     """What it needs at `rate` records per second; None: what it keeps cannot be told apart by records."""
     state_bytes = optional(frame.values, "state_bytes")
@@ -87,7 +87,7 @@ def estimate_join(
     return JoinNeeds(state_mb, more)
 
 
-def disorder_s(frame: Frame, window: Window) -> float:
+def disorder_s(frame: Frame, window: LoadWindow) -> float:
     """For how long records are kept because others may be late: the low is behind by this and by the lag."""
     behind = optional(frame.values, "watermark_lag_s")
     return max(0.0, behind - window.lag_s) if behind == behind else 0.0
@@ -134,7 +134,7 @@ def cpu_units_with_backlog(x: float, b: float, t: float, p: float, k: float, n: 
     return cpu_units(x + b / t, p, k, n)
 
 
-def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
+def measured_thread_rate(window: LoadWindow, job: ScalerJobFacts) -> float | None:
     """P as the last minutes show it: what a busy thread processes per second; None: too idle to tell."""
     if window.busy_mean < BUSY_MIN or window.processed_rate <= 0:
         return None
@@ -172,7 +172,7 @@ class Needs(NamedTuple):
 
 
 def estimate_needs(
-    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, *, rate: float
+    window: LoadWindow, frame: Frame, job: ScalerJobFacts, footprint: Footprint, *, rate: float
 ) -> Needs:
     """What the job needs at `rate` records per second."""
     values = frame.values
@@ -189,7 +189,7 @@ def estimate_needs(
 
 
 def _memory(
-    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, growth: float
+    window: LoadWindow, frame: Frame, job: ScalerJobFacts, footprint: Footprint, growth: float
 ) -> tuple[float, float, float]:
     """Memory of each task, memory split over them, and by how much state grows with the rate."""
     measured = optional(frame.values, "memory_task_mb")
@@ -228,10 +228,10 @@ def _largest(frame: Frame, name: str, minutes: int) -> float:
 # --- per task
 
 
-def vertical_limit(container: Room, settings: Settings) -> Room:
+def vertical_limit(container: AvailableResources, settings: DecisionSettings) -> AvailableResources:
     """How large a task may be: a fifth of a container, so that it can be moved (V-E)."""
     part = settings.vertical_share
-    return Room(
+    return AvailableResources(
         cpu=container.cpu * part,
         memory_mb=container.memory_mb * part,
         disk_mb=container.disk_mb * part,
@@ -240,7 +240,13 @@ def vertical_limit(container: Room, settings: Settings) -> Room:
 
 
 def task_resources(
-    needs: Needs, job: JobFacts, settings: Settings, *, task_count: int, threads: int, may_shrink: bool
+    needs: Needs,
+    job: ScalerJobFacts,
+    settings: DecisionSettings,
+    *,
+    task_count: int,
+    threads: int,
+    may_shrink: bool,
 ) -> TaskResources:
     """What each of so many tasks gets: all resources together, each as its busiest task needs it."""
     now = job.shape.task
@@ -287,6 +293,6 @@ def _up(amount: float, step: float, least: float = 1.0) -> float:
     return max(least, ceil(round(amount / step, 6)) * step)
 
 
-def capacity(shape: Shape, partitions: int, thread_rate: float) -> float:
+def capacity(shape: JobShape, partitions: int, thread_rate: float) -> float:
     """P * k * n, as the busiest thread has it: records per second that the job can sustain."""
     return thread_rate * parallel(shape.task_count, shape.task.threads, partitions)

@@ -14,10 +14,10 @@ from penstock.scaling.scaler.estimators import Needs, task_resources, vertical_l
 from penstock.scaling.scaler.observation import (
     KINDS,
     TINY,
-    JobFacts,
+    DecisionSettings,
+    JobShape,
     Remaining,
-    Settings,
-    Shape,
+    ScalerJobFacts,
     align,
     next_below,
     parallel,
@@ -27,7 +27,7 @@ from penstock.scaling.scaler.observation import (
 )
 
 
-def task_range(job: JobFacts) -> tuple[int, int]:
+def task_range(job: ScalerJobFacts) -> tuple[int, int]:
     """The fewest and the most tasks the job may have: never more than it has partitions."""
     most = job.limits.task_count_max
     if job.partitions > 0:
@@ -35,7 +35,7 @@ def task_range(job: JobFacts) -> tuple[int, int]:
     return min(max(1, job.limits.task_count_min), most), most
 
 
-def threads_limit(job: JobFacts, settings: Settings) -> int:
+def threads_limit(job: ScalerJobFacts, settings: DecisionSettings) -> int:
     """How many threads a task may have: as many as a fifth of a container has cores for."""
     now = job.shape.task
     cores = (
@@ -44,7 +44,7 @@ def threads_limit(job: JobFacts, settings: Settings) -> int:
     return max(now.threads, int(min(job.limits.threads_max, cores + TINY)))
 
 
-def grown(job: JobFacts, settings: Settings, wanted: float) -> tuple[int, int, tuple[str, ...]]:
+def grown(job: ScalerJobFacts, settings: DecisionSettings, wanted: float) -> tuple[int, int, tuple[str, ...]]:
     """Tasks and threads that work as `wanted` threads, and the bounds that kept them below that."""
     n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
     most_threads = threads_limit(job, settings)
@@ -61,7 +61,7 @@ def grown(job: JobFacts, settings: Settings, wanted: float) -> tuple[int, int, t
     return tasks, max(k, min(most_threads, threads or most_threads)), bounds
 
 
-def bound_of_tasks(job: JobFacts) -> str:
+def bound_of_tasks(job: ScalerJobFacts) -> str:
     """What limits the number of tasks."""
     limits = job.limits
     if 0 < job.partitions <= limits.task_count_max:
@@ -69,7 +69,9 @@ def bound_of_tasks(job: JobFacts) -> str:
     return f"{limits.set_by + ' ' if limits.set_by else ''}limit of {limits.task_count_max} tasks"
 
 
-def tasks_for_memory(needs: Needs, job: JobFacts, settings: Settings, at_least: int) -> int | None:
+def tasks_for_memory(
+    needs: Needs, job: ScalerJobFacts, settings: DecisionSettings, at_least: int
+) -> int | None:
     """The fewest tasks, not below `at_least`, whose part of the state fits a task; None: no number does."""
     limit = max(vertical_limit(job.limits.container, settings).memory_mb, job.shape.task.memory_mb)
     room = limit / settings.headroom - needs.memory_fixed_mb
@@ -82,7 +84,7 @@ def tasks_for_memory(needs: Needs, job: JobFacts, settings: Settings, at_least: 
     return None if tasks is None or tasks > task_range(job)[1] else max(tasks, at_least)
 
 
-def fits(job: JobFacts, shape: Shape, remaining: Remaining) -> str:
+def fits(job: ScalerJobFacts, shape: JobShape, remaining: Remaining) -> str:
     """Which resource there is not enough of for a shape; "" if it fits."""
     for kind in KINDS:
         more = shape.total(kind) - job.shape.total(kind)
@@ -91,7 +93,9 @@ def fits(job: JobFacts, shape: Shape, remaining: Remaining) -> str:
     return ""
 
 
-def with_memory_floor(shape: Shape, job: JobFacts, settings: Settings, floor_mb: float) -> Shape:
+def with_memory_floor(
+    shape: JobShape, job: ScalerJobFacts, settings: DecisionSettings, floor_mb: float
+) -> JobShape:
     """The same shape with at least so much memory per task, up to the vertical limit."""
     limit = max(vertical_limit(job.limits.container, settings).memory_mb, job.shape.task.memory_mb)
     memory = max(shape.task.memory_mb, min(floor_mb, limit))
@@ -103,26 +107,26 @@ def with_memory_floor(shape: Shape, job: JobFacts, settings: Settings, floor_mb:
 
 
 def fitting_step(
-    job: JobFacts,
-    settings: Settings,
+    job: ScalerJobFacts,
+    settings: DecisionSettings,
     needs: Needs,
     remaining: Remaining,
     *,
     tasks: int,
     threads: int,
     memory_floor_mb: float = 0.0,
-) -> tuple[Shape | None, str]:
+) -> tuple[JobShape | None, str]:
     """The largest step towards so many tasks and threads that fits what is left, and what was short of."""
     now = parallel(job.shape.task_count, job.shape.task.threads, job.partitions)
     short = ""
-    best: Shape | None = None
+    best: JobShape | None = None
     best_slots = now
     for n, k in _steps(job, tasks, threads):
         slots = parallel(n, k, job.partitions)
         if slots <= best_slots:
             continue
         given = task_resources(needs, job, settings, task_count=n, threads=k, may_shrink=False)
-        shape = with_memory_floor(Shape(task_count=n, task=given), job, settings, memory_floor_mb)
+        shape = with_memory_floor(JobShape(task_count=n, task=given), job, settings, memory_floor_mb)
         missing = fits(job, shape, remaining)
         if not missing:
             best, best_slots = shape, slots
@@ -133,7 +137,7 @@ def fitting_step(
     return best, short
 
 
-def _steps(job: JobFacts, tasks: int, threads: int) -> Iterator[tuple[int, int]]:
+def _steps(job: ScalerJobFacts, tasks: int, threads: int) -> Iterator[tuple[int, int]]:
     """What was wanted first, then smaller: fewer tasks of that size, fewer of the size now, fewer threads."""
     now = job.shape
     for k in dict.fromkeys((threads, now.task.threads)):

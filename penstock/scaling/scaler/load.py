@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from penstock.scaling.metrics.frames import Frame, Points
 from penstock.scaling.scaler.estimators import BUSY_MIN, cpu_units_with_backlog, measured_thread_rate
-from penstock.scaling.scaler.observation import Inputs, JobFacts, Observation, at_work, parallel
-from penstock.scaling.scaler.window import LAG_GROWTH_MIN, Window
+from penstock.scaling.scaler.observation import Inputs, Observation, ScalerJobFacts, at_work, parallel
+from penstock.scaling.scaler.window import LAG_GROWTH_MIN, LoadWindow
 
 FORMULA = "(X + B/t) / (P*k*n)"
 # A job whose single task works while the others wait: so busy, and the rest no more than this part of it.
@@ -35,7 +35,7 @@ class Load(NamedTuple):
     is_at_least: bool  # P is not known, and its threads keep up with what there is: they may do more
 
 
-def assess(observation: Observation, window: Window) -> Load:
+def assess(observation: Observation, window: LoadWindow) -> Load:
     """Equation 3 for the last minutes. P is what was learnt, unless an update made that void.
 
     Threads that are busy all the time show what they can do only where records pile up. Else they show what
@@ -109,7 +109,7 @@ def known_thread_rate(observation: Observation) -> float | None:
     return rate
 
 
-def inputs_of(observation: Observation, window: Window, load: Load) -> Inputs:
+def inputs_of(observation: Observation, window: LoadWindow, load: Load) -> Inputs:
     """The numbers behind a decision, by the paper's letters where it has them."""
     job = observation.job
     return {
@@ -128,7 +128,7 @@ def inputs_of(observation: Observation, window: Window, load: Load) -> Inputs:
     }
 
 
-def is_imbalanced(window: Window, imbalance_at: float) -> bool:
+def is_imbalanced(window: LoadWindow, imbalance_at: float) -> bool:
     """Whether a few tasks have most of the lag, or one is busy while the others wait."""
     hot = window.busy >= HOT_BUSY and window.busy_mean <= HOT_SHARE * window.busy
     return hot or window.lag_spread >= imbalance_at  # NaN is not above anything
@@ -163,7 +163,7 @@ COST_MIN = 5  # minutes on end
 DEAR = 0.8  # a thread that gave less than this part of what it gives now: the input was dear then
 
 
-def bootstrap_rate(frame: Frame, job: JobFacts, *, minutes: int) -> float | None:
+def bootstrap_rate(frame: Frame, job: ScalerJobFacts, *, minutes: int) -> float | None:
     """P from the last `minutes` under one shape; None: too few of them show it.
 
     The median of the busier half of the minutes: idle ones tell little, and one odd minute tells nothing.
@@ -217,7 +217,7 @@ def between(sustained: float, p: float, measured: float | None) -> float:
 
 
 def dearest_rate(
-    values: Mapping[str, Points], job: JobFacts, load: Load, *, input_rate: float
+    values: Mapping[str, Points], job: ScalerJobFacts, load: Load, *, input_rate: float
 ) -> float | None:
     """The lowest P over five minutes with input like `input_rate`; None: not clearly below that of now.
 

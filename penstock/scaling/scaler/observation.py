@@ -53,7 +53,7 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DecisionSettings:
     """How the scaler treats a job. Minutes are `_min`, shares are of one."""
 
     generation: Generation = "preactive"
@@ -106,7 +106,7 @@ def _refused(name: str, value: object, wanted: str) -> ConfigError:
     )
 
 
-DEFAULTS = Settings()
+DEFAULTS = DecisionSettings()
 
 
 KINDS = ("cpu", "memory_mb", "disk_mb", "network_mbps")
@@ -126,7 +126,7 @@ class TaskResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class JobShape:
     """A number of tasks and what each gets."""
 
     task_count: int  # n
@@ -151,7 +151,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class AvailableResources:
     """How much of each resource there is; infinite where nobody set a limit."""
 
     cpu: float = inf
@@ -160,15 +160,15 @@ class Room:
     network_mbps: float = inf
 
 
-UNLIMITED = Room()
+UNLIMITED = AvailableResources()
 
 
-def mapping_of(shape: Shape, partitions: int) -> tuple[int, ...]:
+def mapping_of(shape: JobShape, partitions: int) -> tuple[int, ...]:
     """By partition, the task that reads it."""
     return shape.mapping if shape.mapping is not None else map_partitions(partitions, shape.task_count)
 
 
-def with_mapping(shape: Shape, mapping: tuple[int, ...]) -> Shape:
+def with_mapping(shape: JobShape, mapping: tuple[int, ...]) -> JobShape:
     """The same tasks with their partitions dealt so; the even deal has no name of its own."""
     is_even = mapping == map_partitions(len(mapping), shape.task_count)
     return replace(shape, mapping=None if is_even else mapping)
@@ -256,13 +256,13 @@ class JoinFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ShapeLimits:
     """Within which a job's shape must stay."""
 
     task_count_min: int = 1
     task_count_max: int = 32
     threads_max: int = 1  # 1: the engine gives a task one thread whatever it asks for
-    container: Room = UNLIMITED  # what one container has
+    container: AvailableResources = UNLIMITED  # what one container has
     set_by: str = ""  # the layer that set `task_count_max`, where it is a person's
 
 
@@ -276,12 +276,12 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
+class ScalerJobFacts:
     """A job as it is set up now."""
 
     name: str
-    shape: Shape
-    limits: Limits = Limits()
+    shape: JobShape
+    limits: ShapeLimits = ShapeLimits()
     partitions: int = 0  # 0: the input is split at will
     priority: int = 0
     is_privileged: bool = False
@@ -311,7 +311,7 @@ class PartitionLoads:
 class Remaining:
     """What the capacity manager has left for this job, quota included."""
 
-    room: Room = UNLIMITED
+    room: AvailableResources = UNLIMITED
     privileged_only: bool = False  # short: only privileged jobs may grow
 
 
@@ -325,12 +325,12 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class ScalingAction:
     """What the scaler did to a job, as it was applied, and what came of it."""
 
     at_minute: int
-    before: Shape
-    after: Shape
+    before: JobShape
+    after: JobShape
     input_rate: float  # X at the time
     rate_before: float  # processed
     rate_expected: float  # of the shape as applied
@@ -352,14 +352,14 @@ class Action:
 class Observation:
     """All that one decision gets."""
 
-    job: JobFacts
+    job: ScalerJobFacts
     frame: Frame | NoFrame
     now_ms: Millis
     footprint: Footprint = Footprint()
     remaining: Remaining = Remaining()
-    past: tuple[Action, ...] = ()  # oldest first
+    past: tuple[ScalingAction, ...] = ()  # oldest first
     demand: Demand | None = None
-    settings: Settings = DEFAULTS
+    settings: DecisionSettings = DEFAULTS
     by_partition: PartitionLoads | None = None  # None: not known
 
 
@@ -368,7 +368,7 @@ class Learnt:
     """What a decision found out; whoever asked keeps it."""
 
     thread_rate: float | None = None  # P from now on
-    judged: Action | None = None  # the last action, with its outcome
+    judged: ScalingAction | None = None  # the last action, with its outcome
     alert: str = ""
 
 
@@ -390,7 +390,7 @@ class Hold:
 class Resize:
     """Another shape, and why; `bounds` are those that kept it from what was wanted."""
 
-    shape: Shape
+    shape: JobShape
     reason: str
     direction: Literal["up", "down", "undo"]
     formula: str = ""
@@ -495,7 +495,7 @@ class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     birth: str = ""  # of the job: one of the same name that came later is another
     thread_rate: float | None = None  # P
     thread_rate_minute: int | None = None
-    past: tuple[Action, ...] = ()  # oldest first
+    past: tuple[ScalingAction, ...] = ()  # oldest first
     restarts_s: tuple[float, ...] = ()  # as measured, newest last
     said: str = ""  # what the journal last heard, as a key: the same is not told twice
 
@@ -510,11 +510,11 @@ class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.restarts_s, default=RESTART_S)
 
     @property
-    def pending(self) -> Action | None:
+    def pending(self) -> ScalingAction | None:
         """What was done and is not judged yet."""
         return self.past[-1] if self.past and self.past[-1].outcome == "pending" else None
 
-    def learning(self, learnt: Learnt, now_ms: Millis) -> ScalerMemory:
+    def with_learnt(self, learnt: Learnt, now_ms: Millis) -> ScalerMemory:
         """With what a decision found out."""
         memory = self
         if learnt.judged is not None and self.past:
@@ -524,7 +524,7 @@ class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
             memory = _with(memory, thread_rate=rate, thread_rate_minute=now_ms // MINUTE_MS)
         return memory
 
-    def acting(self, action: Action) -> ScalerMemory:
+    def with_action(self, action: ScalingAction) -> ScalerMemory:
         """With something that is done now. What was still watched is overruled by it."""
         past = self.past
         if self.pending is not None:
@@ -535,11 +535,11 @@ class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
         """What was to be done was not done after all, and will be told when it is."""
         return _with(self, past=self.past[:-1], said="")
 
-    def restarted(self, seconds: float) -> ScalerMemory:
+    def with_restart(self, seconds: float) -> ScalerMemory:
         """With one more measured restart."""
         return _with(self, restarts_s=(*self.restarts_s, round(seconds, 1))[-RESTARTS_MAX:])
 
-    def telling(self, said: str) -> ScalerMemory:
+    def with_journal_key(self, said: str) -> ScalerMemory:
         """With what the journal hears now."""
         return self if said == self.said else _with(self, said=said)
 

@@ -15,20 +15,20 @@ from penstock.core.clock import Millis
 from penstock.fleet.messages import TaskReport
 from penstock.jobs.config import JobConfig, ScalerSettings
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame, NoFrame, Points
-from penstock.scaling.metrics.minutes import MinuteBook
+from penstock.scaling.metrics.minutes import MinuteAggregator
 from penstock.scaling.scaler.estimators import join_facts
 from penstock.scaling.scaler.load import STAGING_MIN
 from penstock.scaling.scaler.observation import (
     DAY_MIN,
     KINDS,
-    JobFacts,
-    Limits,
+    AvailableResources,
+    DecisionSettings,
+    JobShape,
     Observation,
     Remaining,
-    Room,
+    ScalerJobFacts,
     ScalerMemory,
-    Settings,
-    Shape,
+    ShapeLimits,
     State,
     TaskResources,
     with_mapping,
@@ -64,43 +64,43 @@ class ScalableJob:
     updated_ms: Millis | None = None  # its owner changed it then, after it was made
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> JobShape:
         """Its tasks as they run."""
         resources = self.config.resources
         task = TaskResources(
             threads=self.config.threads, **{kind: float(getattr(resources, kind)) for kind in KINDS}
         )
-        shape = Shape(task_count=self.task_count, task=task)
+        shape = JobShape(task_count=self.task_count, task=task)
         return with_mapping(shape, self.mapping) if self.mapping else shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class ClusterCapacity:
     """What one container has, and what is left of all; infinite where nobody set a limit."""
 
-    container: Room = field(default_factory=Room)
-    remaining: Room = field(default_factory=Room)
+    container: AvailableResources = field(default_factory=AvailableResources)
+    remaining: AvailableResources = field(default_factory=AvailableResources)
     privileged_only: bool = False
 
 
 @lru_cache(maxsize=1024)
-def settings_of(given: ScalerSettings) -> Settings:
+def settings_of(given: ScalerSettings) -> DecisionSettings:
     """The scaler's settings for a job."""
     own = {name: getattr(given, name) for name in _OWN}
     quiet: dict[str, Any] = {}
     if given.quiet_s is not None:
         minutes = min(14 * DAY_MIN, max(1, ceil(given.quiet_s / 60)))
         quiet = {"down_after_min": minutes, "reactive_quiet_min": minutes}
-    return Settings(settle_min=min(60, ceil(given.settle_s / 60)), **quiet, **own)
+    return DecisionSettings(settle_min=min(60, ceil(given.settle_s / 60)), **quiet, **own)
 
 
 @lru_cache(maxsize=1024)
-def _in_steps(settings: Settings, settle_s: float, step_ms: int) -> Settings:
+def _in_steps(settings: DecisionSettings, settle_s: float, step_ms: int) -> DecisionSettings:
     """The same where a "minute" is a step of seconds."""
     return replace(settings, settle_min=min(60, ceil(settle_s * 1000 / step_ms)), stale_min=STALE_STEPS)
 
 
-def minutes_needed(settings: Settings) -> int:
+def minutes_needed(settings: DecisionSettings) -> int:
     """How much of the past a decision may look at, the 14 days apart."""
     quiet = settings.reactive_quiet_min if settings.generation == "reactive" else settings.down_after_min
     return min(14 * DAY_MIN, max(2 * STAGING_MIN, quiet + settings.window_min))
@@ -116,7 +116,7 @@ def observe(
     job: ScalableJob,
     frame: Frame | NoFrame,
     memory: ScalerMemory,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     reports: Sequence[TaskReport] = (),
     *,
     now_ms: Millis,
@@ -125,7 +125,7 @@ def observe(
     config = job.config
     updated = job.updated_ms
     by_partition = loads_of(reports, job.mapping, generation=job.generation)
-    facts = JobFacts(
+    facts = ScalerJobFacts(
         name=job.name,
         shape=job.shape,
         limits=_limits(job, capacity.container),
@@ -185,10 +185,10 @@ def hasten(observation: Observation, frame: Frame, job: ScalableJob) -> Observat
     )
 
 
-def _limits(job: ScalableJob, container: Room) -> Limits:
+def _limits(job: ScalableJob, container: AvailableResources) -> ShapeLimits:
     config = job.config
     has_threads = config.isolation == "process" and container.cpu < inf
-    return Limits(
+    return ShapeLimits(
         task_count_min=config.scaler.task_count_min,
         task_count_max=config.task_count_max,
         threads_max=max(THREADS_MAX if has_threads else 1, config.threads),
@@ -233,12 +233,12 @@ class _Steps:
     rows: deque[Points] = field(default_factory=lambda: deque(maxlen=STEPS))
 
 
-class SecondsBook:
+class SecondsAggregator:
     """The last steps of the jobs that are watched. Requires: looks come one after another."""
 
     def __init__(self, heartbeat_ms: Millis) -> None:
         self.step_ms = 2 * heartbeat_ms
-        self._book = MinuteBook(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
+        self._book = MinuteAggregator(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
         self._steps: dict[str, _Steps] = {}
 
     def observe(

@@ -14,19 +14,19 @@ from penstock.scaling.scaler.estimators import capacity
 from penstock.scaling.scaler.growth import fits, task_range
 from penstock.scaling.scaler.load import SATURATED, Load, between, inputs_of, known_thread_rate
 from penstock.scaling.scaler.observation import (
-    Action,
     Inputs,
+    JobShape,
     Learnt,
     Observation,
     Outcome,
     Rebalance,
     Resize,
-    Shape,
+    ScalingAction,
     Step,
     mapping_of,
     parallel,
 )
-from penstock.scaling.scaler.window import Window
+from penstock.scaling.scaler.window import LoadWindow
 
 # Input that grew by more than this since explains a lag without the action.
 SAME_INPUT = 1.1
@@ -37,14 +37,16 @@ MORE_PROCESSED = 1.25
 GAIN = "(processed - before) / (expected - before)"
 
 
-def record(decision: Step, applied: Shape, observation: Observation, window: Window, load: Load) -> Action:
+def record(
+    decision: Step, applied: JobShape, observation: Observation, window: LoadWindow, load: Load
+) -> ScalingAction:
     """What to remember of an action. The expectation is that of the shape as applied, not as wished."""
     job = observation.job
     limit = capacity(applied, job.partitions, load.thread_rate)
     needed = load.input_rate + window.lag_records / observation.settings.recovery_s
     if isinstance(decision, Rebalance):
         limit = decision.rate_expected
-    return Action(
+    return ScalingAction(
         at_minute=minute_of(observation.now_ms),
         before=job.shape,
         after=applied,
@@ -62,7 +64,7 @@ def minute_of(now_ms: Millis) -> int:
     return now_ms // MINUTE_MS
 
 
-def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt, Step | None]:
+def judge(observation: Observation, window: LoadWindow, load: Load) -> tuple[Learnt, Step | None]:
     """The outcome of the last action if it can be told now, and what undoes it if it should be undone."""
     action = observation.past[-1] if observation.past else None
     if action is None or action.outcome != "pending":
@@ -84,7 +86,7 @@ def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt,
 
 
 def _judge_up(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Resize | None]:
     settings = observation.settings
     if since < settings.judge_after_min + settings.settle_min:
@@ -104,7 +106,7 @@ def _judge_up(
 
 
 def _judge_rebalance(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Rebalance | None]:
     """Partitions that were dealt anew helped if there is no lag, if it falls, or if more is processed."""
     settings, job = observation.settings, observation.job
@@ -136,7 +138,7 @@ def _judge_rebalance(
 
 
 def _judge_down(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Resize | None]:
     shrank = parallel_of(action.after, observation) < action.parallel_before
     is_saturated = window.busy_mean >= SATURATED
@@ -162,7 +164,7 @@ def _judge_down(
 
 
 def _undo(
-    observation: Observation, window: Window, load: Load, action: Action, learnt: Learnt, why: str
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, learnt: Learnt, why: str
 ) -> Resize | None:
     job = observation.job
     fewest, most = task_range(job)
@@ -179,7 +181,7 @@ def _undo(
     )
 
 
-def _compared(observation: Observation, window: Window, load: Load, action: Action) -> Inputs:
+def _compared(observation: Observation, window: LoadWindow, load: Load, action: ScalingAction) -> Inputs:
     return {
         **inputs_of(observation, window, load),
         "processed": window.processed_rate,
@@ -189,7 +191,7 @@ def _compared(observation: Observation, window: Window, load: Load, action: Acti
 
 
 def _judged(
-    observation: Observation, window: Window, action: Action, outcome: Outcome, alert: str = ""
+    observation: Observation, window: LoadWindow, action: ScalingAction, outcome: Outcome, alert: str = ""
 ) -> Learnt:
     judged = replace(
         action,
@@ -200,7 +202,7 @@ def _judged(
     return Learnt(judged=judged, alert=alert)
 
 
-def parallel_of(shape: Shape, observation: Observation) -> float:
+def parallel_of(shape: JobShape, observation: Observation) -> float:
     """As how many threads a shape works on this job's partitions."""
     return parallel(shape.task_count, shape.task.threads, observation.job.partitions)
 
@@ -208,7 +210,7 @@ def parallel_of(shape: Shape, observation: Observation) -> float:
 # --- what is remembered
 
 
-def ups_that_did_not_help(observation: Observation, window: Window) -> Action | None:
+def ups_that_did_not_help(observation: Observation, window: LoadWindow) -> ScalingAction | None:
     """The newest remembered step up that did not help, unless the code or what limited it changed since."""
     for action in reversed(observation.past):
         if (
@@ -222,7 +224,7 @@ def ups_that_did_not_help(observation: Observation, window: Window) -> Action | 
     return None
 
 
-def rebalance_that_did_not_help(observation: Observation, window: Window) -> Action | None:
+def rebalance_that_did_not_help(observation: Observation, window: LoadWindow) -> ScalingAction | None:
     """The newest remembered new deal of partitions that did not help, unless the code changed since."""
     for action in reversed(observation.past):
         is_one = action.is_rebalance and action.outcome == "ineffective"
@@ -231,7 +233,7 @@ def rebalance_that_did_not_help(observation: Observation, window: Window) -> Act
     return None
 
 
-def down_that_broke(observation: Observation, window: Window, slots: float) -> Action | None:
+def down_that_broke(observation: Observation, window: LoadWindow, slots: float) -> ScalingAction | None:
     """A remembered step down, to no less than this one, that broke the SLO at no more input than now."""
     for action in reversed(observation.past):
         if (
@@ -244,7 +246,7 @@ def down_that_broke(observation: Observation, window: Window, slots: float) -> A
     return None
 
 
-def _is_limited_as_then(window: Window, action: Action) -> bool:
+def _is_limited_as_then(window: LoadWindow, action: ScalingAction) -> bool:
     """Whether the job processes no more than in the trial: then what held it then may hold it now.
 
     A sink that takes so much and no more gives few tasks as much as many. A dependency that was slow in the
@@ -254,7 +256,7 @@ def _is_limited_as_then(window: Window, action: Action) -> bool:
     return window.processed_rate <= MORE_PROCESSED * then
 
 
-def _is_remembered(observation: Observation, window: Window, action: Action) -> bool:
+def _is_remembered(observation: Observation, window: LoadWindow, action: ScalingAction) -> bool:
     judged = action.judged_minute if action.judged_minute is not None else action.at_minute
     updated = observation.job.updated_minute
     if updated is not None and updated >= action.at_minute:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scaling.metrics.frames import Points
-from penstock.scaling.scaler.observation import DAY_MIN, Settings
+from penstock.scaling.scaler.observation import DAY_MIN, DecisionSettings
 
 DAYS = 14
 RECENT_MIN = 30
@@ -48,7 +48,7 @@ class Pattern:
     key_peak: float = float("nan")
 
 
-def analyse(history: History, recent: Points, *, end_minute: int, settings: Settings) -> Pattern:
+def analyse(history: History, recent: Points, *, end_minute: int, settings: DecisionSettings) -> Pattern:
     """The pattern of the next `history_hours` from `end_minute` on, the first minute not yet seen.
 
     `recent` is the input of the last half hour.

@@ -19,13 +19,13 @@ from penstock.scaling.scaler.decide import LookBack, decide
 from penstock.scaling.scaler.growth import task_range, threads_limit
 from penstock.scaling.scaler.load import Load, assess
 from penstock.scaling.scaler.observation import Decision, Demand, Hold, Observation, Resize, parallel
-from penstock.scaling.scaler.window import Window, optional, read_window
+from penstock.scaling.scaler.window import LoadWindow, optional, read_window
 
 _DRAIN_METRICS = ("ingest_rate", "processed_rate", "lag_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class JobEdge:
     """One job feeds another. Selectivity: records sent per record processed; None: as measured."""
 
     above: str
@@ -34,20 +34,20 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    window: Window
+class _Measured:
+    window: LoadWindow
     load: Load
     rate_max: float  # at the largest shape its limits allow
 
 
 def decide_pipeline(
     observations: Mapping[str, Observation],
-    edges: Iterable[Edge],
+    edges: Iterable[JobEdge],
     look_back: Mapping[str, LookBack] | None = None,
 ) -> dict[str, Decision]:
     """A decision for every job, those above first. One without numbers holds, and tells others nothing."""
     graph = _graph(observations, edges)
-    seen = {name: found for name in graph if (found := _look(observations[name])) is not None}
+    seen = {name: found for name in graph if (found := _measure(observations[name])) is not None}
     _set_selectivities(graph, observations, seen)
     useful = _useful_rates(graph, seen)
     decisions: dict[str, Decision] = {}
@@ -118,7 +118,7 @@ def _in_minutes_of(frame: Frame, points: Points, first_minute: int) -> Points:
     return found
 
 
-def _graph(observations: Mapping[str, Observation], edges: Iterable[Edge]) -> Any:
+def _graph(observations: Mapping[str, Observation], edges: Iterable[JobEdge]) -> Any:
     graph = nx.DiGraph()
     graph.add_nodes_from(sorted(observations))
     for edge in edges:
@@ -130,7 +130,7 @@ def _graph(observations: Mapping[str, Observation], edges: Iterable[Edge]) -> An
     return graph
 
 
-def _look(observation: Observation) -> _Seen | None:
+def _measure(observation: Observation) -> _Measured | None:
     window = read_window(observation)
     if isinstance(window, Hold):
         return None
@@ -138,11 +138,11 @@ def _look(observation: Observation) -> _Seen | None:
     job = observation.job
     _, most = task_range(job)
     slots = parallel(most, threads_limit(job, observation.settings), job.partitions)
-    return _Seen(window, load, load.thread_rate * slots)
+    return _Measured(window, load, load.thread_rate * slots)
 
 
 def _set_selectivities(
-    graph: Any, observations: Mapping[str, Observation], seen: Mapping[str, _Seen]
+    graph: Any, observations: Mapping[str, Observation], seen: Mapping[str, _Measured]
 ) -> None:
     """What an edge carries, best where one job alone feeds another: then it is what arrives there."""
     for above, below in graph.edges:
@@ -161,7 +161,7 @@ def _set_selectivities(
         graph.edges[above, below]["selectivity"] = measured
 
 
-def _useful_rates(graph: Any, seen: Mapping[str, _Seen]) -> dict[str, tuple[float, str]]:
+def _useful_rates(graph: Any, seen: Mapping[str, _Measured]) -> dict[str, tuple[float, str]]:
     """Per job the rate above which no job below it can follow, and which of them that is."""
     useful: dict[str, tuple[float, str]] = {}
     for name in reversed(list(nx.topological_sort(graph))):
@@ -174,7 +174,11 @@ def _useful_rates(graph: Any, seen: Mapping[str, _Seen]) -> dict[str, tuple[floa
 
 
 def _taken(
-    graph: Any, seen: Mapping[str, _Seen], useful: Mapping[str, tuple[float, str]], name: str, consumer: str
+    graph: Any,
+    seen: Mapping[str, _Measured],
+    useful: Mapping[str, tuple[float, str]],
+    name: str,
+    consumer: str,
 ) -> tuple[float, str]:
     selectivity = graph.edges[name, consumer]["selectivity"]
     if consumer not in seen or selectivity <= 0:
@@ -188,7 +192,7 @@ def _taken(
     return max(0.0, limit - others) / selectivity, who
 
 
-def _rate_after(observation: Observation, seen: _Seen, decision: Decision, sent: float) -> float:
+def _rate_after(observation: Observation, seen: _Measured, decision: Decision, sent: float) -> float:
     """What the job will process once its decision is carried out: its input and its backlog within t."""
     shape = decision.shape if isinstance(decision, Resize) else observation.job.shape
     slots = parallel(shape.task_count, shape.task.threads, observation.job.partitions)

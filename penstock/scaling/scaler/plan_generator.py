@@ -33,10 +33,10 @@ from penstock.scaling.scaler.load import (
 from penstock.scaling.scaler.observation import (
     Decision,
     Hold,
+    JobShape,
     Observation,
     Rebalance,
     Resize,
-    Shape,
     Untriaged,
     align,
     mapping_of,
@@ -46,7 +46,7 @@ from penstock.scaling.scaler.observation import (
 from penstock.scaling.scaler.outcome import ups_that_did_not_help
 from penstock.scaling.scaler.rebalance import plan_rebalance
 from penstock.scaling.scaler.shrink import plan_down
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
 NOTHING = "nothing is processed, though records wait"
 # A job that lags after an update gets so much more at once: it helps most of the time (V-D).
@@ -54,7 +54,7 @@ UPDATE_STEP = 1.5
 UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P, at least (X + (B + X*restart_s)/t) / (up_at*P)"
 
 
-def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def plan(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     """What to do about a job, given its last minutes."""
     job = observation.job
     fewest, most = task_range(job)
@@ -69,7 +69,7 @@ def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> 
     return _by_symptoms(observation, frame, window, load)
 
 
-def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def _by_symptoms(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     settings = observation.settings
     if load.is_lagging:
         return _lagging(observation, frame, window, load)
@@ -113,13 +113,15 @@ def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: L
     return plan_down(observation, frame, window, load)
 
 
-def _used_on_average(window: Window, load: Load) -> float:
+def _used_on_average(window: LoadWindow, load: Load) -> float:
     """How much of it is used, not by the newest minutes but by all that are looked at: those may be noise."""
     more = max(0.0, window.input_rate - window.input_mean) if load.input_rate <= window.input_rate else 0.0
     return load.used - more / load.capacity if load.capacity > 0 else load.used
 
 
-def _into_limits(observation: Observation, frame: Frame, window: Window, load: Load, tasks: int) -> Decision:
+def _into_limits(
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, tasks: int
+) -> Decision:
     job, settings = observation.job, observation.settings
     fewest, most = task_range(job)
     n = job.shape.task_count
@@ -127,7 +129,7 @@ def _into_limits(observation: Observation, frame: Frame, window: Window, load: L
     given = task_resources(
         needs, job, settings, task_count=tasks, threads=job.shape.task.threads, may_shrink=False
     )
-    shape = Shape(task_count=tasks, task=given)
+    shape = JobShape(task_count=tasks, task=given)
     inputs = inputs_of(observation, window, load)
     if tasks > n and (short := fits(job, shape, observation.remaining)):
         return Hold(reason=f"below its {fewest} tasks, but {short} is short", bound=short, inputs=inputs)
@@ -145,7 +147,7 @@ def _into_limits(observation: Observation, frame: Frame, window: Window, load: L
 # --- symptoms
 
 
-def _lagging(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def _lagging(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     """Lag over the SLO: find the cause first (V-D). Only "too little, and not skewed" means more."""
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
@@ -194,7 +196,7 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
     return _enough_but_lagging(observation, frame, window, load, lag)
 
 
-def _uneven(window: Window, lag: str) -> str:
+def _uneven(window: LoadWindow, lag: str) -> str:
     return (
         f"{lag}: its tasks' lag differs by {window.lag_spread:.0%}, "
         f"the busiest is {window.busy:.0%} busy of {window.busy_mean:.0%} on average"
@@ -202,7 +204,7 @@ def _uneven(window: Window, lag: str) -> str:
 
 
 def _enough_but_lagging(
-    observation: Observation, frame: Frame, window: Window, load: Load, lag: str
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, lag: str
 ) -> Decision:
     inputs = inputs_of(observation, window, load)
     t = observation.settings.recovery_s
@@ -243,7 +245,7 @@ def _enough(load: Load) -> str:
     return f"too few resources: {load.used:.0%} used"
 
 
-def _drained_s(window: Window, load: Load) -> float:
+def _drained_s(window: LoadWindow, load: Load) -> float:
     spare = load.capacity - load.input_rate
     return window.lag_records / spare if spare > 0 else inf
 
@@ -254,7 +256,7 @@ def _drained_s(window: Window, load: Load) -> float:
 def _up(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     *,
     why: str,
@@ -335,7 +337,7 @@ def _disk_of_busiest(observation: Observation, frame: Frame) -> float:
     return optional(frame.values, "disk_mb") * share_of_busiest(job.shape.task_count, job.partitions)
 
 
-def _more_memory(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def _more_memory(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     """More memory or disk per task; where a task may not be larger and state is split, more tasks."""
     job, settings = observation.job, observation.settings
     inputs = {
@@ -352,7 +354,7 @@ def _more_memory(observation: Observation, frame: Frame, window: Window, load: L
     needs = needs._replace(memory_split_mb=needs.memory_split_mb * factor)
     tasks = tasks_for_memory(needs, job, settings, n)
     given = task_resources(needs, job, settings, task_count=tasks or n, threads=k, may_shrink=False)
-    shape = Shape(task_count=tasks or n, task=given)
+    shape = JobShape(task_count=tasks or n, task=given)
     if killed and shape.task_count == n:
         shape = with_memory_floor(shape, job, settings, job.shape.task.memory_mb * factor)
     if shape.task_count == n and _is_no_larger(shape, job.shape):
@@ -381,11 +383,11 @@ def _more_memory(observation: Observation, frame: Frame, window: Window, load: L
     )
 
 
-def _is_no_larger(shape: Shape, than: Shape) -> bool:
+def _is_no_larger(shape: JobShape, than: JobShape) -> bool:
     return shape.task.memory_mb <= than.task.memory_mb and shape.task.disk_mb <= than.task.disk_mb
 
 
-def change(before: Shape, after: Shape) -> str:
+def change(before: JobShape, after: JobShape) -> str:
     """What changes, in words."""
     parts = []
     if before.task_count != after.task_count:

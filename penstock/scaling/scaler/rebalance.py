@@ -15,7 +15,7 @@ from penstock.fleet.messages import TaskReport
 from penstock.jobs.tasks import tell_moves
 from penstock.scaling.scaler.observation import Inputs, Observation, PartitionLoads, Rebalance, mapping_of
 from penstock.scaling.scaler.outcome import rebalance_that_did_not_help
-from penstock.scaling.scaler.window import Window
+from penstock.scaling.scaler.window import LoadWindow
 
 # Less of the busiest task's load than this is not worth stopping the job for.
 GAIN_MIN = 0.15
@@ -26,22 +26,22 @@ NEARLY = 1.15
 _PARTS = 10**9
 _STEPS_MAX = 10_000
 
-Mapped = tuple[int, ...]
+TaskMapping = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
+class BetterMapping:
     """Another deal that is worth it."""
 
-    mapping: Mapped
+    mapping: TaskMapping
     moved: tuple[int, ...]  # partitions that get another task
     share_before: float  # of all load: what the busiest task has
     share_after: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class NoBetterMapping:
     """No deal is better by enough. `hot`: the partition that alone is the reason, if one is."""
 
     reason: str
@@ -50,15 +50,17 @@ class Kept:
     hot: int | None = None
 
 
-def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN) -> Dealt | Kept:
+def find_better_mapping(
+    loads: Sequence[float], mapping: TaskMapping, *, gain_min: float = GAIN_MIN
+) -> BetterMapping | NoBetterMapping:
     """A better deal of these partitions over as many tasks. Requires: no task is without one now."""
     tasks = max(mapping, default=-1) + 1
     assert len(loads) == len(mapping) and set(mapping) == set(range(tasks)), "each task has a partition"
     total = sum(loads)
     if not all(isfinite(load) and load >= 0 for load in loads) or not isfinite(total):
-        return Kept(reason="the load of a partition is not known")
+        return NoBetterMapping(reason="the load of a partition is not known")
     if total <= 0:
-        return Kept(reason="nothing comes, and nothing waits")
+        return NoBetterMapping(reason="nothing comes, and nothing waits")
     parts = np.array([round(load / total * _PARTS) for load in loads], np.int64)
     before = _busiest(parts, mapping, tasks)
     from_scratch = _last(_polished(parts, _longest_first(parts, tasks), tasks))
@@ -70,7 +72,7 @@ def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN)
     found = next((one for one in path if _busiest(parts, one, tasks) <= enough), None)
     if found is None:
         found = _renamed(from_scratch, mapping, tasks)
-    return Dealt(
+    return BetterMapping(
         mapping=found,
         moved=tuple(p for p, (old, new) in enumerate(zip(mapping, found, strict=True)) if old != new),
         share_before=before / _PARTS,
@@ -78,19 +80,19 @@ def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN)
     )
 
 
-def _kept(parts: Ints, before: int, best: int, tasks: int, gain_min: float) -> Kept:
+def _kept(parts: Ints, before: int, best: int, tasks: int, gain_min: float) -> NoBetterMapping:
     share, share_best = before / _PARTS, best / _PARTS
     hot = int(parts.argmax())
     is_even = (1 - gain_min) * before * tasks <= _PARTS
     if int(parts[hot]) > (1 - gain_min) * before and not is_even:
-        return Kept(
+        return NoBetterMapping(
             reason=f"partition {hot} alone has {int(parts[hot]) / _PARTS:.0%} of the load, "
             f"its task {share:.0%}: a hot key",
             share=share,
             share_best=share_best,
             hot=hot,
         )
-    return Kept(
+    return NoBetterMapping(
         reason=f"the busiest task has {share:.0%} of the load, and {share_best:.0%} with the best deal found",
         share=share,
         share_best=share_best,
@@ -107,7 +109,7 @@ def _busiest(parts: Ints, mapping: Sequence[int], tasks: int) -> int:
     return int(_loads(parts, mapping, tasks).max())
 
 
-def _longest_first(parts: Ints, tasks: int) -> Mapped:
+def _longest_first(parts: Ints, tasks: int) -> TaskMapping:
     """LPT: the largest first, each to the task with least; of equal ones the first."""
     loads, mapping = [0] * tasks, [0] * len(parts)
     idle = set(range(tasks))
@@ -122,7 +124,7 @@ def _longest_first(parts: Ints, tasks: int) -> Mapped:
     return tuple(mapping)
 
 
-def _polished(parts: Ints, mapping: Mapped, tasks: int) -> Iterator[Mapped]:
+def _polished(parts: Ints, mapping: TaskMapping, tasks: int) -> Iterator[TaskMapping]:
     """The deal, and what it becomes by one move or exchange after the other that helps a busiest task."""
     yield mapping
     for _ in range(_STEPS_MAX):
@@ -133,7 +135,7 @@ def _polished(parts: Ints, mapping: Mapped, tasks: int) -> Iterator[Mapped]:
         yield mapping
 
 
-def _step(parts: Ints, mapping: Mapped, tasks: int) -> Mapped | None:
+def _step(parts: Ints, mapping: TaskMapping, tasks: int) -> TaskMapping | None:
     """The move or exchange that leaves a busiest task and its partner with least; None: nothing helps."""
     loads, owners = _loads(parts, mapping, tasks), np.asarray(mapping)
     most = int(loads.max())
@@ -161,20 +163,22 @@ def _step(parts: Ints, mapping: Mapped, tasks: int) -> Mapped | None:
     return None
 
 
-def _last(path: Iterator[Mapped]) -> Mapped:
+def _last(path: Iterator[TaskMapping]) -> TaskMapping:
     *_, found = path
     return found
 
 
-def _renamed(deal: Mapped, mapping: Mapped, tasks: int) -> Mapped:
+def _renamed(find_better_mapping: TaskMapping, mapping: TaskMapping, tasks: int) -> TaskMapping:
     """The same deal with the tasks named so that few partitions change theirs."""
-    common = Counter(zip(deal, mapping, strict=True))
+    common = Counter(zip(find_better_mapping, mapping, strict=True))
     names: dict[int, int] = {}
     for (new, old), _ in sorted(common.items(), key=lambda item: (-item[1], item[0])):
         if new not in names and old not in names.values():
             names[new] = old
     free = iter(sorted(set(range(tasks)) - set(names.values())))
-    return tuple(names[new] if new in names else names.setdefault(new, next(free)) for new in deal)
+    return tuple(
+        names[new] if new in names else names.setdefault(new, next(free)) for new in find_better_mapping
+    )
 
 
 FORMULA = "X + B/t of each partition, the largest first to the task with least"
@@ -213,7 +217,7 @@ def can_rebalance(partitions: int, task_count: int, loads: PartitionLoads | None
     return loads is not None and 1 < task_count < partitions <= PARTITIONS_MAX
 
 
-def plan_rebalance(observation: Observation, window: Window, why: str, inputs: Inputs) -> Rebalance | str:
+def plan_rebalance(observation: Observation, window: LoadWindow, why: str, inputs: Inputs) -> Rebalance | str:
     """Another deal that makes the busiest task's part clearly smaller, or why there is none."""
     job, settings = observation.job, observation.settings
     loads = observation.by_partition
@@ -224,8 +228,8 @@ def plan_rebalance(observation: Observation, window: Window, why: str, inputs: I
         return "partitions that can be dealt anew: they are being changed"
     if rebalance_that_did_not_help(observation, window) is not None:
         return "partitions dealt anew: it was tried and did not help"
-    found = deal(loads.within(settings.recovery_s), before)
-    if isinstance(found, Kept):
+    found = find_better_mapping(loads.within(settings.recovery_s), before)
+    if isinstance(found, NoBetterMapping):
         return f"partitions dealt anew: {found.reason}"
     needed = window.input_rate + window.lag_records / settings.recovery_s
     return Rebalance(

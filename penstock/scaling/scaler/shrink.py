@@ -23,20 +23,20 @@ from penstock.scaling.scaler.load import (
 )
 from penstock.scaling.scaler.observation import (
     Decision,
+    DecisionSettings,
     Hold,
     Inputs,
-    JobFacts,
+    JobShape,
     Observation,
     Resize,
-    Settings,
-    Shape,
+    ScalerJobFacts,
     TaskResources,
     parallel,
     tasks_for,
     threads_for,
 )
 from penstock.scaling.scaler.outcome import down_that_broke
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
 DOWN_FORMULA = "max over the time of (X/target + (B + X*restart_s)/t) / P, at least 2*B/slo_lag_s / P"
 
@@ -44,7 +44,7 @@ DOWN_FORMULA = "max over the time of (X/target + (B + X*restart_s)/t) / P, at le
 def plan_down(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     *,
     input_floor: float = 0.0,
@@ -86,7 +86,7 @@ def plan_down(
     bounds = ("memory per task",) if for_memory > tasks else ()
     tasks = for_memory
     given = task_resources(needs, job, settings, task_count=tasks, threads=threads, may_shrink=True)
-    shape = Shape(task_count=tasks, task=given)
+    shape = JobShape(task_count=tasks, task=given)
     if not _saves_threads(job, settings, tasks, threads):
         if not _saves_resources(job, settings, shape):
             return Hold(
@@ -95,7 +95,7 @@ def plan_down(
                 formula=DOWN_FORMULA,
                 inputs=inputs,
             )
-        shape = Shape(task_count=job.shape.task_count, task=_same_threads(observation, needs))
+        shape = JobShape(task_count=job.shape.task_count, task=_same_threads(observation, needs))
     return _checked(observation, window, load, shape, input_max, bounds, inputs)
 
 
@@ -114,9 +114,9 @@ def _at_its_dearest(
 
 def _checked(
     observation: Observation,
-    window: Window,
+    window: LoadWindow,
     load: Load,
-    shape: Shape,
+    shape: JobShape,
     input_max: float,
     bounds: tuple[str, ...],
     inputs: Inputs,
@@ -169,7 +169,7 @@ def _checked(
 # --- how much
 
 
-def _size(observation: Observation, window: Window, load: Load, input_rate: float) -> tuple[int, int]:
+def _size(observation: Observation, window: LoadWindow, load: Load, input_rate: float) -> tuple[int, int]:
     """Tasks and threads for an input rate: fewer tasks first, then fewer threads; never more than now."""
     job = observation.job
     n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
@@ -186,7 +186,7 @@ def _size(observation: Observation, window: Window, load: Load, input_rate: floa
     return tasks, k if threads is None or threads > k else max(1, threads)
 
 
-def _saves_threads(job: JobFacts, settings: Settings, tasks: int, threads: int) -> bool:
+def _saves_threads(job: ScalerJobFacts, settings: DecisionSettings, tasks: int, threads: int) -> bool:
     now = job.shape.task_count * job.shape.task.threads
     return tasks * threads <= now * (1 - settings.saving_min)
 
@@ -201,7 +201,7 @@ def _may_save_resources(observation: Observation, frame: Frame) -> bool:
     return memory < task.memory_mb * keep or cores < job.shape.task_count * task.cpu * keep
 
 
-def _saves_resources(job: JobFacts, settings: Settings, shape: Shape) -> bool:
+def _saves_resources(job: ScalerJobFacts, settings: DecisionSettings, shape: JobShape) -> bool:
     keep = 1 - settings.resource_saving_min
     return any(0 < shape.total(kind) <= keep * job.shape.total(kind) for kind in ("cpu", "memory_mb"))
 
@@ -221,7 +221,7 @@ def _same_threads(observation: Observation, needs: Needs) -> TaskResources:
 # --- when
 
 
-def _why_not_now(observation: Observation, window: Window) -> tuple[str, str] | None:
+def _why_not_now(observation: Observation, window: LoadWindow) -> tuple[str, str] | None:
     job = observation.job
     if window.oom > 0 or window.failures > 0:
         return "its tasks failed in the last minutes", "failures"
@@ -232,7 +232,9 @@ def _why_not_now(observation: Observation, window: Window) -> tuple[str, str] | 
     return None
 
 
-def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[float, Needs, float] | str:
+def _look_back(
+    observation: Observation, frame: Frame, window: LoadWindow
+) -> tuple[float, Needs, float] | str:
     """The largest input of the time, what was needed then and for how many keys, or why the time does not
     count.
     """
@@ -270,7 +272,7 @@ def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[
     return input_max, needs, max(keys, keys_max) if keys > 0 else 0.0
 
 
-def _keys_estimated(job: JobFacts, frame: Frame, window: Window) -> float:
+def _keys_estimated(job: ScalerJobFacts, frame: Frame, window: LoadWindow) -> float:
     """For how many keys memory was estimated; NaN or 0: without any."""
     fullest = fullest_minute(frame, window.minutes) if job.state == "aggregation" else None
     return optional(frame.values, "key_count") if fullest is None else fullest[0]

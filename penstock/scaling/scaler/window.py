@@ -25,7 +25,7 @@ BUSY_MAX = 1.5
 LAG_GROWTH_MIN = 0.02
 
 
-class Window(NamedTuple):
+class LoadWindow(NamedTuple):
     """The last minutes of a job. An optional number that is not known is NaN."""
 
     end_minute: int  # exclusive
@@ -66,7 +66,7 @@ class Window(NamedTuple):
         return self.lag_records / self.processed_rate if self.processed_rate > 0 else inf
 
 
-def read_window(observation: Observation) -> Window | Hold:
+def read_window(observation: Observation) -> LoadWindow | Hold:
     """The last minutes since the job last changed, complete, or why they cannot be used."""
     frame, job, settings = observation.frame, observation.job, observation.settings
     problem = _problem_with_job(observation)
@@ -111,7 +111,7 @@ def read_window(observation: Observation) -> Window | Hold:
     # A step up is seen at once, by its newest two minutes; a step down when all of them show it.
     input_rate = max(sums[0] / count, (ingest[-2] + ingest[-1]) / 2 if count > 1 else ingest[-1])
     growth = (lag[-1] - lag[0]) / (step_s * (count - 1)) if count > 1 else 0.0
-    return Window(
+    return LoadWindow(
         end_minute,
         count,
         input_rate,

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.scaling.metrics.frames import METRICS
 from penstock.scaling.metrics.retriever import history
-from tests.scaling.policies.desk_kit import JOB, TASKS, Scene, a_scene
+from tests.scaling.policies.manager_kit import JOB, TASKS, Scene, a_scene
 
 CODE = """
 import math

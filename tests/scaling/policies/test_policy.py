@@ -28,7 +28,7 @@ from penstock.scaling.policies.policy import (
     split_settings,
 )
 from penstock.scaling.policies.process import (
-    OwnPolicy,
+    BuiltInPolicy,
     facts_from_json,
     facts_to_json,
     find_misdeclared,
@@ -165,7 +165,7 @@ def test_a_policy_that_declares_what_is_not_is_refused(wrong):
     policy = type("Wrong", (Policy,), {"name": "wrong", **wrong})()
     assert find_misdeclared(policy)
     with pytest.raises(AssertionError):
-        OwnPolicy(policy)
+        BuiltInPolicy(policy)
 
 
 @given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(float("nan"))), min_size=1, max_size=30))

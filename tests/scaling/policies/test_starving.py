@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.alarms.checks import Observed, decide_levels
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.doctor.doctor import examine
-from penstock.scaling.policies.balance import WAIT_S, starved_tasks, told
+from penstock.scaling.policies.balance import WAIT_S, describe_starved, starved_tasks
 from penstock.scaling.policies.facts import task_facts
 from tests.scaling.policies.test_doctor import TROUBLES, a_config, a_patient, found
 
@@ -34,7 +34,7 @@ REPORTS = [
 def test_who_waits_is_told_with_who_holds_the_slots_of_that_container():
     first, second = starved_tasks(REPORTS)
     assert (first.task_id, first.by, first.slots) == ("a.count/0", "slow.slow", 2.0)
-    assert told(first) == (
+    assert describe_starved(first) == (
         "a.count/0 has waited 45 s for a slot of c1: slow.slow holds 2.0 of its slots, 98% of it in its own code"
     )
     assert (second.task_id, second.by) == ("b.count/1", ""), "nothing of c1 says what happens on c2"

@@ -12,17 +12,17 @@ from penstock.scaling.scaler.load import STAGING_MIN, adjust_rate, between, boot
 from penstock.scaling.scaler.observation import (
     DAY_MIN,
     Decision,
+    DecisionSettings,
     Footprint,
     Hold,
     Resize,
-    Settings,
     TaskResources,
 )
 from penstock.scaling.scaler.pattern import DAYS, History, Pattern, analyse
 from tests.scaling.scaler.jobs import START, a_frame, a_job, at_rest
 
 P = 100.0
-PREACTIVE = Settings(generation="preactive")
+PREACTIVE = DecisionSettings(generation="preactive")
 BEGIN = START - DAYS * DAY_MIN
 
 

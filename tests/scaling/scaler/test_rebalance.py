@@ -12,16 +12,16 @@ from penstock.fleet.messages import TaskReport
 from penstock.scaling.scaler.apply import unless_watched
 from penstock.scaling.scaler.decide import decide, record_applied
 from penstock.scaling.scaler.observation import (
-    Action,
     Decision,
+    DecisionSettings,
     Footprint,
     Hold,
-    JobFacts,
     Observation,
     Rebalance,
     Resize,
+    ScalerJobFacts,
     ScalerMemory,
-    Settings,
+    ScalingAction,
     Untriaged,
     to_data,
     with_mapping,
@@ -41,19 +41,19 @@ UNEVEN = {
     "ingest_rate": 276.0,
     "processed_rate": 200.0,
 }
-GENERATIONS = [Settings(generation=name) for name in ("reactive", "proactive", "preactive")]
+GENERATIONS = [DecisionSettings(generation=name) for name in ("reactive", "proactive", "preactive")]
 
 
-def two_tasks(**changes: Any) -> JobFacts:
+def two_tasks(**changes: Any) -> ScalerJobFacts:
     return a_job(2, **{"partitions": 6, "can_rebalance": True, **changes})
 
 
-def uneven(job: JobFacts | None = None, **changes: Any) -> Observation:
+def uneven(job: ScalerJobFacts | None = None, **changes: Any) -> Observation:
     plain = {"by_partition": HOT, "footprint": Footprint(thread_rate=200.0), **UNEVEN}
     return an_observation(job if job is not None else two_tasks(), **{**plain, **changes})
 
 
-def decided(job: JobFacts | None = None, **changes: Any) -> Decision:
+def decided(job: ScalerJobFacts | None = None, **changes: Any) -> Decision:
     return decide(uneven(job, **changes))
 
 
@@ -61,7 +61,7 @@ def decided(job: JobFacts | None = None, **changes: Any) -> Decision:
 
 
 @pytest.mark.parametrize("settings", GENERATIONS, ids=lambda settings: settings.generation)
-def test_every_generation_deals_hot_partitions_anew(settings: Settings):
+def test_every_generation_deals_hot_partitions_anew(settings: DecisionSettings):
     decision = decided(settings=settings)
     assert isinstance(decision, Rebalance) and decision.mapping == SPREAD
     assert (
@@ -74,7 +74,7 @@ def test_every_generation_deals_hot_partitions_anew(settings: Settings):
 
 
 @pytest.mark.parametrize("settings", GENERATIONS, ids=lambda settings: settings.generation)
-def test_asked_again_after_it_there_is_nothing_to_deal(settings: Settings):
+def test_asked_again_after_it_there_is_nothing_to_deal(settings: DecisionSettings):
     job = replace(two_tasks(), shape=with_mapping(two_tasks().shape, SPREAD))
     assert not isinstance(decided(job, settings=settings), Rebalance)
 
@@ -101,7 +101,7 @@ def test_without_lag_nothing_is_dealt():
 
 def test_the_reactive_scaler_gives_more_tasks_where_a_new_deal_does_not_help():
     """Algorithm 2, line 6."""
-    reactive = Settings(generation="reactive")
+    reactive = DecisionSettings(generation="reactive")
     even = {"by_partition": loads(*[46.0] * 6), "settings": reactive}
     assert isinstance(decided(**even), Resize)
     assert isinstance(decided(two_tasks(can_rebalance=False), settings=reactive), Resize)
@@ -173,7 +173,7 @@ def test_only_several_tasks_with_more_partitions_can_be_dealt_anew():
 # --- what came of it
 
 
-def done(minutes_ago: int = 20, **changes: Any) -> Action:
+def done(minutes_ago: int = 20, **changes: Any) -> ScalingAction:
     shape = two_tasks().shape
     plain = {
         "at_minute": START - minutes_ago,
@@ -184,10 +184,10 @@ def done(minutes_ago: int = 20, **changes: Any) -> Action:
         "rate_expected": 298.0,
         "parallel_before": 2.0,
     }
-    return Action(**{**plain, **changes})
+    return ScalingAction(**{**plain, **changes})
 
 
-def after(action: Action, **changes: Any) -> Observation:
+def after(action: ScalingAction, **changes: Any) -> Observation:
     job = two_tasks(changed_minute=action.at_minute)
     return uneven(replace(job, shape=action.after), **{"past": (action,), **changes})
 
@@ -219,7 +219,7 @@ def test_what_helped_stays(changes: dict[str, Any]):
 
 @pytest.mark.parametrize("generation", ["proactive", "preactive"])
 def test_what_did_not_help_is_undone_remembered_and_told(generation: Any):
-    settings = Settings(generation=generation)
+    settings = DecisionSettings(generation=generation)
     decision = decide(after(done(), settings=settings))
     assert isinstance(decision, Rebalance) and decision.direction == "undo"
     assert decision.mapping == (0, 0, 0, 1, 1, 1) and "back to the deal before" in decision.reason
