@@ -1,7 +1,7 @@
-"""A whole pipeline in one step: rates are carried through its graph, so that every job is sized for what the
-jobs above it will send once their own plans are carried out (DS2; StreamOps 5.1). Pure.
+"""Decides a whole pipeline in one step: rates are propagated through its graph, so that every job is sized
+for what its upstream jobs will send after their own decisions (DS2; StreamOps 5.1). Pure.
 
-And back: no job is made larger than the jobs below it can follow at their largest.
+Backwards as well: no job is made larger than its downstream jobs can follow at their largest size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decide_pipeline(
     edges: Iterable[JobEdge],
     look_back: Mapping[str, LookBack] | None = None,
 ) -> dict[str, Decision]:
-    """A decision for every job, those above first. One without numbers holds, and tells others nothing."""
+    """A decision for every job, upstream first. A job without metrics holds, and does not affect others."""
     graph = _graph(observations, edges)
     seen = {name: found for name in graph if (found := _measure(observations[name])) is not None}
     _set_selectivities(graph, observations, seen)
@@ -76,10 +76,10 @@ def decide_pipeline(
 def _without_drained(
     graph: Any, observations: Mapping[str, Observation], drained: Mapping[str, Points], name: str
 ) -> tuple[Frame | NoFrame, Points]:
-    """A job's minutes without what came only because a job above worked off a backlog that is gone by now.
+    """A job's minutes without the input that came only while an upstream job drained a backlog, now gone.
 
-    And by minute, how much of what it processed itself was such work; empty: nothing. While the backlog is
-    there, its rate is what the jobs below must take. Afterwards it tells nothing of what they will need.
+    Also returns, by minute, the part of its own rate that drained its backlog; empty if there is none. While
+    the backlog drains, downstream jobs must take that rate. Afterwards it does not predict their input.
     """
     frame, job = observations[name].frame, observations[name].job
     if isinstance(frame, NoFrame) or any(metric not in frame.values for metric in _DRAIN_METRICS):
@@ -107,7 +107,7 @@ def _without_drained(
 
 
 def _in_minutes_of(frame: Frame, points: Points, first_minute: int) -> Points:
-    """Numbers that begin with another minute, as this frame has its minutes; 0 where there are none."""
+    """Align points to this frame's minutes; 0 for missing minutes."""
     found = np.zeros(frame.minutes)
     begin = max(frame.first_minute, first_minute)
     end = min(frame.first_minute + frame.minutes, first_minute + len(points))
@@ -124,7 +124,7 @@ def _graph(observations: Mapping[str, Observation], edges: Iterable[JobEdge]) ->
     for edge in edges:
         if edge.above in graph and edge.below in graph:
             graph.add_edge(edge.above, edge.below, selectivity=edge.selectivity)
-    # Jobs in a circle cannot be sized one after the other: each is decided by what it is seen doing.
+    # Jobs in a cycle have no order: each is decided by its own measurements.
     for circle in list(nx.strongly_connected_components(graph)):
         graph.remove_edges_from([*graph.subgraph(circle).edges])
     return graph
@@ -144,7 +144,7 @@ def _measure(observation: Observation) -> _Measured | None:
 def _set_selectivities(
     graph: Any, observations: Mapping[str, Observation], seen: Mapping[str, _Measured]
 ) -> None:
-    """What an edge carries, best where one job alone feeds another: then it is what arrives there."""
+    """Fill in measured selectivities. If a job has one upstream job, its input rate is the best measure."""
     for above, below in graph.edges:
         given = graph.edges[above, below]["selectivity"]
         if given is not None and 0 <= given < inf:
@@ -162,7 +162,7 @@ def _set_selectivities(
 
 
 def _useful_rates(graph: Any, seen: Mapping[str, _Measured]) -> dict[str, tuple[float, str]]:
-    """Per job the rate above which no job below it can follow, and which of them that is."""
+    """Per job the largest rate that a downstream job can follow, and the name of the bottleneck."""
     useful: dict[str, tuple[float, str]] = {}
     for name in reversed(list(nx.topological_sort(graph))):
         best: tuple[float, str] = (0.0, "")
@@ -188,12 +188,12 @@ def _taken(
         for other in graph.predecessors(consumer)
         if other != name and other in seen
     )
-    limit, who = min((seen[consumer].rate_max, consumer), useful[consumer])
-    return max(0.0, limit - others) / selectivity, who
+    limit, bottleneck = min((seen[consumer].rate_max, consumer), useful[consumer])
+    return max(0.0, limit - others) / selectivity, bottleneck
 
 
 def _rate_after(observation: Observation, seen: _Measured, decision: Decision, sent: float) -> float:
-    """What the job will process once its decision is carried out: its input and its backlog within t."""
+    """The rate of the job after its decision: its input, and its backlog within t."""
     shape = decision.shape if isinstance(decision, Resize) else observation.job.shape
     slots = parallel(shape.task_count, shape.task.threads, observation.job.partitions)
     needed = max(sent, seen.load.input_rate) + seen.window.lag_records / observation.settings.recovery_s
