@@ -108,7 +108,7 @@ def _more_tasks(observation: Observation, inputs: Inputs, lag: str) -> Decision:
 
 def _more_memory(observation: Observation, oom: float, inputs: Inputs) -> Decision:
     job, settings = observation.job, observation.settings
-    why = f"{oom:g} tasks were killed above their memory"
+    why = f"{oom:g} tasks ran out of memory"
     inputs = {**inputs, "oom": oom, "memory_mb reserved": job.shape.task.memory_mb}
     shape = with_memory_floor(job.shape, job, settings, job.shape.task.memory_mb * settings.oom_factor)
     if shape == job.shape:

@@ -55,7 +55,7 @@ def join_facts(config: JobConfig, created_ms: Millis) -> JoinFacts | None:
 
 
 def join_state_mb(input_rate: float, kept_s: float, record_bytes: float) -> float:
-    """Proportional to the records that arrive while one is stored: its window plus the low watermark's delay."""
+    """Proportional to the records that arrive while one is stored: its window plus the watermark's delay."""
     return input_rate * kept_s * record_bytes / MB
 
 

@@ -1,7 +1,7 @@
 """The pattern analyzer: checks a smaller shape against the last 14 days (Turbine V-C). Pure.
 
-A step down is allowed only if the smaller shape would have carried the next x hours on the days before. If the
-input of the last half hour differs from that of the same half hour on those days, the history is not used.
+A step down is allowed only if the smaller shape would have carried the next x hours on the days before. If
+the input of the last half hour differs from the same half hour on those days, the history is not used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """The expected peak of input and keys in the next hours; `off` is the reason if the history is not used."""
+    """The expected peak of input and keys in the next hours; `off` is the reason if there is none."""
 
     off: str = ""
     days: int = 0

@@ -1,7 +1,7 @@
 """The plan generator: one decision from symptoms and estimates (Turbine V-B, V-D, V-E). Pure.
 
-Three guarantees: a plan makes no healthy job unhealthy; a problem of unknown cause does not scale the job; all
-resources are adjusted together. Steps up are immediate, vertical first; steps down are in `shrink.py`.
+Three guarantees: a plan makes no healthy job unhealthy; a problem of unknown cause does not scale the job;
+all resources are adjusted together. Steps up are immediate, vertical first; steps down are in `shrink.py`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _lagging(observation: Observation, frame: Frame, window: LoadWindow, load: L
         drained_s = _drained_s(window, load)
         if drained_s <= job.restart_s:
             return Hold(
-                reason=f"{lag}, but it drains in {drained_s:.0f} s, and a restart takes {job.restart_s:.0f} s",
+                reason=f"{lag}, but it drains in {drained_s:.0f} s; a restart takes {job.restart_s:.0f} s",
                 bound="restart cost",
                 formula="B / (P*k*n - X)",
                 inputs=inputs,
@@ -352,9 +352,7 @@ def _more_memory(observation: Observation, frame: Frame, window: LoadWindow, loa
         "memory_mb reserved": job.shape.task.memory_mb,
     }
     killed = window.oom > 0
-    why = (
-        f"{window.oom:g} tasks were killed above their memory" if killed else "memory or disk is nearly full"
-    )
+    why = f"{window.oom:g} tasks ran out of memory" if killed else "memory or disk is nearly full"
     needs = estimate_needs(window, frame, job, observation.footprint, rate=load.input_rate)
     n, k = job.shape.task_count, job.shape.task.threads
     factor = settings.oom_factor if killed else 1.0

@@ -252,7 +252,7 @@ def _look_back(
     if lag_s.max() > job.slo_lag_s / 2:
         return f"a backlog of {lag_s.max():.0f} s was drained within the last {minutes} min"
     if _largest(tail, "oom") > 0:
-        return f"tasks were killed above their memory within the last {minutes} min"
+        return f"tasks ran out of memory within the last {minutes} min"
     input_max = float(_smoothed(ingest, min(settings.window_min, minutes)).max())
     if lag[-1] - lag[0] > 0.005 * 60 * minutes * input_max:
         return "the lag grew over the time"
