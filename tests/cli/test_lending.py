@@ -342,7 +342,7 @@ def test_a_cluster_without_limits_neither_lends_nor_borrows(clusters: Clusters):
     clusters.step()
     clusters.lender().round()
     assert set(clusters.loans()["a"].values()) == {"here"}
-    assert any("a is left out: a1 do not say what they have" in text for text in clusters.said)
+    assert any("a is left out: the cluster is not limited" in text for text in clusters.said)
 
 
 def test_a_person_who_takes_it_back_is_obeyed(short: Clusters):

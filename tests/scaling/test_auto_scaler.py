@@ -83,7 +83,7 @@ def test_an_oncalls_limit_holds_and_is_named(stage: Stage):
     assert stage.service.view(JOB).config.task_count == 2
     up = next(entry for entry in stage.entries() if entry.decision == "up")
     assert "oncall limit of 2 tasks" in up.reason
-    assert "oncall limit of 2 tasks is all there is" in stage.entries()[-1].reason
+    assert "at its limit: oncall limit of 2 tasks" in stage.entries()[-1].reason
     assert stage.entries()[-1].data["bound"] == "oncall limit of 2 tasks"
 
 
@@ -92,7 +92,7 @@ def test_what_oncall_sets_is_theirs(stage: Stage):
     set_oncall(stage, task_count=1)
     stage.run(300)
     assert stage.done() == [] and stage.service.view(JOB).config.task_count == 1
-    assert "oncall set task_count" in stage.entries()[-1].reason
+    assert "oncall layer sets task_count" in stage.entries()[-1].reason
 
 
 def test_tasks_that_run_out_of_memory_get_more(stage: Stage):
@@ -103,7 +103,7 @@ def test_tasks_that_run_out_of_memory_get_more(stage: Stage):
     work.failing = ""
     assert stage.service.view(JOB).config.resources.memory_mb == 768
     assert stage.service.view(JOB).config.task_count == 1
-    assert "ended above their memory" in stage.entries()[-1].reason
+    assert "ran out of memory" in stage.entries()[-1].reason
 
 
 def test_tasks_that_fail_are_told_and_never_scaled(stage: Stage):
@@ -114,7 +114,7 @@ def test_tasks_that_fail_are_told_and_never_scaled(stage: Stage):
     stage.run(400)
     assert stage.done() == [] and stage.alarm_keys() == {"not_scaled"}
     (alarm,) = (alarm for alarm in stage.alarms.alarms(JOB) if alarm.is_firing)
-    assert "connection refused" in alarm.text and "it is not scaled" in alarm.text
+    assert "connection refused" in alarm.text and "the job is not scaled" in alarm.text
     work.failing, work.failures = "", {}
     stage.run(900)
     assert stage.alarm_keys() == set()
@@ -268,7 +268,7 @@ def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: St
     counts = {name: stage.service.view(name).config.task_count for name in ("demo.low", "demo.top")}
     assert counts == {"demo.top": 8, "demo.low": 3}
     (entry,) = (entry for entry in stage.entries("demo.low") if entry.decision == "up")
-    assert "capacity: cpu" in entry.data["bounds"] and "held by" in entry.reason
+    assert "capacity: cpu" in entry.data["bounds"] and "limited by" in entry.reason
 
 
 @on_every_store

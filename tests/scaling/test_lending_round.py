@@ -77,7 +77,7 @@ def test_one_that_went_counts_until_it_should_have_come():
     late = a_cluster("b", 9.9, a_loan("b1"), a_loan("a2", "expected", peer="a", owner="a", age_s=ARRIVE_S))
     assert moves(lender, coming) == [] and len(moves(lender, late)) == 1
     (forget,) = plan_lending([lender, late]).forgets
-    assert (forget.cluster, forget.container) == ("b", "a2") and "did not come" in forget.reason
+    assert (forget.cluster, forget.container) == ("b", "a2") and "did not arrive" in forget.reason
 
 
 def test_one_that_came_is_given_time():
@@ -127,7 +127,7 @@ def test_who_is_left_alone():
 def test_clusters_without_limits_or_needs_take_no_part():
     boundless = a_cluster("a", 1.0, a_loan("a1"), a_loan("a2"), boundless=("a1",))
     plan = plan_lending([boundless, FULL])
-    assert plan.transfers == () and "a1 do not say" in plan.left_out["a"]
+    assert plan.transfers == () and "no capacity: a1" in plan.left_out["a"]
     nothing = a_cluster("c", 0.0, reserved={})
     plan = plan_lending([ROOMY, nothing])
     assert plan.transfers == () and "c" in plan.left_out

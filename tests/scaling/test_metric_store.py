@@ -259,7 +259,7 @@ def test_damage_is_told_and_not_shown_as_numbers(database):
         read(MetricStore(database), "a", DAY_0, 10)
     wanted = MetricQuery(metrics=("busy",), minutes=200)
     asked = Retriever(MetricStore(database)).frames(["a", "b"], wanted, now_ms=(DAY_0 + 300) * 60_000)
-    assert "cannot be read" in asked["a"].reason and "nothing is known" in asked["b"].reason
+    assert "cannot be read" in asked["a"].reason and "no metrics yet" in asked["b"].reason
     later = DAY_0 + 2 * SEAL_EVERY + OPEN_MIN
     store.put(*(a_minute(minute, a=0.5) for minute in range(DAY_0 + 300, later)))
     settle(store, later)  # goes on with the same day

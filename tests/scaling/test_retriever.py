@@ -63,8 +63,8 @@ def test_what_is_missing_is_named(store):
     assert isinstance(found, NoFrame)
     assert found.metrics == ("busy", "lag_s")
     assert found.reason == (
-        "busy unknown in 1 of 8 minutes (10-04 00:08 UTC); "
-        "lag_s unknown in 3 of 8 minutes (10-04 00:08 UTC, 10-04 00:04 UTC to 10-04 00:05 UTC)"
+        "busy missing in 1 of 8 minutes (10-04 00:08 UTC); "
+        "lag_s missing in 3 of 8 minutes (10-04 00:08 UTC, 10-04 00:04 UTC to 10-04 00:05 UTC)"
     )
     only = Retriever(store).frame("a", MetricQuery(metrics=("busy",), minutes=1), now_ms=now_after(10))
     assert isinstance(only, Frame)
@@ -94,10 +94,10 @@ def test_stale_numbers_are_refused(store, late: int, is_there: bool):
 def test_nothing_at_all_is_said_so(store):
     wanted = MetricQuery(metrics=("busy",), minutes=2)
     found = Retriever(store).frame("a", wanted, now_ms=now_after(5))
-    assert isinstance(found, NoFrame) and found.reason == "nothing was recorded yet"
+    assert isinstance(found, NoFrame) and found.reason == "no metrics were recorded yet"
     store.put(*rows(DAY_0, b=[{"busy": 0.5}] * 5))
     found = Retriever(store).frame("a", wanted, now_ms=now_after(5))
-    assert isinstance(found, NoFrame) and found.reason == "nothing is known of it yet"
+    assert isinstance(found, NoFrame) and found.reason == "it has no metrics yet"
 
 
 def test_numbers_of_the_future_are_not_shown(store):
@@ -147,10 +147,10 @@ def test_people_see_what_there_is(store):
     ("metrics", "minutes", "says"),
     [
         (("buzy",), 5, "no metric 'buzy'"),
-        ((), 5, "no metrics"),
+        ((), 5, "names no metric"),
         (("busy", "busy"), 5, "one of them twice"),
         (("busy",), 0, "0 minutes"),
-        (("busy",), MINUTES_MAX + 1, "minutes cannot be had"),
+        (("busy",), MINUTES_MAX + 1, "minutes is not available"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(metrics, minutes, says):

@@ -180,7 +180,7 @@ def _lagging(observation: Observation, frame: Frame, window: LoadWindow, load: L
         if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
             enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
-                reason=f"{lag}, caused by few tasks: the input is skewed, and more tasks would not help",
+                reason=f"{lag}, caused by few tasks with skewed input, which more tasks would not help",
                 ruled_out=(enough, dealt),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},

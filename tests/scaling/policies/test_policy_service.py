@@ -228,7 +228,10 @@ def test_settings_out_of_range_are_told_and_the_rest_goes_on():
     setup.service.tick(NOW_MS)
     assert len(setup.fleet.applied) == 1
     said = {said.policy: said.reason for said in setup.service.last["shops.total"].outcomes}
-    assert "policies.nonsense.every_s" in said["nonsense"] and "no policy 'unheard_of'" in said["unheard_of"]
+    assert (
+        "policies.nonsense.every_s" in said["nonsense"]
+        and "the policy 'unheard_of' does not exist" in said["unheard_of"]
+    )
     assert setup.alerts.keys() == {"policy_settings"}
 
 

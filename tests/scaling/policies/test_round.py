@@ -86,10 +86,10 @@ def test_a_policy_that_only_advises_leaves_the_turn_to_the_next():
 def test_nothing_is_done_under_a_change_or_against_oncall_or_over_the_fleets_limit():
     full = FleetState(rescales_running=10, rescales_max=10)
     for job, fleet, why in [
-        (a_job(is_settled=False), FLEET, "under way"),
-        (a_job(oncall=frozenset({"task_count"})), FLEET, "oncall set task_count"),
+        (a_job(is_settled=False), FLEET, "in progress"),
+        (a_job(oncall=frozenset({"task_count"})), FLEET, "oncall layer sets task_count"),
         (a_job(), full, "10 jobs"),
-        (a_job(config=a_config(task_count=8)), FLEET, "so already"),
+        (a_job(config=a_config(task_count=8)), FLEET, "these values already"),
     ]:
         decision = decide_round([more("a", 8)], job, PolicyRecord(), fleet, now_ms=NOW_MS)
         assert decision.apply is None and why in decision.outcomes[0].reason
@@ -103,9 +103,9 @@ def test_a_policy_cools_down_and_others_wait_to_see_whether_it_helped():
     record = decide_round([more("a", 8)], a_job(), PolicyRecord(), FLEET, now_ms=NOW_MS).record
     job = a_job(config=a_config(task_count=8))
     soon = NOW_MS + 60_000
-    assert "cool-down" in decide_round([more("a", 9)], job, record, FLEET, now_ms=soon).outcomes[0].reason
+    assert "cooldown" in decide_round([more("a", 9)], job, record, FLEET, now_ms=soon).outcomes[0].reason
     move = rival("b", MoveTasks(tasks=("shops.total/0",), text="move one"))
-    assert "helps" in decide_round([move], job, record, FLEET, now_ms=soon).outcomes[0].reason
+    assert "not checked yet" in decide_round([move], job, record, FLEET, now_ms=soon).outcomes[0].reason
     above = rival("b", MoveTasks(tasks=("shops.total/0",), text="move one"), 5)
     assert decide_round([above], job, record, FLEET, now_ms=soon).apply is not None
 
@@ -139,7 +139,7 @@ def test_what_a_person_changed_since_is_not_taken_back():
     job = a_job(config=a_config(task_count=12))
     decision = decide_round([more("a", 8)], job, record, FLEET, now_ms=NOW_MS + 700_000)
     assert decision.apply is None or not decision.apply.is_undo
-    assert "somebody else" in decision.outcomes[0].reason
+    assert "changed by another writer" in decision.outcomes[0].reason
 
 
 def test_without_a_verdict_nobody_can_tell_whether_it_helped():
@@ -257,4 +257,4 @@ def test_an_action_that_nobody_judges_is_let_go_an_hour_after_its_time():
     kept = decide_round([], a_job(), record, FleetState(), now_ms=NOW_MS + 60_000 + FIGHT_MS)
     assert kept.record.open == open_
     gone = decide_round([], a_job(), record, FleetState(), now_ms=NOW_MS + 60_001 + FIGHT_MS)
-    assert gone.record.open is None and "nobody looked" in gone.outcomes[0].reason
+    assert gone.record.open is None and "was not run again" in gone.outcomes[0].reason

@@ -75,7 +75,7 @@ def test_a_single_bad_task_is_moved_once():
 def test_after_its_owners_update_a_busy_job_gets_more_within_its_limit():
     verdict = look(user_update_ms=NOW_MS - 60_000)
     assert verdict.resolution == ChangeLayer(
-        changes={"task_count": 6}, text="4 -> 6 tasks, since its owner's change"
+        changes={"task_count": 6}, text="4 -> 6 tasks after its owner's change"
     )
     full = look(user_update_ms=NOW_MS - 60_000, config=a_config(task_count_max=4, partitions=4))
     assert isinstance(full.resolution, Nothing | RaiseAlert)

@@ -117,7 +117,7 @@ def test_one_hot_partition_is_told_apart():
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [
-        ([0.0] * 4, "nothing comes"),
+        ([0.0] * 4, "no records arrive"),
         ([1.0, float("nan"), 1.0, 1.0], "not known"),
         ([1.0, float("inf"), 1.0, 1.0], "not known"),
         ([1.0, -1.0, 1.0, 1.0], "not known"),

@@ -55,7 +55,7 @@ def test_what_did_not_help_is_undone_remembered_and_told():
     assert isinstance(decision, Resize) and (decision.direction, decision.task_count) == ("undo", 4)
     judged = decision.learnt.judged
     assert judged is not None and (judged.outcome, judged.judged_minute) == ("ineffective", START)
-    assert "more does not help" in decision.learnt.alert
+    assert "more tasks or threads do not help" in decision.learnt.alert
     assert to_data(decision)["outcome_of_last"] == "ineffective"
     # Back at four tasks, the same lag is not answered by the same step again.
     again = an_observation(

@@ -193,7 +193,7 @@ def test_a_failing_sink_is_not_scaled():
 def test_a_slow_dependency_is_not_scaled():
     """Plan: threads are busy all the time and give a quarter of what they gave."""
     decision = lagging(busy_mean=1.0, processed_rate=100.0, ingest_rate=200.0)
-    assert isinstance(decision, Untriaged) and "25% of what it gave" in decision.reason
+    assert isinstance(decision, Untriaged) and "25% of its former rate" in decision.reason
     assert any("too few resources" in reason for reason in decision.ruled_out)
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.fleet.messages import TaskReport
-from penstock.scaling.scaler.apply import unless_watched
+from penstock.scaling.scaler.apply import unless_pending
 from penstock.scaling.scaler.decide import decide, record_applied
 from penstock.scaling.scaler.observation import (
     Decision,
@@ -84,7 +84,7 @@ def test_asked_again_after_it_there_is_nothing_to_deal(settings: DecisionSetting
     [
         ({"by_partition": loads(270.0, 1, 1, 2, 1, 1)}, "partition 0 alone has 98%"),
         ({"by_partition": loads(*[46.0] * 6)}, "the busiest task has 50% of the load"),
-        ({"by_partition": None, "can_rebalance": False}, "what each of them brings is not known"),
+        ({"by_partition": None, "can_rebalance": False}, "the load of each partition is not known"),
         ({"partitions": 2, "can_rebalance": False}, "2 tasks read 2 partitions"),
     ],
 )
@@ -222,7 +222,7 @@ def test_what_did_not_help_is_undone_remembered_and_told(generation: Any):
     settings = DecisionSettings(generation=generation)
     decision = decide(after(done(), settings=settings))
     assert isinstance(decision, Rebalance) and decision.direction == "undo"
-    assert decision.mapping == (0, 0, 0, 1, 1, 1) and "back to the deal before" in decision.reason
+    assert decision.mapping == (0, 0, 0, 1, 1, 1) and "back to the mapping before" in decision.reason
     judged = decision.learnt.judged
     assert judged is not None and judged.outcome == "ineffective"
     again = decide(uneven(settings=settings, past=(judged,)))
@@ -249,12 +249,12 @@ def test_a_change_that_is_too_young_to_tell_holds_the_next_deal():
     observation = uneven(settings=PROACTIVE)
     decision = decide(observation)
     assert isinstance(decision, Rebalance)
-    held = unless_watched(decision, observation, done(minutes_ago=3))
+    held = unless_pending(decision, observation, done(minutes_ago=3))
     assert isinstance(held, Hold) and held.bound == "outcome" and "3 min ago" in held.reason
-    assert unless_watched(decision, observation, done(minutes_ago=8)) is decision
-    assert unless_watched(decision, observation, None) is decision
+    assert unless_pending(decision, observation, done(minutes_ago=8)) is decision
+    assert unless_pending(decision, observation, None) is decision
     undo = replace(decision, direction="undo")
-    assert unless_watched(undo, observation, done(minutes_ago=3)) is undo
+    assert unless_pending(undo, observation, done(minutes_ago=3)) is undo
 
 
 def test_more_waits_while_a_new_deal_drains_the_lag():
@@ -262,9 +262,9 @@ def test_more_waits_while_a_new_deal_drains_the_lag():
     draining = [*range(140_000, 140_000 - 90 * 600, -600)]
     job = replace(two_tasks(), shape=action.after)
     more = Resize(shape=replace(action.after, task_count=6), reason="more", direction="up")
-    held = unless_watched(more, uneven(job, lag_records=draining), action)
-    assert isinstance(held, Hold) and "dealt anew 3 min ago" in held.reason
+    held = unless_pending(more, uneven(job, lag_records=draining), action)
+    assert isinstance(held, Hold) and "rebalanced 3 min ago" in held.reason
     growing = [*range(140_000, 140_000 + 90 * 600, 600)]
-    assert unless_watched(more, uneven(job, lag_records=growing), action) is more
+    assert unless_pending(more, uneven(job, lag_records=growing), action) is more
     late = replace(action, at_minute=START - 8)
-    assert unless_watched(more, uneven(job, lag_records=draining), late) is more
+    assert unless_pending(more, uneven(job, lag_records=draining), late) is more
