@@ -172,11 +172,11 @@ class Lender:
             raise _unreadable(cluster.name, error) from error
 
     def _do(self, plan: LendingPlan) -> None:
-        for keep in plan.keeps:
+        for keep in plan.cancels:
             said = f"{keep.container} stays with {keep.cluster}: {keep.reason}"
             act = self._clients[keep.cluster].keep_container
             self._attempt(said, partial(act, keep.container, version=keep.version, why=keep.reason))
-        for gone in plan.forgets:
+        for gone in plan.drops:
             said = f"{gone.cluster} does not count on {gone.container} any more: {gone.reason}"
             forget = self._clients[gone.cluster].forget_container
             self._attempt(said, partial(forget, gone.container, version=gone.version, why=gone.reason))

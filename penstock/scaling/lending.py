@@ -242,7 +242,7 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class CancelMove:
     """Cancel the move of a container that took too long."""
 
     cluster: str
@@ -252,7 +252,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
+class DropLoan:
     """Delete the loan record of a container that is not in this cluster."""
 
     cluster: str
@@ -265,8 +265,8 @@ class Forget:
 class LendingPlan:
     """The actions of a round, and what was left out, with the reason."""
 
-    keeps: tuple[Keep, ...] = ()
-    forgets: tuple[Forget, ...] = ()
+    cancels: tuple[CancelMove, ...] = ()
+    drops: tuple[DropLoan, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by cluster or container
 
@@ -305,7 +305,7 @@ def read_cluster(
 def plan_lending(clusters: Sequence[ClusterStatus]) -> LendingPlan:
     """The actions of this round."""
     seen = {cluster.name: cluster for cluster in clusters}
-    keeps, forgets, left_out = _overdue(seen), _stale(seen), dict[str, str]()
+    cancels, drops, left_out = _overdue(seen), _stale(seen), dict[str, str]()
     rooms, moving = _rooms(seen), _moving(seen)
     names = [room.name for found in rooms.values() for room in found]
     limited: list[ClusterRoom] = []
@@ -323,7 +323,7 @@ def plan_lending(clusters: Sequence[ClusterStatus]) -> LendingPlan:
             limited.append(ClusterRoom(name=name, rooms=tuple(there), reserved=reserved, is_short=is_short))
         else:
             left_out[name] = "it has no containers and needs none"
-    return LendingPlan(keeps=keeps, forgets=forgets, transfers=decide_transfers(limited), left_out=left_out)
+    return LendingPlan(cancels=cancels, drops=drops, transfers=decide_transfers(limited), left_out=left_out)
 
 
 def cluster_room(cluster: ClusterStatus) -> ClusterRoom:
@@ -339,9 +339,9 @@ def _just_got(cluster: ClusterStatus) -> bool:
     )
 
 
-def _overdue(seen: Mapping[str, ClusterStatus]) -> tuple[Keep, ...]:
+def _overdue(seen: Mapping[str, ClusterStatus]) -> tuple[CancelMove, ...]:
     return tuple(
-        Keep(
+        CancelMove(
             cluster=name,
             container=loan.container,
             version=loan.version,
@@ -353,7 +353,7 @@ def _overdue(seen: Mapping[str, ClusterStatus]) -> tuple[Keep, ...]:
     )
 
 
-def _stale(seen: Mapping[str, ClusterStatus]) -> tuple[Forget, ...]:
+def _stale(seen: Mapping[str, ClusterStatus]) -> tuple[DropLoan, ...]:
     found = []
     for name, cluster in seen.items():
         for loan in cluster.loans.values():
@@ -365,8 +365,8 @@ def _stale(seen: Mapping[str, ClusterStatus]) -> tuple[Forget, ...]:
                 if owner is not None and owner.is_live(loan.container):
                     reason = f"it works for {loan.owner} again"
             if reason:
-                forget = Forget(cluster=name, container=loan.container, version=loan.version, reason=reason)
-                found.append(forget)
+                drop = DropLoan(cluster=name, container=loan.container, version=loan.version, reason=reason)
+                found.append(drop)
     return tuple(found)
 
 

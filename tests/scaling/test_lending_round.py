@@ -76,7 +76,7 @@ def test_one_that_went_counts_until_it_should_have_come():
     coming = a_cluster("b", 9.9, a_loan("b1"), a_loan("a2", "expected", peer="a", owner="a", age_s=1.0))
     late = a_cluster("b", 9.9, a_loan("b1"), a_loan("a2", "expected", peer="a", owner="a", age_s=ARRIVE_S))
     assert moves(lender, coming) == [] and len(moves(lender, late)) == 1
-    (forget,) = plan_lending([lender, late]).forgets
+    (forget,) = plan_lending([lender, late]).drops
     assert (forget.cluster, forget.container) == ("b", "a2") and "did not arrive" in forget.reason
 
 
@@ -96,16 +96,16 @@ def test_a_step_that_takes_too_long_is_called_off(state: str):
     limit = STEP_S[state]
     for age_s, count in ((limit - 1, 0), (limit, 1)):
         cluster = a_cluster("a", 1.0, a_loan("a1"), a_loan("a2", state, peer="b", age_s=age_s, version=9))
-        keeps = plan_lending([cluster, FULL]).keeps
+        keeps = plan_lending([cluster, FULL]).cancels
         assert len(keeps) == count and all(keep.version == 9 for keep in keeps)
 
 
 def test_one_that_is_home_again_is_forgotten_elsewhere():
     away = a_cluster("b", 1.0, a_loan("b1"), a_loan("a1", owner="a"), containers=(a_container("b1"),))
-    (forget,) = plan_lending([ROOMY, away]).forgets
+    (forget,) = plan_lending([ROOMY, away]).drops
     assert (forget.cluster, forget.container) == ("b", "a1")
     empty = a_cluster("a", 1.0, a_loan("a2"), a_loan("a1", "gone", peer="b"))
-    assert plan_lending([empty, away]).forgets == (), "nobody knows where it is: it may come back"
+    assert plan_lending([empty, away]).drops == (), "nobody knows where it is: it may come back"
 
 
 def test_who_is_left_alone():

@@ -235,7 +235,7 @@ def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
                 name="retention_near",
                 category="configuration",
                 severity="critical" if share >= RETENTION_CRITICAL else "warning",
-                symptom=f"it lags {lag_s:.0f} s and {source.category} keeps records for "
+                symptom=f"it lags {lag_s:.0f} s and {source.category} has a retention of "
                 f"{source.retention_ms / 1000:g} s",
                 cause="records will be deleted before they are read",
                 confidence=0.9,

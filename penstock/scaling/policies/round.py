@@ -281,8 +281,8 @@ def forget_action(record: PolicyRecord, policy: str) -> PolicyRecord:
     """The record without a policy's last action, whose write was refused."""
     open_ = None if record.open is not None and record.open.policy == policy else record.open
     at_ms = record.acted.get(policy)
-    kept = tuple(found for found in record.changes if found.policy != policy or found.at_ms != at_ms)
-    return _replace(record, open=open_, changes=kept)
+    remaining = tuple(found for found in record.changes if found.policy != policy or found.at_ms != at_ms)
+    return _replace(record, open=open_, changes=remaining)
 
 
 def _still_says(config: JobConfig, changes: Mapping[str, Any]) -> bool:

@@ -67,9 +67,9 @@ def updated_record(found: OpenRound, decision: RoundDecision) -> tuple[PolicyRec
     """The record after a round, and whether the outcome is new and must be journaled."""
     keys, known = keys_of(decision, found.verdicts), found.record.said
     # Not every policy runs in every round: the others keep their last outcome.
-    kept = {each: key for each, key in known.items() if each in found.settings}
+    unchanged = {each: key for each, key in known.items() if each in found.settings}
     is_news = any(known.get(each) != key for each, key in keys.items())
-    return msgspec.structs.replace(decision.record, said=kept | keys), is_news
+    return msgspec.structs.replace(decision.record, said=unchanged | keys), is_news
 
 
 def alerts_of(found: OpenRound, decision: RoundDecision) -> dict[str, tuple[RaiseAlert, ...]]:
@@ -199,7 +199,7 @@ class PolicyService:
         self._next_ms: dict[str, Millis] = {}
         self._looked: dict[tuple[str, str], Millis] = {}
         self._asked: set[str] = set()
-        self._managed: set[str] = set()  # jobs that somebody's own look is at
+        self._managed: set[str] = set()  # jobs with a requested round in progress
         self._lock = threading.RLock()
         self.last: dict[str, RoundDecision] = {}
 

@@ -61,9 +61,9 @@ def react(observation: Observation, frame: Frame, window: LoadWindow, load: Load
     if window.time_lagged > job.slo_lag_s and load.is_lagging:
         lag = f"time_lagged {window.time_lagged:.0f} s over the SLO of {job.slo_lag_s:g} s"
         if is_imbalanced(window, settings.imbalance_at) and job.can_rebalance:
-            dealt = plan_rebalance(observation, window, f"{lag}, and its input is imbalanced", inputs)
-            if isinstance(dealt, Rebalance):
-                return dealt
+            rebalance = plan_rebalance(observation, window, f"{lag}, and its input is imbalanced", inputs)
+            if isinstance(rebalance, Rebalance):
+                return rebalance
         return _more_tasks(observation, inputs, lag)
     if window.oom > 0:
         return _more_memory(observation, window.oom, inputs)

@@ -89,10 +89,10 @@ def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np
     if history.key_count is None or len(history.key_count) != len(history.input_rate):
         return float("nan")
     keys = _cleaned(_days(history.key_count, history.first_minute, end_minute)[:, :minutes][known])
-    kept = keys[_is_known(keys)]
-    if not len(kept):
+    known_days = keys[_is_known(keys)]
+    if not len(known_days):
         return float("nan")
-    return float(np.sort(np.nanmax(kept, axis=1))[max(0, len(kept) - 1 - odd)])
+    return float(np.sort(np.nanmax(known_days, axis=1))[max(0, len(known_days) - 1 - odd)])
 
 
 def _days(points: Points, first_minute: int, end_minute: int) -> Points:

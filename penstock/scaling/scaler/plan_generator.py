@@ -173,15 +173,15 @@ def _lagging(observation: Observation, frame: Frame, window: LoadWindow, load: L
             inputs=inputs,
         )
     if is_imbalanced(window, settings.imbalance_at):
-        dealt = plan_rebalance(observation, window, _uneven(window, lag), inputs)
-        if isinstance(dealt, Rebalance):
-            return dealt
+        rebalance = plan_rebalance(observation, window, _uneven(window, lag), inputs)
+        if isinstance(rebalance, Rebalance):
+            return rebalance
         # P is a mean over all tasks: if most are idle, one hot task makes all look slow.
         if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
             enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
                 reason=f"{lag}, caused by few tasks with skewed input, which more tasks would not help",
-                ruled_out=(enough, dealt),
+                ruled_out=(enough, rebalance),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )

@@ -1,4 +1,4 @@
-"""Users' policies that misbehave, through the desk and its processes on a real store: each costs its own answer."""
+"""Users' policies that misbehave, through the policy manager and its processes on a real store: each costs its own answer."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def of_file(child: Path) -> str:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("policies")
     with a_scene(folder, of_file(folder / "child")) as scene:
         scene.add({"good": scene.own("Good", advice_only=True)})
         yield scene
@@ -298,7 +298,7 @@ def test_reports_that_cannot_be_are_no_minutes(scene: Scene):
         }
         scene.beat()
         scene.plane._record()
-    answer = scene.desk.manage(JOB, policy="stragglers", is_dry=True, asked_by="a test")
+    answer = scene.manager.manage(JOB, policy="stragglers", is_dry=True, asked_by="a test")
     (found,) = answer["said"]
     assert found["outcome"] == "broken" and "lag_s missing" in found["reason"] and answer["change"] is None
     frame = history(scene.plane.metrics, JOB, tuple(METRICS), 8, now_ms=scene.clock.now_ms())

@@ -116,7 +116,7 @@ def test_a_second_look_is_refused_while_the_first_is_under_way():
     first.start()
     try:
         assert policy.asked.wait(LIMIT_S)
-        with pytest.raises(Refused, match="run on .* already"):
+        with pytest.raises(Refused, match=r"run on .* already"):
             setup.service.manage(JOB, now=now)
         setup.service.tick(NOW_MS)
         assert setup.journal.kept == [], "the schedule leaves it alone"
