@@ -38,19 +38,19 @@ from penstock.db.bulk import insert_rows
 from penstock.db.database import Database
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame
-from penstock.scaling.metrics.minutes import BITS, DAY, UNKNOWN, Minute, MinuteBook, encode, pack
-from penstock.scaling.metrics.retriever import Retriever, Wanted
+from penstock.scaling.metrics.minutes import BITS, DAY, UNKNOWN, Minute, MinuteAggregator, encode, pack
+from penstock.scaling.metrics.retriever import MetricQuery, Retriever
 from penstock.scaling.metrics.store import BLOCKS, JOB, METRIC, NAMES, OPEN_MIN, SEAL_EVERY, MetricStore
 from penstock.scaling.scaler.decide import decide as decide_job
 from penstock.scaling.scaler.observation import (
     DEFAULTS,
     Footprint,
-    JobFacts,
+    JobShape,
     Observation,
-    Shape,
+    ScalerJobFacts,
     TaskResources,
 )
-from penstock.scaling.scaler.observation import Settings as ScalerSettings
+from penstock.scaling.scaler.observation import DecisionSettings as ScalerSettings
 from penstock.scaling.scaler.window import METRICS_REQUIRED
 
 TODAY = 20_600  # days since 1970
@@ -58,7 +58,7 @@ SLICE = 125  # jobs that are made at a time
 OPEN = SEAL_EVERY + OPEN_MIN
 LOOKS_A_MINUTE = 12
 KNOWN = Footprint(thread_rate=9_000.0, thread_rate_minute=0)  # as the data is made
-RECENT = Wanted(metrics=METRICS_REQUIRED, minutes=30)
+RECENT = MetricQuery(metrics=METRICS_REQUIRED, minutes=30)
 # What must hold: samples and evaluations per second at least, bytes per job for 14 days at most.
 SAMPLES_MIN, EVALUATIONS_MIN, BYTES_MAX = 50_000, 3_000, 400_000
 
@@ -67,8 +67,8 @@ Values = NDArray[np.float32]
 
 def decide(frame: Frame, settings: ScalerSettings = DEFAULTS, known: Footprint = KNOWN) -> object:
     """The decision that is timed: the preactive auto scaler's, on a job of the shape that the frame shows."""
-    shape = Shape(task_count=int(frame.last("task_count")), task=TaskResources())
-    job = JobFacts(name=frame.job, shape=shape, partitions=32)
+    shape = JobShape(task_count=int(frame.last("task_count")), task=TaskResources())
+    job = ScalerJobFacts(name=frame.job, shape=shape, partitions=32)
     now_ms = (frame.first_minute + frame.minutes) * MINUTE_MS
     return decide_job(Observation(job=job, frame=frame, now_ms=now_ms, settings=settings, footprint=known))
 
@@ -250,7 +250,7 @@ def look(bench: Bench) -> Callable[[], int]:
     """One minute of looks at a report of one task of each job."""
     names = names_of(bench.jobs)
     counts = {name: (1, 1) for name in names}
-    book, at = MinuteBook(), [0]
+    book, at = MinuteAggregator(), [0]
 
     def run() -> int:
         seen = 0
@@ -311,7 +311,7 @@ def retrieve(store: MetricStore, bench: Bench, rng: np.random.Generator) -> None
     bench.rate("decisions alone, preactive, staging", decisions(DEFAULTS, Footprint()), "decisions/s")
     bench.rate("evaluations, job by job", single_evaluations, "evaluations/s", least=EVALUATIONS_MIN)
     bench.rate("evaluations, all jobs together", evaluations, "evaluations/s", least=EVALUATIONS_MIN)
-    past = Wanted(metrics=("ingest_rate",), minutes=bench.days * DAY, missing_max=0.1)
+    past = MetricQuery(metrics=("ingest_rate",), minutes=bench.days * DAY, missing_max=0.1)
     jobs = list(dict.fromkeys(asked))[:500]
 
     def history() -> int:

@@ -43,13 +43,13 @@ from penstock.scaling.capacity import Stock
 from penstock.scaling.capacity_manager import CapacityManager
 from penstock.scaling.metrics.retriever import ScalerMinutes
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
-from penstock.scaling.policies.desk import PolicyDesk, PolicyRecordStore
+from penstock.scaling.policies.policy_manager import PolicyManager, PolicyRecordStore
 from penstock.scaling.policies.ports import AlertSink
 from penstock.scaling.policies.round import FleetState, flat
 from penstock.scaling.scaler.apply import ACTOR
 from penstock.scaling.scaler.auto_scaler import AutoScaler
-from penstock.scaling.scaler.observation import KINDS, Room
-from penstock.scaling.scaler.observe import Capacity, ScalableJob
+from penstock.scaling.scaler.observation import KINDS, AvailableResources
+from penstock.scaling.scaler.observe import ClusterCapacity, ScalableJob
 from penstock.server.services import Control, ScalingHere
 from penstock.settings import Settings
 from penstock.streams.bus.care import BusCare, FailingCategory
@@ -117,13 +117,13 @@ class JobsOfPlane:
         views = [view for some in slices for view in self._jobs.views_of(some).values()]
         return tuple(found for view in views if (found := _scalable(view)) is not None)
 
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ClusterCapacity:
         """What the smallest container has, and what is left of all; no limit where one does not say."""
         rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
         if not rows or not all(row.capacity for row in rows):
-            return Capacity()
+            return ClusterCapacity()
         stock = self._stock()  # it adds up all jobs
-        return Capacity() if stock is None else _capacity(rows, stock)
+        return ClusterCapacity() if stock is None else _capacity(rows, stock)
 
     def fleet(self) -> FleetState:
         """What the whole fleet allows now."""
@@ -190,17 +190,19 @@ def _scalable(view: JobView) -> ScalableJob | None:
     )
 
 
-def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> Capacity:
+def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> ClusterCapacity:
     amounts = [dict(zip(KINDS, row.capacity, strict=False)) for row in rows]
-    capacity = Capacity(
-        container=Room(**{kind: min(amount[kind] for amount in amounts) for kind in stock.total}),
-        remaining=Room(**stock.remaining),
+    capacity = ClusterCapacity(
+        container=AvailableResources(
+            **{kind: min(amount[kind] for amount in amounts) for kind in stock.total}
+        ),
+        remaining=AvailableResources(**stock.remaining),
     )
     if not stock.short_of:
         return capacity
     # Short: what is kept for failures is for privileged jobs, and for nobody else.
     rest = {kind: max(0.0, most - stock.reserved[kind]) for kind, most in stock.total.items()}
-    return replace(capacity, remaining=Room(**rest), privileged_only=True)
+    return replace(capacity, remaining=AvailableResources(**rest), privileged_only=True)
 
 
 class Alarming:
@@ -319,7 +321,7 @@ class ControlPlane(Control):
         )
         self.scaling = ScalingHere(self.scaler)
         unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
-        self.policies = PolicyDesk(self, self.alarms.store, unpacked.folder_of)
+        self.policies = PolicyManager(self, self.alarms.store, unpacked.folder_of)
         self._scaled.fleet_state = self.policies.jobs.fleet  # the cap on rescales is one for all
         self._loops: tuple[Loop, ...] = (
             # Under many changes a round takes more of them at once, instead of most of the time for itself.

@@ -16,13 +16,13 @@ from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, StoreUnavailable
 from penstock.jobs.config import NAME_PATTERN
 from penstock.scaling.lending import (
-    ClusterSeen,
+    ClusterStatus,
     LendingPlan,
     Transfer,
     cluster_room,
     decide_reclaim,
-    decide_round,
     has_spare,
+    plan_lending,
     read_cluster,
 )
 
@@ -132,7 +132,7 @@ class Lender:
         self._clusters, self._clients = tuple(clusters), dict(clients)
         self._urls = {cluster.name: cluster.url for cluster in clusters}
         self._advice, self._say, self._now_ms = advice, say, now_ms
-        self._seen: dict[str, ClusterSeen] = {}
+        self._seen: dict[str, ClusterStatus] = {}
         self._said: dict[str, str] = {}  # what is told once, not every round
         self._spare_since: dict[str, Millis] = {}
 
@@ -147,7 +147,7 @@ class Lender:
                 silent.append(cluster.name)
                 self._once(cluster.name, f"{cluster.name} is left out: {error.what} ({error.why})")
         self._seen = {cluster.name: cluster for cluster in seen}
-        plan = decide_round(seen)
+        plan = plan_lending(seen)
         for who, reason in plan.left_out.items():
             self._once(f"out {who}", f"{who} is left out: {reason}")
         self._do(plan)
@@ -161,7 +161,7 @@ class Lender:
             if stop.wait(every_s):
                 return
 
-    def _look(self, cluster: ClusterFile) -> ClusterSeen:
+    def _look(self, cluster: ClusterFile) -> ClusterStatus:
         client = self._clients[cluster.name]
         try:
             loans, containers, capacity = client.loans(), client.containers(), client.capacity()
@@ -172,11 +172,11 @@ class Lender:
             raise _unreadable(cluster.name, error) from error
 
     def _do(self, plan: LendingPlan) -> None:
-        for keep in plan.keeps:
+        for keep in plan.cancels:
             said = f"{keep.container} stays with {keep.cluster}: {keep.reason}"
             act = self._clients[keep.cluster].keep_container
             self._attempt(said, partial(act, keep.container, version=keep.version, why=keep.reason))
-        for gone in plan.forgets:
+        for gone in plan.drops:
             said = f"{gone.cluster} does not count on {gone.container} any more: {gone.reason}"
             forget = self._clients[gone.cluster].forget_container
             self._attempt(said, partial(forget, gone.container, version=gone.version, why=gone.reason))
@@ -224,7 +224,7 @@ class Lender:
         else:
             self._say(said)
 
-    def _tell_reclaims(self, seen: Sequence[ClusterSeen]) -> None:
+    def _tell_reclaims(self, seen: Sequence[ClusterStatus]) -> None:
         now_ms = self._now_ms()
         for cluster in seen:
             room = cluster_room(cluster)

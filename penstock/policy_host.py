@@ -13,8 +13,8 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.scaling.policies.policy import Broken, Policy
 from penstock.scaling.policies.process import (
-    Ask,
-    Reply,
+    PolicyReply,
+    PolicyRequest,
     declared_by,
     facts_from_json,
     find_misdeclared,
@@ -35,11 +35,11 @@ def main() -> None:
     os.dup2(2, 1)
     policy: Policy | Broken | None = None
     for line in sys.stdin.buffer:
-        ask = msgspec.json.decode(line, type=Ask)
+        request = msgspec.json.decode(line, type=PolicyRequest)
         if policy is None:
             policy = load_policy(Path(folder), entry, class_name, name)
         signal.alarm(ANSWER_S_MAX)  # nobody is left to end it if the control plane was killed
-        reply = Reply(verdict=policy) if isinstance(policy, Broken) else answer(policy, ask)
+        reply = PolicyReply(verdict=policy) if isinstance(policy, Broken) else answer(policy, request)
         signal.alarm(0)
         answers.write(msgspec.json.encode(reply) + b"\n")
         answers.flush()
@@ -65,14 +65,14 @@ def load_policy(folder: Path, entry: str, class_name: str, name: str) -> Policy 
     return Broken(policy=name, how="nonsense", text=problem) if problem else policy
 
 
-def answer(policy: Policy, ask: Ask) -> Reply:
+def answer(policy: Policy, ask: PolicyRequest) -> PolicyReply:
     """What it declares, or its verdict."""
     if ask.facts is None:
-        return Reply(declared=declared_by(policy))
+        return PolicyReply(declared=declared_by(policy))
     try:
-        return Reply(verdict=run_policy(policy, facts_from_json(ask.facts), ask.settings))
+        return PolicyReply(verdict=run_policy(policy, facts_from_json(ask.facts), ask.settings))
     except Exception as error:
-        return Reply(verdict=_raised(policy.name, error))
+        return PolicyReply(verdict=_raised(policy.name, error))
 
 
 def _raised(name: str, error: Exception) -> Broken:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.alarms.decide import Alarm
 from penstock.core.clock import Millis
 from penstock.fleet.messages import TaskReport
-from penstock.scaling.policies.balance import Starved, told
+from penstock.scaling.policies.balance import Starved, describe_starved
 from penstock.scaling.policies.policy import FLEET, Levels, RaiseAlert
 
 SOURCE = "control_plane"  # of all alarms made here
@@ -215,7 +215,7 @@ def _starved(starved: Starved) -> RaiseAlert:
     return RaiseAlert(
         key="starved",
         severity="warning",
-        text=_short(told(starved)),
+        text=_short(describe_starved(starved)),
         what_to_do=f"penstock doctor {job}; with isolation=process its tasks have a process of their own",
         evidence={
             "container": starved.container,

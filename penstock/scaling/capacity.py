@@ -1,6 +1,6 @@
-"""What a cluster has and what may still be given, who stops as a last resort (Turbine V-F). Pure.
+"""A cluster's capacity: how much is left, and which jobs are stopped as a last resort (Turbine V-F). Pure.
 
-The capacity manager decides between jobs, never about one: how much a job needs is the scaler's to say.
+The capacity manager decides between jobs. How much a single job needs is decided by the scaler.
 """
 
 from __future__ import annotations
@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-# cpu, memory_mb, disk_mb, network_mbps: as much of each.
+# Amount by resource kind: cpu, memory_mb, disk_mb, network_mbps.
 Amount = Mapping[str, float]
 
-HEADROOM = 0.1  # of each kind is kept for failures and moves
-RUNNING_OUT = 1.0  # reserved beyond all there is: then jobs are stopped
-BACK_MARGIN = 0.05  # a stopped job comes back only when so much more than it needs is free
+HEADROOM = 0.1  # share of each kind that stays free for failures and moves
+RUNNING_OUT = 1.0  # reserved share of the total above which jobs are stopped
+BACK_MARGIN = 0.05  # share of the total that must stay free beyond a stopped job's needs when it returns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A job, as capacity sees it: what it has reserved, or would if it ran."""
+    """A job's claim on capacity: what it reserves, or would reserve if it ran."""
 
     job: str
     reserved: Amount
     used: Amount | None = None  # None: not known
     priority: int = 0
     privileged: bool = False
-    is_stopped: bool = False  # by the capacity manager; one that a person stopped claims nothing
+    is_stopped: bool = False  # by the capacity manager; a job that a user stopped has no claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What a cluster has of each kind, how much is reserved and used, how much may still be given."""
+    """A cluster's capacity by kind: total, reserved, used, and what may still be reserved."""
 
     total: Amount
     reserved: Amount
@@ -39,13 +39,13 @@ class Stock:
 
     @property
     def short_of(self) -> tuple[str, ...]:
-        """The kinds of which nothing may be given any more."""
+        """The kinds of which nothing more may be reserved."""
         return tuple(sorted(kind for kind, left in self.remaining.items() if left <= 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopJob:
-    """It stops so that others can run."""
+    """Stop a job so that others can run."""
 
     job: str
     reason: str
@@ -53,7 +53,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BringBack:
-    """It runs again."""
+    """Let a stopped job run again."""
 
     job: str
     reason: str
@@ -61,13 +61,13 @@ class BringBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfRoom:
-    """Nobody is left who could be stopped: somebody has to add containers."""
+    """No job is left that may be stopped: containers must be added."""
 
     reason: str
 
 
 def take_stock(total: Amount, claims: Iterable[Claim], *, headroom: float = HEADROOM) -> Stock:
-    """Add up a cluster. What is not known to be used counts as reserved."""
+    """Add up a cluster. If a job's usage is not known its reservation is used."""
     running = [claim for claim in claims if not claim.is_stopped]
     reserved = {kind: sum(claim.reserved.get(kind, 0.0) for claim in running) for kind in total}
     used = {
@@ -81,11 +81,10 @@ def take_stock(total: Amount, claims: Iterable[Claim], *, headroom: float = HEAD
 def decide_stops(
     total: Amount, claims: Sequence[Claim], *, headroom: float = HEADROOM
 ) -> tuple[StopJob | BringBack | OutOfRoom, ...]:
-    """Who stops because more is reserved than there is, or who comes back because there is room again.
+    """Jobs to stop because more is reserved than available, or to bring back because capacity is free again.
 
-    The lowest priorities stop, of the same priority the largest, and nobody whose stop is not needed.
-    Privileged jobs are never stopped.
-    The highest priority comes back first, and nobody before it.
+    The lowest priorities stop first, among equals the largest jobs, and no job whose stop is not needed.
+    Privileged jobs are never stopped. The highest priority comes back first, and no job before it.
     """
     stock = take_stock(total, claims, headroom=headroom)
     over = _over(stock.reserved, total)
@@ -105,8 +104,8 @@ def _stops(
         stops.append(
             StopJob(
                 job=claim.job,
-                reason=f"{stock.reserved[kind]:.1f} {kind} are reserved and {total[kind]:.1f} are there; "
-                f"its priority {claim.priority} is the lowest that helps",
+                reason=f"{stock.reserved[kind]:.1f} {kind} are reserved and only {total[kind]:.1f} exist; "
+                f"its priority {claim.priority} is the lowest whose stop helps",
             )
         )
     left = _over(_without(chosen, stock.reserved), total)
@@ -117,7 +116,7 @@ def _stops(
 
 
 def _enough(plain: Sequence[Claim], reserved: Amount, total: Amount) -> list[Claim]:
-    """The lowest priorities whose stop is enough, of each the largest first; all that help if none is."""
+    """The lowest priorities whose stop is enough, largest first; if none is enough all whose stop helps."""
     chosen: list[Claim] = []
     for priority in sorted({claim.priority for claim in plain}):
         level = [claim for claim in plain if claim.priority == priority]
@@ -125,27 +124,27 @@ def _enough(plain: Sequence[Claim], reserved: Amount, total: Amount) -> list[Cla
             over = _over(_without(chosen, reserved), total)
             largest = min(level, key=lambda claim: (-_relief(claim, over, total), claim.job))
             if not _relief(largest, over, total):
-                break  # nobody else of this priority helps
+                break  # no other job of this priority helps
             chosen.append(largest)
             level.remove(largest)
     return chosen
 
 
 def _needed(chosen: Sequence[Claim], reserved: Amount, total: Amount) -> list[Claim]:
-    """Those whose stop is needed although the others stop: the important and the small are spared first."""
+    """Remove jobs whose stop is not needed because others stop: high priorities and small jobs first."""
     missing = _over(_without(chosen, reserved), total)
-    kept = [*chosen]
+    needed = [*chosen]
     for claim in sorted(chosen, key=lambda claim: (-claim.priority, sum(claim.reserved.values()), claim.job)):
-        rest = [other for other in kept if other is not claim]
+        rest = [other for other in needed if other is not claim]
         if _over(_without(rest, reserved), total).keys() <= missing.keys() and not any(
             claim.reserved.get(kind, 0.0) > 0 for kind in missing
         ):
-            kept = rest
-    return kept
+            needed = rest
+    return needed
 
 
 def _without(stopped: Iterable[Claim], reserved: Amount) -> dict[str, float]:
-    """What stays reserved."""
+    """What stays reserved without these jobs."""
     left = dict(reserved)
     for claim in stopped:
         for kind, amount in claim.reserved.items():
@@ -155,7 +154,7 @@ def _without(stopped: Iterable[Claim], reserved: Amount) -> dict[str, float]:
 
 
 def _relief(claim: Claim, over: Amount, total: Amount) -> float:
-    """How much of what is missing its stop would give, in shares of what there is."""
+    """How much of the shortage a job's stop would cover, in shares of the total."""
     return sum(min(claim.reserved.get(kind, 0.0), much) / total[kind] for kind, much in over.items())
 
 
@@ -170,18 +169,20 @@ def _returns(total: Amount, claims: Sequence[Claim], stock: Stock, headroom: flo
             if kind in left and amount > 0 and amount > left[kind] - BACK_MARGIN * total[kind]
         ]
         if short:
-            break  # whoever is behind it waits too: else small jobs would keep it out for ever
+            break  # later ones wait too, or small jobs could keep this one stopped forever
         for kind, amount in claim.reserved.items():
             if kind in left:
                 left[kind] -= amount
         back.append(
-            BringBack(job=claim.job, reason=f"there is room again, and {headroom:.0%} stay free beyond it")
+            BringBack(
+                job=claim.job, reason=f"capacity is free again, and {headroom:.0%} stay free with this job"
+            )
         )
     return tuple(back)
 
 
 def _over(reserved: Amount, total: Amount) -> dict[str, float]:
-    """By how much each kind is reserved beyond what is there; sums may be off by their last digit."""
+    """By how much the reservations of each kind exceed the total, apart from rounding errors."""
     return {
         kind: reserved[kind] - most * RUNNING_OUT
         for kind, most in total.items()

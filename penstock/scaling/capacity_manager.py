@@ -1,6 +1,6 @@
-"""The capacity manager (Turbine V-F): what a cluster has left, who stops when it is short, who comes back.
+"""The capacity manager (Turbine V-F): adds up a cluster, stops jobs if it is short, resumes them later.
 
-It is off where a container declares no capacity: what is not limited is never short.
+It is off if a container declares no capacity, since the cluster is not limited then.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from penstock.scaling.capacity import (
 )
 from penstock.scaling.policies.policy import FLEET, Levels, RaiseAlert
 
-LAYER = "scaler"  # where the capacity manager says that a job is stopped
+LAYER = "scaler"  # the layer in which the capacity manager sets a job's `state`
 PRECEDENCE = next(layer.precedence for layer in DEFAULT_LAYERS if layer.name == LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """One look at a cluster."""
+    """Capacity and claims of a cluster at one moment."""
 
-    total: Amount | None  # None: not limited, or nobody is there
-    containers: int  # that live and do not drain
-    boundless: tuple[str, ...]  # those of them that declare nothing
+    total: Amount | None  # None: not limited, or no containers
+    containers: int  # live ones that do not drain
+    boundless: tuple[str, ...]  # those of them that declare no capacity
     claims: tuple[Claim, ...]
     views: Mapping[str, JobView]
 
 
-def look_at_cluster(views: Iterable[JobView], containers: Sequence[ContainerRow]) -> ClusterFacts:
-    """Add it up. One container without a declared capacity makes the cluster boundless."""
+def read_cluster_facts(views: Iterable[JobView], containers: Sequence[ContainerRow]) -> ClusterFacts:
+    """Add up a cluster. One container without a declared capacity makes it unlimited."""
     live = _live(containers)
     lasting = _lasting(containers)
     boundless = tuple(row.name for row in lasting if not _is_bounded(row))
@@ -70,7 +70,7 @@ def look_at_cluster(views: Iterable[JobView], containers: Sequence[ContainerRow]
 
 
 def is_limited(containers: Sequence[ContainerRow]) -> bool:
-    """Whether there is anything to add up jobs for."""
+    """Whether the cluster's capacity is limited."""
     lasting = _lasting(containers)
     return bool(lasting) and all(map(_is_bounded, lasting))
 
@@ -80,7 +80,7 @@ def _live(containers: Sequence[ContainerRow]) -> list[ContainerRow]:
 
 
 def _lasting(containers: Sequence[ContainerRow]) -> list[ContainerRow]:
-    # What runs on one that drains has to find room elsewhere.
+    # Tasks of a draining container need capacity elsewhere.
     return [row for row in _live(containers) if not row.draining]
 
 
@@ -89,22 +89,22 @@ def _is_bounded(row: ContainerRow) -> bool:
 
 
 def _total(rows: Sequence[ContainerRow]) -> dict[str, float]:
-    """Of each kind that somebody has."""
+    """The total of each kind that any container declares."""
     sums = {kind: sum(row.capacity[place] for row in rows) for place, kind in enumerate(KINDS)}
     return {kind: most for kind, most in sums.items() if most > 0}
 
 
 def claim_of(view: JobView, tasks: Sequence[TaskReport]) -> Claim | None:
-    """What a job has reserved, or would if it ran; None: it claims nothing."""
+    """A job's claim; None if it has none."""
     stopped = is_stopped_here(view)
     config = view.expected
     runs = view.running is not None and view.running.state == "running"
     if not stopped and not (config.state == "running" if config is not None else runs):
-        return None  # a person stopped it
+        return None  # a user stopped it
     wanted = _needs(config, config.task_count) if config is not None else {}
     if runs and not stopped:
         assert view.running is not None
-        # While it changes both shapes may be there in turn.
+        # While it changes either shape may run.
         there = _needs(view.running.config, len(set(view.running.mapping)))
         wanted = {kind: max(wanted.get(kind, 0.0), amount) for kind, amount in there.items()}
     chosen = config or (None if view.running is None else view.running.config)
@@ -113,23 +113,23 @@ def claim_of(view: JobView, tasks: Sequence[TaskReport]) -> Claim | None:
         reserved=wanted,
         used=_used(view, tasks),
         priority=0 if chosen is None else chosen.priority,
-        # What somebody above the capacity manager said about its state holds.
+        # A state set in a layer above the scaler's cannot be overruled here.
         privileged=(chosen is not None and chosen.privileged) or _is_pinned(view),
         is_stopped=stopped,
     )
 
 
 def is_stopped_here(view: JobView) -> bool:
-    """Whether the capacity manager's word is what stops it."""
-    said = next((row.body.get("state") for row in view.layers if row.layer == LAYER), None)
+    """Whether the capacity manager stopped the job."""
+    state = next((row.body.get("state") for row in view.layers if row.layer == LAYER), None)
     is_stopped = view.expected is not None and view.expected.state == "stopped"
-    return said == "stopped" and is_stopped and _would_run(view)
+    return state == "stopped" and is_stopped and _would_run(view)
 
 
 def _would_run(view: JobView) -> bool:
     others = [row for row in sorted(view.layers, key=lambda row: row.precedence) if row.layer != LAYER]
-    said = [row.body["state"] for row in others if row.body.get("state") is not None]
-    return not said or said[-1] == "running"
+    states = [row.body["state"] for row in others if row.body.get("state") is not None]
+    return not states or states[-1] == "running"
 
 
 def _is_pinned(view: JobView) -> bool:
@@ -141,7 +141,7 @@ def _needs(config: JobConfig, tasks: int) -> dict[str, float]:
 
 
 def _used(view: JobView, tasks: Sequence[TaskReport]) -> dict[str, float] | None:
-    """What its tasks were last seen using; None unless all of them said something."""
+    """What its tasks used according to their last reports; None unless all of them reported."""
     running = view.running
     if running is None or len({task.task_id for task in tasks}) < len(set(running.mapping)):
         return None
@@ -152,16 +152,16 @@ def _used(view: JobView, tasks: Sequence[TaskReport]) -> dict[str, float] | None
 
 ACTOR = Actor(name="capacity", role="scaler")
 SOURCE = "capacity"
-# A container that restarts is soon back: its capacity must be missing for longer before anybody stops.
+# Capacity must be missing for this time before jobs are stopped: a restarting container returns sooner.
 PATIENCE_MS: Millis = 120_000
-IDLE_MS: Millis = 60_000  # so often all jobs are looked at where nothing is limited
+IDLE_MS: Millis = 60_000  # interval at which jobs are added up while nothing is limited
 
 log = structlog.get_logger(__name__)
 Decision = StopJob | BringBack | OutOfRoom
 
 
-class PatchLayer(Protocol):
-    """The Job Service's one write that this needs."""
+class LayerPatcher(Protocol):
+    """The method of the Job Service that writes a layer."""
 
     def __call__(
         self,
@@ -179,44 +179,44 @@ class PatchLayer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Snapshot:
     facts: ClusterFacts
     stock: Stock | None  # None: not limited
 
 
 class CapacityManager:
-    """One cluster. What it decides it writes as `state` into the scaler layer, where oncall overrules it."""
+    """One cluster's capacity. It stops a job by `state` in the scaler layer, which oncall overrules."""
 
     def __init__(
         self,
         jobs: JobReads,
         fleet: FleetView,
-        patch: PatchLayer,
+        patch: LayerPatcher,
         patience_ms: Millis = PATIENCE_MS,
         *,
         rest: Rest = no_rest,
     ) -> None:
-        """`rest` is called now and then in a look at all jobs, for whoever waits meanwhile."""
+        """`rest` is called between slices of reading all jobs, so that other threads can run."""
         self._jobs, self._fleet, self._patch, self._patience_ms = jobs, fleet, patch, patience_ms
         self._rest = rest
-        self._last: _Look | None = None
-        self._looked_ms: Millis = 0
-        self._since: dict[str, Millis] = {}  # since when it is short, and since when each job may come back
+        self._last: _Snapshot | None = None
+        self._read_ms: Millis = 0
+        self._since: dict[str, Millis] = {}  # since when capacity is short, and each job could come back
         self._out_of_room = ""
 
     # -- for the scaler ---------------------------------------------------------------------------------
 
     def stock(self) -> Stock | None:
-        """The cluster now, read afresh: what was written a moment ago is claimed. None: not limited."""
-        return self._look(self._rest).stock
+        """The cluster's stock now, including writes a moment ago; None if it is not limited."""
+        return self._take_snapshot(self._rest).stock
 
     # -- the round --------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Millis) -> None:
-        """Look, decide, act; a decision is carried out once it has been due for a while."""
+        """Read, decide, act. A decision is carried out once it has held for `patience_ms`."""
         if self._is_idle(now_ms):
             return
-        self._last, self._looked_ms = self._look(self._rest), now_ms
+        self._last, self._read_ms = self._take_snapshot(self._rest), now_ms
         decisions = self._decide(self._last.facts)
         self._out_of_room = next((item.reason for item in decisions if isinstance(item, OutOfRoom)), "")
         self._since = {key: self._since_ms(key, now_ms) for key in map(_due, decisions)}
@@ -225,15 +225,15 @@ class CapacityManager:
                 self._carry_out(item, self._last.facts)
 
     def _is_idle(self, now_ms: Millis) -> bool:
-        """Whether nothing is limited and nobody is stopped: then jobs need not be added up every time."""
+        """Whether nothing is limited and no job is stopped, so that jobs are added up less often."""
         last = self._last
-        if last is None or last.stock is not None or not 0 <= now_ms - self._looked_ms < IDLE_MS:
+        if last is None or last.stock is not None or not 0 <= now_ms - self._read_ms < IDLE_MS:
             return False
         is_any_stopped = any(claim.is_stopped for claim in last.facts.claims)
         return not is_any_stopped and not is_limited(self._fleet.containers())
 
     def levels(self, now_ms: Millis) -> Levels:
-        """What is wrong with capacity, as of the last round."""
+        """Alerts about capacity as of the last round."""
         if self._last is None:
             return {}
         found: dict[str, tuple[RaiseAlert, ...]] = {}
@@ -245,7 +245,7 @@ class CapacityManager:
                     key="out_of_room",
                     severity="critical",
                     text=self._out_of_room,
-                    what_to_do="add containers; penstock capacity",
+                    what_to_do="add containers; see what is reserved: penstock capacity",
                 )
             )
         if stock is not None and stock.short_of:
@@ -253,8 +253,8 @@ class CapacityManager:
             fleet.append(
                 RaiseAlert(
                     key="capacity_short",
-                    text=f"nothing may be given any more of {kinds}: jobs cannot grow",
-                    what_to_do="add containers, or let jobs reserve less; penstock capacity",
+                    text=f"no {kinds} is left to reserve: jobs cannot scale up",
+                    what_to_do="add containers, or let jobs reserve less: penstock capacity",
                     evidence={kind: round(stock.reserved[kind], 3) for kind in stock.short_of},
                 )
             )
@@ -266,9 +266,9 @@ class CapacityManager:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The cluster now, read afresh: any instance may be asked."""
-        look = self._look()
-        facts, stock = look.facts, look.stock
+        """The cluster's capacity now, for the API; works on any instance."""
+        snapshot = self._take_snapshot()
+        facts, stock = snapshot.facts, snapshot.stock
         every = take_stock(dict.fromkeys(KINDS, 0.0), facts.claims)
         return {
             "is_limited": stock is not None,
@@ -298,16 +298,16 @@ class CapacityManager:
             ],
         }
 
-    def _look(self, rest: Rest | None = None) -> _Look:
-        facts = look_at_cluster(self._jobs.every_view(rest), self._fleet.containers())
+    def _take_snapshot(self, rest: Rest | None = None) -> _Snapshot:
+        facts = read_cluster_facts(self._jobs.every_view(rest), self._fleet.containers())
         stock = None if facts.total is None else take_stock(facts.total, facts.claims)
-        return _Look(facts=facts, stock=stock)
+        return _Snapshot(facts=facts, stock=stock)
 
     def _decide(self, facts: ClusterFacts) -> tuple[Decision, ...]:
         if facts.total is not None:
             return decide_stops(facts.total, facts.claims)
         if not facts.containers:
-            return ()  # nobody is there to run anything, which says nothing about room
+            return ()  # without containers nothing is known about the capacity
         reason = "the cluster is not limited any more"
         return tuple(BringBack(job=claim.job, reason=reason) for claim in facts.claims if claim.is_stopped)
 
@@ -317,7 +317,7 @@ class CapacityManager:
 
     def _carry_out(self, item: Decision, facts: ClusterFacts) -> None:
         if isinstance(item, OutOfRoom):
-            return  # an alarm tells of it
+            return  # `levels` raises an alert
         view = facts.views[item.job]
         state = "stopped" if isinstance(item, StopJob) else None
         try:
@@ -330,14 +330,16 @@ class CapacityManager:
                 reason=item.reason,
                 idempotency_key=None,
             )
-        except PenstockError as error:  # somebody wrote meanwhile, or removed it: the next round sees that
+        except (
+            PenstockError
+        ) as error:  # the job was changed or removed meanwhile: the next round decides again
             log.warning("a decision about capacity was not written", job=item.job, error=error.what)
             return
         log.warning("capacity", job=item.job, state=state or "may run again", reason=item.reason)
 
 
 def _due(item: Decision) -> str:
-    """Whose patience counts: a shortage is one, whoever stops for it; each job comes back for itself."""
+    """The key of a decision's patience: one for a shortage, one for each job that comes back."""
     return f"back {item.job}" if isinstance(item, BringBack) else "short"
 
 
@@ -353,7 +355,7 @@ def _stopped(job: str, facts: ClusterFacts) -> RaiseAlert:
         key="stopped_for_capacity",
         severity="critical",
         text=f"stopped so that others can run: {_why(job, facts)}",
-        what_to_do="penstock capacity; it comes back by itself when there is room",
+        what_to_do="add containers, or wait: it is resumed when capacity is free; see penstock capacity",
     )
 
 

@@ -1,6 +1,6 @@
-"""One round of lending: what clusters say, and what is to be done about containers between them. Pure.
+"""Lending of containers between clusters: one round, from the clusters' state to a plan. Pure.
 
-Everything is read anew in every round: whoever died after the last step, the next one goes on from the facts.
+Each round reads all state again, so it continues after a crash of any process.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any
 from penstock.core.clock import Millis
 from penstock.scaling.capacity import Amount
 
-SHORT = 0.05  # a cluster with less than this share free of some kind borrows
-SPARE = 0.3  # one lends, gives back or gives up only what leaves so much free of every kind
+SHORT = 0.05  # a cluster with a smaller free share of any kind borrows
+SPARE = 0.3  # a cluster lends, returns or releases containers only if this share of every kind stays free
 RECLAIM_AFTER_MS: Millis = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A container that may change clusters: it is empty, or can be emptied."""
+class LendableContainer:
+    """A container that may move to another cluster."""
 
     name: str
     size: Amount
-    owner: str  # the cluster it belongs to, wherever it is now
-    can_move: bool = True  # its host listens, and it is not on its way already
+    owner: str  # the cluster that owns it
+    can_move: bool = True  # its host is reachable, and it is not moving already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRoom:
-    """One cluster: where its containers are, and how much of them is reserved."""
+    """A cluster's containers, and how much of them is reserved."""
 
     name: str
-    rooms: tuple[Room, ...]  # those that work for it now, borrowed ones too
+    rooms: tuple[LendableContainer, ...]  # containers that work for it now, including borrowed ones
     reserved: Amount
     is_short: bool = False  # the scaler was refused something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A container works for another cluster from now on."""
+    """Move a container to another cluster."""
 
     container: str
     source: str
@@ -50,7 +50,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """Containers that nobody needs any more may be taken away."""
+    """Containers that a cluster does not need any more."""
 
     cluster: str
     containers: tuple[str, ...]
@@ -58,9 +58,9 @@ class Reclaim:
 
 
 def decide_transfers(clusters: Sequence[ClusterRoom]) -> tuple[Transfer, ...]:
-    """One round of lending and returning; at most one container for each cluster that is short.
+    """Containers to lend and return; at most one loan for each cluster that is short.
 
-    What is lent goes back when its owner is short, or when the borrower does well without it.
+    A container is returned when its owner is short, or when the borrower has enough without it.
     """
     state = {cluster.name: cluster for cluster in clusters}
     moves: list[Transfer] = []
@@ -75,7 +75,7 @@ def decide_transfers(clusters: Sequence[ClusterRoom]) -> tuple[Transfer, ...]:
 def decide_reclaim(
     cluster: ClusterRoom, *, spare_since_ms: Millis | None, now_ms: Millis, keep: int = 1
 ) -> Reclaim | None:
-    """Which of its own containers a cluster can do without, once it could for long enough."""
+    """The cluster's own containers that have been spare for long enough."""
     if (
         spare_since_ms is None
         or not now_ms - spare_since_ms >= 0
@@ -95,7 +95,7 @@ def decide_reclaim(
 
 
 def has_spare(cluster: ClusterRoom) -> bool:
-    """Whether some container of its own could go: whoever calls remembers since when."""
+    """Whether the cluster could release a container of its own; the caller stores since when."""
     return any(
         room.owner == cluster.name
         and len(cluster.rooms) > 1
@@ -105,12 +105,12 @@ def has_spare(cluster: ClusterRoom) -> bool:
 
 
 def is_short(cluster: ClusterRoom) -> bool:
-    """Whether it needs more than it has."""
+    """Whether the cluster needs more containers."""
     return cluster.is_short or least_free(cluster.rooms, cluster.reserved) < SHORT
 
 
-def least_free(rooms: Sequence[Room], reserved: Amount) -> float:
-    """The share that is free of the scarcest kind; below 0: more is reserved than there is."""
+def least_free(rooms: Sequence[LendableContainer], reserved: Amount) -> float:
+    """The free share of the scarcest kind; below 0 if more is reserved than exists."""
     kinds = {kind for room in rooms for kind in room.size} | {kind for kind in reserved if reserved[kind] > 0}
     shares = []
     for kind in kinds:
@@ -128,23 +128,25 @@ def _give_back(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) 
         if room.owner == name or room.owner not in state or not room.can_move:
             continue
         rest = [other for other in state[name].rooms if other is not room]
-        # An owner in need comes first, but not at the price of what is reserved here.
+        # The owner's need comes first, unless the borrower has reserved the container's resources.
         wanted = is_short(state[room.owner]) and least_free(rest, borrower.reserved) >= 0
         unneeded = not borrower.is_short and least_free(rest, borrower.reserved) >= SPARE
         if wanted or unneeded:
-            reason = f"{room.owner} is short itself" if wanted else f"{name} does well without it"
+            reason = (
+                f"{room.owner} is short of capacity" if wanted else f"{name} has enough capacity without it"
+            )
             _move(state, moves, room, name, room.owner, reason, is_return=True)
 
 
 def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> None:
-    best: tuple[float, str, Room] | None = None
+    best: tuple[float, str, LendableContainer] | None = None
     for donor in sorted(state):
         if donor == name or is_short(state[donor]):
             continue
         for room in state[donor].rooms:
             rest = [other for other in state[donor].rooms if other is not room]
             free = least_free(rest, state[donor].reserved)
-            # Only its own: what is borrowed is not lent on.
+            # Borrowed containers are not lent to others.
             if (
                 room.owner == donor
                 and room.can_move
@@ -155,13 +157,15 @@ def _borrow(state: dict[str, ClusterRoom], name: str, moves: list[Transfer]) -> 
                 best = free, donor, room
     if best is not None:
         free, donor, room = best
-        _move(state, moves, room, donor, name, f"{name} is short, and {donor} keeps {free:.0%} free")
+        _move(
+            state, moves, room, donor, name, f"{name} is short of capacity, and {donor} keeps {free:.0%} free"
+        )
 
 
 def _move(
     state: dict[str, ClusterRoom],
     moves: list[Transfer],
-    room: Room,
+    room: LendableContainer,
     source: str,
     target: str,
     reason: str,
@@ -173,15 +177,15 @@ def _move(
         (target, (*state[target].rooms, room)),
     ):
         old = state[cluster]
-        short = old.is_short and cluster == source  # what it got may be enough
+        short = old.is_short and cluster == source  # the target may have enough now
         state[cluster] = ClusterRoom(name=cluster, rooms=rooms, reserved=old.reserved, is_short=short)
     moves.append(
         Transfer(container=room.name, source=source, target=target, reason=reason, is_return=is_return)
     )
 
 
-def _weight(room: Room, cluster: ClusterRoom) -> float:
-    """How much of the cluster a container is, of the kind it has most of."""
+def _weight(room: LendableContainer, cluster: ClusterRoom) -> float:
+    """The container's largest share of the cluster's total of any kind."""
     totals: Mapping[str, float] = {
         kind: sum(other.size.get(kind, 0.0) for other in cluster.rooms) for kind in room.size
     }
@@ -189,17 +193,17 @@ def _weight(room: Room, cluster: ClusterRoom) -> float:
 
 
 LEAVING = frozenset({"asked", "draining", "ordered"})
-# For how long a step may take before the container stays where it is.
+# Timeout of each step; after it the container stays where it is.
 STEP_S: Mapping[str, float] = {"asked": 60.0, "draining": 900.0, "ordered": 120.0}
-ARRIVE_S = 180.0  # so long one that went may take to come
-REFUSED_S = 3600.0  # one that could not go is left alone for so long
-SETTLE_S = 180.0  # so soon after one came it is not known yet whether more are needed
-STAYS_S = 600.0  # and so soon it does not go back
+ARRIVE_S = 180.0  # timeout for the arrival of a container in the target cluster
+REFUSED_S = 3600.0  # after a refused move the container is not asked again for this time
+SETTLE_S = 180.0  # after an arrival no other container is borrowed for this time
+STAYS_S = 600.0  # a borrowed container stays at least this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSeen:
-    """A container as its cluster tells of it."""
+class ContainerStatus:
+    """A container as its cluster reports it."""
 
     name: str
     is_live: bool
@@ -208,8 +212,8 @@ class ContainerSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoanSeen:
-    """Its record there."""
+class LoanStatus:
+    """A loan record of a cluster."""
 
     container: str
     state: str
@@ -221,25 +225,25 @@ class LoanSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSeen:
-    """One cluster, as it answered."""
+class ClusterStatus:
+    """The state of a cluster as its API returned it."""
 
     name: str
     url: str
-    containers: tuple[ContainerSeen, ...]
-    loans: Mapping[str, LoanSeen]
+    containers: tuple[ContainerStatus, ...]
+    loans: Mapping[str, LoanStatus]
     reserved: Amount
     is_short: bool
-    boundless: tuple[str, ...] = ()  # containers that do not say what they have
+    boundless: tuple[str, ...] = ()  # containers that declare no capacity
 
     def is_live(self, container: str) -> bool:
-        """Whether it works here."""
+        """Whether this container is live in this cluster."""
         return any(found.name == container and found.is_live for found in self.containers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """A container stays where it is: its way took too long."""
+class CancelMove:
+    """Cancel the move of a container that took too long."""
 
     cluster: str
     container: str
@@ -248,8 +252,8 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
-    """A cluster waits for a container, or counts on one, that is not there."""
+class DropLoan:
+    """Delete the loan record of a container that is not in this cluster."""
 
     cluster: str
     container: str
@@ -259,10 +263,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendingPlan:
-    """What is to be done, and what cannot be, with the reason."""
+    """The actions of a round, and what was left out, with the reason."""
 
-    keeps: tuple[Keep, ...] = ()
-    forgets: tuple[Forget, ...] = ()
+    cancels: tuple[CancelMove, ...] = ()
+    drops: tuple[DropLoan, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by cluster or container
 
@@ -274,13 +278,13 @@ def read_cluster(
     containers: Sequence[Mapping[str, Any]],
     loans: Sequence[Mapping[str, Any]],
     capacity: Mapping[str, Any],
-) -> ClusterSeen:
-    """What a cluster answered, as facts."""
-    return ClusterSeen(
+) -> ClusterStatus:
+    """Build a cluster's state from its API's responses."""
+    return ClusterStatus(
         name=name,
         url=url,
         containers=tuple(
-            ContainerSeen(
+            ContainerStatus(
                 name=row["name"],
                 is_live=row["state"] == "live",
                 takes_shards=not (row["cordoned"] or row["draining"]),
@@ -289,7 +293,8 @@ def read_cluster(
             for row in containers
         ),
         loans={
-            row["container"]: LoanSeen(**{field: row[field] for field in LoanSeen.__slots__}) for row in loans
+            row["container"]: LoanStatus(**{field: row[field] for field in LoanStatus.__slots__})
+            for row in loans
         },
         reserved={row["kind"]: row["reserved"] for row in capacity["kinds"] if row["reserved"] > 0},
         is_short=bool(capacity["short_of"] or capacity["refused"] or capacity["stopped"]),
@@ -297,47 +302,50 @@ def read_cluster(
     )
 
 
-def decide_round(clusters: Sequence[ClusterSeen]) -> LendingPlan:
-    """What is to be done now."""
+def plan_lending(clusters: Sequence[ClusterStatus]) -> LendingPlan:
+    """The actions of this round."""
     seen = {cluster.name: cluster for cluster in clusters}
-    keeps, forgets, left_out = _overdue(seen), _stale(seen), dict[str, str]()
+    cancels, drops, left_out = _overdue(seen), _stale(seen), dict[str, str]()
     rooms, moving = _rooms(seen), _moving(seen)
     names = [room.name for found in rooms.values() for room in found]
-    told: list[ClusterRoom] = []
+    limited: list[ClusterRoom] = []
     for name, cluster in seen.items():
         if cluster.boundless:
-            left_out[name] = f"{', '.join(cluster.boundless)} do not say what they have: it is not limited"
+            left_out[name] = (
+                f"the cluster is not limited, since containers declare no capacity: "
+                f"{', '.join(cluster.boundless)}"
+            )
             continue
         there = [_unless_twice(room, names, left_out) for room in (*rooms[name], *moving.get(name, ()))]
         reserved = _limited(cluster.reserved, there, seen.values())
         is_short = cluster.is_short and name not in moving and not _just_got(cluster)
         if there or reserved:
-            told.append(ClusterRoom(name=name, rooms=tuple(there), reserved=reserved, is_short=is_short))
+            limited.append(ClusterRoom(name=name, rooms=tuple(there), reserved=reserved, is_short=is_short))
         else:
             left_out[name] = "it has no containers and needs none"
-    return LendingPlan(keeps=keeps, forgets=forgets, transfers=decide_transfers(told), left_out=left_out)
+    return LendingPlan(cancels=cancels, drops=drops, transfers=decide_transfers(limited), left_out=left_out)
 
 
-def cluster_room(cluster: ClusterSeen) -> ClusterRoom:
-    """One cluster with what works for it and stays; nothing of one that is not limited."""
+def cluster_room(cluster: ClusterStatus) -> ClusterRoom:
+    """A cluster with the containers that stay in it; none if it is not limited."""
     rooms = [] if cluster.boundless else _rooms({cluster.name: cluster})[cluster.name]
     reserved = _limited(cluster.reserved, rooms, [cluster])
     return ClusterRoom(name=cluster.name, rooms=tuple(rooms), reserved=reserved, is_short=cluster.is_short)
 
 
-def _just_got(cluster: ClusterSeen) -> bool:
+def _just_got(cluster: ClusterStatus) -> bool:
     return any(
         loan.state == "here" and loan.owner and loan.age_s < SETTLE_S for loan in cluster.loans.values()
     )
 
 
-def _overdue(seen: Mapping[str, ClusterSeen]) -> tuple[Keep, ...]:
+def _overdue(seen: Mapping[str, ClusterStatus]) -> tuple[CancelMove, ...]:
     return tuple(
-        Keep(
+        CancelMove(
             cluster=name,
             container=loan.container,
             version=loan.version,
-            reason=f"{loan.state} for {loan.age_s:.0f} s on its way to {loan.peer}",
+            reason=f"its move to {loan.peer} timed out: {loan.state} for {loan.age_s:.0f} s",
         )
         for name, cluster in seen.items()
         for loan in cluster.loans.values()
@@ -345,25 +353,25 @@ def _overdue(seen: Mapping[str, ClusterSeen]) -> tuple[Keep, ...]:
     )
 
 
-def _stale(seen: Mapping[str, ClusterSeen]) -> tuple[Forget, ...]:
+def _stale(seen: Mapping[str, ClusterStatus]) -> tuple[DropLoan, ...]:
     found = []
     for name, cluster in seen.items():
         for loan in cluster.loans.values():
             reason = ""
             if loan.state == "expected" and loan.age_s >= ARRIVE_S and not _comes(seen, loan, name):
-                reason = f"it did not come from {loan.peer} within {ARRIVE_S:.0f} s"
+                reason = f"it did not arrive from {loan.peer} within {ARRIVE_S:.0f} s"
             elif loan.state == "here" and loan.owner and not cluster.is_live(loan.container):
                 owner = seen.get(loan.owner)
                 if owner is not None and owner.is_live(loan.container):
                     reason = f"it works for {loan.owner} again"
             if reason:
-                forget = Forget(cluster=name, container=loan.container, version=loan.version, reason=reason)
-                found.append(forget)
+                drop = DropLoan(cluster=name, container=loan.container, version=loan.version, reason=reason)
+                found.append(drop)
     return tuple(found)
 
 
-def _comes(seen: Mapping[str, ClusterSeen], loan: LoanSeen, target: str) -> bool:
-    """Whether its lender still has it on its way here; one that does not answer may."""
+def _comes(seen: Mapping[str, ClusterStatus], loan: LoanStatus, target: str) -> bool:
+    """Whether the lender is still moving it here; assumed if the lender does not answer."""
     lender = seen.get(loan.peer)
     if lender is None:
         return True
@@ -371,9 +379,9 @@ def _comes(seen: Mapping[str, ClusterSeen], loan: LoanSeen, target: str) -> bool
     return theirs is not None and theirs.state in LEAVING and theirs.peer == target
 
 
-def _rooms(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
-    """By cluster: the containers that work for it and stay."""
-    found: dict[str, list[Room]] = {name: [] for name in seen}
+def _rooms(seen: Mapping[str, ClusterStatus]) -> dict[str, list[LendableContainer]]:
+    """By cluster: the containers that stay in it."""
+    found: dict[str, list[LendableContainer]] = {name: [] for name in seen}
     for name, cluster in seen.items():
         for container in cluster.containers:
             loan = cluster.loans.get(container.name)
@@ -385,13 +393,15 @@ def _rooms(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
             is_new = loan is not None and bool(loan.owner) and loan.age_s < STAYS_S
             can_move = loan is not None and loan.state == "here" and not was_refused and not is_new
             owner = name if loan is None else loan.owner or name
-            found[name].append(Room(name=container.name, size=container.size, owner=owner, can_move=can_move))
+            found[name].append(
+                LendableContainer(name=container.name, size=container.size, owner=owner, can_move=can_move)
+            )
     return found
 
 
-def _moving(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
-    """By cluster: those on their way to it; what is coming is not asked for twice."""
-    found: dict[str, list[Room]] = {}
+def _moving(seen: Mapping[str, ClusterStatus]) -> dict[str, list[LendableContainer]]:
+    """By cluster: the containers that are moving to it, so that they are not borrowed twice."""
+    found: dict[str, list[LendableContainer]] = {}
     for name, cluster in seen.items():
         sizes = {container.name: container.size for container in cluster.containers}
         for loan in cluster.loans.values():
@@ -402,20 +412,26 @@ def _moving(seen: Mapping[str, ClusterSeen]) -> dict[str, list[Room]]:
             is_coming = theirs is not None and theirs.state == "expected" and theirs.age_s < ARRIVE_S
             if loan.state in LEAVING or (loan.state == "gone" and is_coming):
                 size = sizes.get(loan.container, {})
-                room = Room(name=loan.container, size=size, owner=loan.owner or name, can_move=False)
+                room = LendableContainer(
+                    name=loan.container, size=size, owner=loan.owner or name, can_move=False
+                )
                 found.setdefault(loan.peer, []).append(room)
     return found
 
 
-def _unless_twice(room: Room, names: Sequence[str], left_out: dict[str, str]) -> Room:
+def _unless_twice(
+    room: LendableContainer, names: Sequence[str], left_out: dict[str, str]
+) -> LendableContainer:
     if names.count(room.name) < 2:
         return room
-    left_out[room.name] = "several clusters have a container of this name: it stays where it is"
-    return Room(name=room.name, size=room.size, owner=room.owner, can_move=False)
+    left_out[room.name] = "several clusters have a container of this name, so it is not moved"
+    return LendableContainer(name=room.name, size=room.size, owner=room.owner, can_move=False)
 
 
-def _limited(reserved: Amount, rooms: Sequence[Room], clusters: Iterable[ClusterSeen]) -> dict[str, float]:
-    """What is reserved of kinds that somebody has: others are not limited."""
+def _limited(
+    reserved: Amount, rooms: Sequence[LendableContainer], clusters: Iterable[ClusterStatus]
+) -> dict[str, float]:
+    """The reservations of kinds that any container declares; other kinds are not limited."""
     kinds = {kind for room in rooms for kind in room.size} or {
         kind for cluster in clusters for found in cluster.containers for kind in found.size
     }

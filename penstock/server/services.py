@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # what only the lease holder has; a worker starts sooner with
     from penstock.fleet.shard_manager import ShardManager
     from penstock.fleet.task_service import TaskService
     from penstock.scaling.capacity_manager import CapacityManager
-    from penstock.scaling.policies.desk import PolicyDesk
+    from penstock.scaling.policies.policy_manager import PolicyManager
     from penstock.scaling.scaler.auto_scaler import AutoScaler
 
 
@@ -161,7 +161,7 @@ class Control(Services):
 
     task_service: TaskService
     lending: LendingService
-    policies: PolicyDesk
+    policies: PolicyManager
     capacity: CapacityManager
     scaler: AutoScaler
     alarms: AlarmService

@@ -13,7 +13,7 @@ from penstock.client import Client
 from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
 from penstock.fleet.loan_service import AGAIN_MS
-from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, decide_round
+from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, plan_lending
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
 from tests.waiting import until
@@ -219,7 +219,7 @@ def test_two_loops_at_once_do_no_harm(short: Clusters):
     for lender in lenders:
         seen = [lender._look(cluster) for cluster in lender._clusters]
         lender._seen = {cluster.name: cluster for cluster in seen}
-        plans.append(decide_round(seen))
+        plans.append(plan_lending(seen))
     assert plans[0] == plans[1] and len(plans[0].transfers) == 1
     for lender, plan in zip(lenders, plans, strict=True):
         lender._do(plan)
@@ -342,7 +342,7 @@ def test_a_cluster_without_limits_neither_lends_nor_borrows(clusters: Clusters):
     clusters.step()
     clusters.lender().round()
     assert set(clusters.loans()["a"].values()) == {"here"}
-    assert any("a is left out: a1 do not say what they have" in text for text in clusters.said)
+    assert any("a is left out: the cluster is not limited" in text for text in clusters.said)
 
 
 def test_a_person_who_takes_it_back_is_obeyed(short: Clusters):

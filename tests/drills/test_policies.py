@@ -133,7 +133,9 @@ def test_what_oncall_sets_the_scaler_keeps_to(platform: Platform, calling: Calli
     calling.start({**QUICK, "task_count_max": 6})
     calling.told("oncall", "set", calling.job, "task_count=1", "--why", "the service is small")
     calling.rate = 450
-    platform.wait("a held step", lambda: "oncall set task_count" in calling.explained(), seconds=MINUTES_S)
+    platform.wait(
+        "a held step", lambda: "oncall layer sets task_count" in calling.explained(), seconds=MINUTES_S
+    )
     say(f"held: {calling.decisions('autoscaler')[0]['reason']}")
     assert calling.layer("scaler") == {} and len(platform.running(calling.job)) == 1
     calling.told("oncall", "clear", calling.job, "task_count", "--why", "it is larger")
@@ -178,7 +180,7 @@ def test_a_task_above_its_memory_gets_more(platform: Platform, calling: Calling)
     platform.wait("more memory", lambda: "resources" in calling.layer("scaler"), seconds=2 * MINUTES_S)
     say(f"up: {calling.decisions('autoscaler')[0]['reason']}")
     assert calling.layer("scaler")["resources"]["memory_mb"] >= 1536
-    assert "ended above their memory" in calling.explained()
+    assert "ran out of memory" in calling.explained()
     # Each of its workers keeps as much: one step is enough for one of them, two for both.
     recovered_s = platform.wait("no lag", lambda: calling.lag_s() < SLO_S, seconds=2 * MINUTES_S)
     memory_mb = calling.layer("scaler")["resources"]["memory_mb"]

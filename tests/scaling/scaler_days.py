@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.metrics.retriever import ScalerMinutes
-from penstock.scaling.policies.desk import PolicyRecordStore
+from penstock.scaling.policies.policy_manager import PolicyRecordStore
 from penstock.scaling.scaler.auto_scaler import AutoScaler
 from tests.builders import a_job
 from tests.scaling.scaler_stage import START_MS, Stage, StageJobs, Work

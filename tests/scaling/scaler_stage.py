@@ -16,10 +16,10 @@ from penstock.jobs.job_store import JobStore
 from penstock.jobs.syncer.sync_plan import plan_mapping
 from penstock.scaling.metrics.retriever import ScalerMinutes
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
-from penstock.scaling.policies.desk import PolicyRecordStore
+from penstock.scaling.policies.policy_manager import PolicyRecordStore
 from penstock.scaling.policies.round import FleetState, flat
 from penstock.scaling.scaler.auto_scaler import AutoScaler
-from penstock.scaling.scaler.observe import Capacity, ScalableJob
+from penstock.scaling.scaler.observe import ClusterCapacity, ScalableJob
 from tests.builders import SCALER, a_job
 
 START_MS = 28_000_000 * 60_000
@@ -143,7 +143,7 @@ class Stage:
         self.alarms = AlarmStore(database, self.journal, ())
         self.recorder = MetricRecorder(self.metrics)
         self.works: dict[str, Work] = {}
-        self.capacity, self.fleet = Capacity(), FleetState()
+        self.capacity, self.fleet = ClusterCapacity(), FleetState()
         self.scaler = self.new_scaler()
 
     def new_scaler(self) -> AutoScaler:
@@ -249,7 +249,7 @@ class StageJobs:
             updated_ms=made if made > view.created_ms else None,
         )
 
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ClusterCapacity:
         return self._stage.capacity
 
     def fleet(self) -> FleetState:

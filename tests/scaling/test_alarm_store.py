@@ -19,10 +19,10 @@ from penstock.core.journal import Entry
 from penstock.core.workers import Finished, InlineWorkers
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
-from penstock.scaling.policies.desk import POLICY_RECORDS, PolicyRecordStore
 from penstock.scaling.policies.policy import ChangeLayer, RaiseAlert
-from penstock.scaling.policies.ports import Kept
-from penstock.scaling.policies.round import JobRecord, OpenAction
+from penstock.scaling.policies.policy_manager import POLICY_RECORDS, PolicyRecordStore
+from penstock.scaling.policies.ports import RecordUpdate
+from penstock.scaling.policies.round import OpenAction, PolicyRecord
 
 NOW = 1_790_000_000_000
 LAG = RaiseAlert(key="lag", text="it lags", evidence={"lag_s": 200.0})
@@ -220,50 +220,50 @@ def test_an_address_that_cannot_be_is_refused(url):
 
 def test_records_are_kept_under_a_version(database):
     store = PolicyRecordStore(database, JournalStore(database))
-    assert store.load("shops") == (JobRecord(), 0)
+    assert store.load("shops") == (PolicyRecord(), 0)
     action = ChangeLayer(changes={"task_count": 8, "resources": {"cpu": 1.5}}, text="more")
     open_ = OpenAction(
         policy="a", priority=1, symptom="lag", action=action, undo={"task_count": None}, at_ms=1, check_ms=2
     )
-    record = JobRecord(open=open_, acted={"a": 1}, useless={"x": 9}, said={"p": "a:applied"})
+    record = PolicyRecord(open=open_, acted={"a": 1}, useless={"x": 9}, said={"p": "a:applied"})
     assert store.save("shops", record, 0)
     assert store.load("shops") == (record, 1)
-    assert not store.save("shops", JobRecord(), 0), "somebody else was first"
-    assert store.save("shops", JobRecord(), 1) and store.load("shops") == (JobRecord(), 2)
+    assert not store.save("shops", PolicyRecord(), 0), "somebody else was first"
+    assert store.save("shops", PolicyRecord(), 1) and store.load("shops") == (PolicyRecord(), 2)
     store.forget("shops")
-    assert store.load("shops") == (JobRecord(), 0)
+    assert store.load("shops") == (PolicyRecord(), 0)
 
 
 def test_many_records_are_kept_at_once_each_by_its_own_version(database):
     """Plan: three are written with an entry each; of them one was written by somebody else meanwhile."""
     journal = JournalStore(database)
     store = PolicyRecordStore(database, journal)
-    assert store.save("b", JobRecord(acted={"theirs": 1}), 0)
-    mine = JobRecord(acted={"mine": 2})
-    kept = [Kept(job=job, record=mine, version=0, entry=an_entry(job)) for job in ("a", "b", "c")]
-    assert store.keep(kept) == {"b"}
+    assert store.save("b", PolicyRecord(acted={"theirs": 1}), 0)
+    mine = PolicyRecord(acted={"mine": 2})
+    kept = [RecordUpdate(job=job, record=mine, version=0, entry=an_entry(job)) for job in ("a", "b", "c")]
+    assert store.save_all(kept) == {"b"}
     found = store.load_all(["a", "b", "c", "d"])
     assert found == {
         "a": (mine, 1),
-        "b": (JobRecord(acted={"theirs": 1}), 1),
+        "b": (PolicyRecord(acted={"theirs": 1}), 1),
         "c": (mine, 1),
-        "d": (JobRecord(), 0),
+        "d": (PolicyRecord(), 0),
     }
     assert [(entry.subject, entry.data) for entry in journal.entries()] == [
         ("a", {"lag_s": 1.5}),
         ("c", {"lag_s": 1.5}),
     ]
-    assert store.keep([]) == frozenset()
+    assert store.save_all([]) == frozenset()
 
 
 def test_a_damaged_record_is_told_and_the_others_are_read(database):
     store = PolicyRecordStore(database, JournalStore(database))
-    assert store.save("a", JobRecord(), 0) and store.save("b", JobRecord(), 0)
+    assert store.save("a", PolicyRecord(), 0) and store.save("b", PolicyRecord(), 0)
     with database.transaction() as connection:
         connection.execute(sa.update(POLICY_RECORDS).where(POLICY_RECORDS.c.job == "a").values(body='{"ac'))
     found = store.load_all(["a", "b"])
     assert isinstance(found["a"], CorruptData) and "policy_records" in found["a"].fix
-    assert found["b"] == (JobRecord(), 1)
+    assert found["b"] == (PolicyRecord(), 1)
     with pytest.raises(CorruptData):
         store.load("a")
 

@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from penstock.db.database import Database
-from penstock.scaling.policies.desk import POLICY_RECORDS
 from penstock.scaling.policies.policy import MoveTasks
-from penstock.scaling.policies.round import Change, FleetState, JobRecord, OpenAction
+from penstock.scaling.policies.policy_manager import POLICY_RECORDS
+from penstock.scaling.policies.round import FieldChange, FleetState, OpenAction, PolicyRecord
 from penstock.scaling.scaler.apply import with_part
-from penstock.scaling.scaler.observation import Room, ScalerMemory
-from penstock.scaling.scaler.observe import Capacity
+from penstock.scaling.scaler.observation import AvailableResources, ScalerMemory
+from penstock.scaling.scaler.observe import ClusterCapacity
 from tests.builders import ADMIN, ONCALL
 from tests.ready import new_place
 from tests.scaling.scaler_stage import Stage, Work
@@ -83,7 +83,7 @@ def test_an_oncalls_limit_holds_and_is_named(stage: Stage):
     assert stage.service.view(JOB).config.task_count == 2
     up = next(entry for entry in stage.entries() if entry.decision == "up")
     assert "oncall limit of 2 tasks" in up.reason
-    assert "oncall limit of 2 tasks is all there is" in stage.entries()[-1].reason
+    assert "at its limit: oncall limit of 2 tasks" in stage.entries()[-1].reason
     assert stage.entries()[-1].data["bound"] == "oncall limit of 2 tasks"
 
 
@@ -92,7 +92,7 @@ def test_what_oncall_sets_is_theirs(stage: Stage):
     set_oncall(stage, task_count=1)
     stage.run(300)
     assert stage.done() == [] and stage.service.view(JOB).config.task_count == 1
-    assert "oncall set task_count" in stage.entries()[-1].reason
+    assert "oncall layer sets task_count" in stage.entries()[-1].reason
 
 
 def test_tasks_that_run_out_of_memory_get_more(stage: Stage):
@@ -103,7 +103,7 @@ def test_tasks_that_run_out_of_memory_get_more(stage: Stage):
     work.failing = ""
     assert stage.service.view(JOB).config.resources.memory_mb == 768
     assert stage.service.view(JOB).config.task_count == 1
-    assert "ended above their memory" in stage.entries()[-1].reason
+    assert "ran out of memory" in stage.entries()[-1].reason
 
 
 def test_tasks_that_fail_are_told_and_never_scaled(stage: Stage):
@@ -114,7 +114,7 @@ def test_tasks_that_fail_are_told_and_never_scaled(stage: Stage):
     stage.run(400)
     assert stage.done() == [] and stage.alarm_keys() == {"not_scaled"}
     (alarm,) = (alarm for alarm in stage.alarms.alarms(JOB) if alarm.is_firing)
-    assert "connection refused" in alarm.text and "it is not scaled" in alarm.text
+    assert "connection refused" in alarm.text and "the job is not scaled" in alarm.text
     work.failing, work.failures = "", {}
     stage.run(900)
     assert stage.alarm_keys() == set()
@@ -258,7 +258,9 @@ def test_a_pipeline_is_sized_as_a_whole(stage: Stage):
 
 def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: Stage):
     """Plan: cores for nine more tasks; both jobs want seven more. The one of the higher priority is first."""
-    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    stage.capacity = ClusterCapacity(
+        container=AvailableResources(cpu=64), remaining=AvailableResources(cpu=9)
+    )
     slow = {"slo": {"lag_s": 3600}}
     stage.add(Work("demo.low", input_rate=lambda s: 400.0), **slow)
     stage.add(Work("demo.top", input_rate=lambda s: 400.0), priority=5, **slow)
@@ -266,13 +268,15 @@ def test_when_not_all_can_have_more_the_first_get_it_and_others_a_part(stage: St
     counts = {name: stage.service.view(name).config.task_count for name in ("demo.low", "demo.top")}
     assert counts == {"demo.top": 8, "demo.low": 3}
     (entry,) = (entry for entry in stage.entries("demo.low") if entry.decision == "up")
-    assert "capacity: cpu" in entry.data["bounds"] and "held by" in entry.reason
+    assert "capacity: cpu" in entry.data["bounds"] and "limited by" in entry.reason
 
 
 @on_every_store
 def test_in_seconds_too_privileged_jobs_are_first_and_others_get_a_part(stage: Stage):
     """Plan: both are over their SLO in the same second, and there are cores for nine more tasks."""
-    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    stage.capacity = ClusterCapacity(
+        container=AvailableResources(cpu=64), remaining=AvailableResources(cpu=9)
+    )
     names = ("demo.a_plain", "demo.z_privileged")
     for name in names:
         stage.add(Work(name, input_rate=lambda s: 400.0))
@@ -290,7 +294,9 @@ def test_a_privileged_job_comes_before_others_that_are_in_a_hurry(stage: Stage):
     """Plan: nothing is left. Then there are cores for nine more tasks, in the very second in which a privileged
     job is looked at by minutes and another one, of a higher priority, is over its SLO.
     """
-    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=0))
+    stage.capacity = ClusterCapacity(
+        container=AvailableResources(cpu=64), remaining=AvailableResources(cpu=0)
+    )
     plain, first = "demo.a_plain", "demo.z_privileged"
     stage.add(Work(plain, input_rate=lambda s: 400.0), priority=9)
     stage.add(Work(first, input_rate=lambda s: 400.0), slo={"lag_s": 3600})
@@ -300,7 +306,9 @@ def test_a_privileged_job_comes_before_others_that_are_in_a_hurry(stage: Stage):
     stage.run(420)
     for name in (plain, first):
         assert stage.done(name) == [] and stage.entries(name)[-1].data["bound"] == "capacity: cpu"
-    stage.capacity = Capacity(container=Room(cpu=64), remaining=Room(cpu=9))
+    stage.capacity = ClusterCapacity(
+        container=AvailableResources(cpu=64), remaining=AvailableResources(cpu=9)
+    )
     stage.scaler._looked.clear()  # all are due
     stage.run(1)
     assert [stage.done(name) for name in (plain, first)] == [["up"], ["up"]]
@@ -323,7 +331,7 @@ def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):
         at_ms=stage.now_ms,
         check_ms=stage.now_ms + 60_000,
     )
-    assert stage.records.save(JOB, JobRecord(open=moved), 0)
+    assert stage.records.save(JOB, PolicyRecord(open=moved), 0)
     stage.run(50)
     assert stage.done() == [] and any("away from c1" in entry.reason for entry in stage.entries())
     record, version = stage.records.load(JOB)
@@ -338,8 +346,8 @@ def test_an_action_of_a_higher_policy_is_waited_for(stage: Stage):
 def test_what_another_policy_changed_is_not_brought_back(stage: Stage):
     """Plan: somebody went from 8 tasks to 1 a minute ago. The scaler would go back to 8."""
     stage.add(Work(JOB, input_rate=lambda s: 400.0))
-    change = Change(policy="night_shift", path="task_count", old=8, new=1, at_ms=stage.now_ms)
-    assert stage.records.save(JOB, JobRecord(changes=(change,)), 0)
+    change = FieldChange(policy="night_shift", path="task_count", old=8, new=1, at_ms=stage.now_ms)
+    assert stage.records.save(JOB, PolicyRecord(changes=(change,)), 0)
     stage.run(120)
     assert stage.done() == []
     assert any("night_shift changed" in entry.reason for entry in stage.entries())
@@ -359,7 +367,7 @@ def test_a_fleet_that_only_advises_or_is_busy_holds_it(stage: Stage):
 def test_a_job_of_the_same_name_is_another_job(stage: Stage):
     stage.add(Work(JOB))
     old = ScalerMemory(birth="an earlier life", thread_rate=7.0, restarts_s=(500.0,))
-    assert stage.records.save(JOB, JobRecord(scaler=old), 0)
+    assert stage.records.save(JOB, PolicyRecord(scaler=old), 0)
     stage.run(130)
     record, _ = stage.records.load(JOB)
     assert record.scaler is not None and record.scaler.birth == f"birth-{JOB}"
@@ -382,7 +390,7 @@ def test_a_damaged_record_costs_its_own_job_only(stage: Stage):
     other = "demo.other"
     stage.add(Work(JOB, input_rate=lambda s: 400.0))
     stage.add(Work(other, input_rate=lambda s: 400.0))
-    assert stage.records.save(JOB, JobRecord(), 0)
+    assert stage.records.save(JOB, PolicyRecord(), 0)
     with stage.database.transaction() as connection:
         connection.execute(sa.update(POLICY_RECORDS).values(body='{"open'))
     stage.run(60, until=lambda: stage.works[other].task_count > 1)

@@ -13,7 +13,7 @@ from penstock.scaling.lending import (
     SHORT,
     SPARE,
     ClusterRoom,
-    Room,
+    LendableContainer,
     decide_reclaim,
     decide_transfers,
     has_spare,
@@ -181,7 +181,9 @@ def test_coming_back_leaves_the_headroom_and_keeps_the_order(claims):
 
 
 def a_cluster(name: str, containers: int, cpu: float, **changes) -> ClusterRoom:
-    rooms = tuple(Room(name=f"{name}{n}", size={"cpu": 10.0}, owner=name) for n in range(containers))
+    rooms = tuple(
+        LendableContainer(name=f"{name}{n}", size={"cpu": 10.0}, owner=name) for n in range(containers)
+    )
     return ClusterRoom(**({"name": name, "rooms": rooms, "reserved": {"cpu": cpu}} | changes))
 
 

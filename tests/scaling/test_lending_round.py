@@ -12,33 +12,33 @@ from penstock.scaling.lending import (
     SETTLE_S,
     STAYS_S,
     STEP_S,
-    ClusterSeen,
-    ContainerSeen,
-    LoanSeen,
+    ClusterStatus,
+    ContainerStatus,
+    LoanStatus,
     cluster_room,
-    decide_round,
+    plan_lending,
     read_cluster,
 )
 
 SIZE = {"cpu": 10.0, "memory_mb": 8000.0}
 
 
-def a_container(name: str, **changes: Any) -> ContainerSeen:
-    return ContainerSeen(**({"name": name, "is_live": True, "takes_shards": True, "size": SIZE} | changes))
+def a_container(name: str, **changes: Any) -> ContainerStatus:
+    return ContainerStatus(**({"name": name, "is_live": True, "takes_shards": True, "size": SIZE} | changes))
 
 
-def a_loan(container: str, state: str = "here", **changes: Any) -> LoanSeen:
+def a_loan(container: str, state: str = "here", **changes: Any) -> LoanStatus:
     plain = {"owner": "", "peer": "", "refused_by": "", "age_s": 5000.0, "version": 1}
-    return LoanSeen(container=container, state=state, **(plain | changes))
+    return LoanStatus(container=container, state=state, **(plain | changes))
 
 
-def a_cluster(name: str, cpu: float, *loans: LoanSeen, **changes: Any) -> ClusterSeen:
+def a_cluster(name: str, cpu: float, *loans: LoanStatus, **changes: Any) -> ClusterStatus:
     """A container for each record that is here, with so many cores reserved."""
     containers = tuple(
         a_container(loan.container) for loan in loans if loan.state not in ("gone", "expected")
     )
     plain = {"containers": containers, "reserved": {"cpu": cpu}, "is_short": False}
-    return ClusterSeen(
+    return ClusterStatus(
         name=name, url=f"http://{name}:1", loans={one.container: one for one in loans}, **(plain | changes)
     )
 
@@ -47,8 +47,8 @@ ROOMY = a_cluster("a", 1.0, a_loan("a1"), a_loan("a2"))
 FULL = a_cluster("b", 9.9, a_loan("b1"))
 
 
-def moves(*clusters: ClusterSeen) -> list[tuple[str, str, str]]:
-    return [(move.container, move.source, move.target) for move in decide_round(clusters).transfers]
+def moves(*clusters: ClusterStatus) -> list[tuple[str, str, str]]:
+    return [(move.container, move.source, move.target) for move in plan_lending(clusters).transfers]
 
 
 def test_a_cluster_that_is_short_gets_one():
@@ -76,8 +76,8 @@ def test_one_that_went_counts_until_it_should_have_come():
     coming = a_cluster("b", 9.9, a_loan("b1"), a_loan("a2", "expected", peer="a", owner="a", age_s=1.0))
     late = a_cluster("b", 9.9, a_loan("b1"), a_loan("a2", "expected", peer="a", owner="a", age_s=ARRIVE_S))
     assert moves(lender, coming) == [] and len(moves(lender, late)) == 1
-    (forget,) = decide_round([lender, late]).forgets
-    assert (forget.cluster, forget.container) == ("b", "a2") and "did not come" in forget.reason
+    (forget,) = plan_lending([lender, late]).drops
+    assert (forget.cluster, forget.container) == ("b", "a2") and "did not arrive" in forget.reason
 
 
 def test_one_that_came_is_given_time():
@@ -96,16 +96,16 @@ def test_a_step_that_takes_too_long_is_called_off(state: str):
     limit = STEP_S[state]
     for age_s, count in ((limit - 1, 0), (limit, 1)):
         cluster = a_cluster("a", 1.0, a_loan("a1"), a_loan("a2", state, peer="b", age_s=age_s, version=9))
-        keeps = decide_round([cluster, FULL]).keeps
+        keeps = plan_lending([cluster, FULL]).cancels
         assert len(keeps) == count and all(keep.version == 9 for keep in keeps)
 
 
 def test_one_that_is_home_again_is_forgotten_elsewhere():
     away = a_cluster("b", 1.0, a_loan("b1"), a_loan("a1", owner="a"), containers=(a_container("b1"),))
-    (forget,) = decide_round([ROOMY, away]).forgets
+    (forget,) = plan_lending([ROOMY, away]).drops
     assert (forget.cluster, forget.container) == ("b", "a1")
     empty = a_cluster("a", 1.0, a_loan("a2"), a_loan("a1", "gone", peer="b"))
-    assert decide_round([empty, away]).forgets == (), "nobody knows where it is: it may come back"
+    assert plan_lending([empty, away]).drops == (), "nobody knows where it is: it may come back"
 
 
 def test_who_is_left_alone():
@@ -121,15 +121,15 @@ def test_who_is_left_alone():
     assert moves(drained, FULL) == [], "the other one is all that is left"
     twice = a_cluster("b", 9.9, a_loan("a1"))
     assert moves(ROOMY, twice) == [("a2", "a", "b")]
-    assert "a1" in decide_round([ROOMY, twice]).left_out
+    assert "a1" in plan_lending([ROOMY, twice]).left_out
 
 
 def test_clusters_without_limits_or_needs_take_no_part():
     boundless = a_cluster("a", 1.0, a_loan("a1"), a_loan("a2"), boundless=("a1",))
-    plan = decide_round([boundless, FULL])
-    assert plan.transfers == () and "a1 do not say" in plan.left_out["a"]
+    plan = plan_lending([boundless, FULL])
+    assert plan.transfers == () and "no capacity: a1" in plan.left_out["a"]
     nothing = a_cluster("c", 0.0, reserved={})
-    plan = decide_round([ROOMY, nothing])
+    plan = plan_lending([ROOMY, nothing])
     assert plan.transfers == () and "c" in plan.left_out
     assert cluster_room(boundless).rooms == ()
 

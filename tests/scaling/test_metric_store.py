@@ -10,7 +10,7 @@ from penstock.core.errors import CorruptData, StoreUnavailable
 from penstock.db.database import Database
 from penstock.scaling.metrics.frames import METRICS
 from penstock.scaling.metrics.minutes import DAY, Minute, bits_of, decode
-from penstock.scaling.metrics.retriever import Retriever, Wanted
+from penstock.scaling.metrics.retriever import MetricQuery, Retriever
 from penstock.scaling.metrics.store import (
     BLOCKS,
     CHUNK,
@@ -257,9 +257,9 @@ def test_damage_is_told_and_not_shown_as_numbers(database):
         connection.execute(sa.update(BLOCKS).values(points=b"\x01damaged"))
     with pytest.raises(CorruptData):
         read(MetricStore(database), "a", DAY_0, 10)
-    wanted = Wanted(metrics=("busy",), minutes=200)
+    wanted = MetricQuery(metrics=("busy",), minutes=200)
     asked = Retriever(MetricStore(database)).frames(["a", "b"], wanted, now_ms=(DAY_0 + 300) * 60_000)
-    assert "cannot be read" in asked["a"].reason and "nothing is known" in asked["b"].reason
+    assert "cannot be read" in asked["a"].reason and "no metrics yet" in asked["b"].reason
     later = DAY_0 + 2 * SEAL_EVERY + OPEN_MIN
     store.put(*(a_minute(minute, a=0.5) for minute in range(DAY_0 + 300, later)))
     settle(store, later)  # goes on with the same day

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.metrics.frames import METRICS
-from penstock.scaling.metrics.minutes import Minute, MinuteBook
+from penstock.scaling.metrics.minutes import Minute, MinuteAggregator
 
 START = 28_000_000 * 60_000  # the beginning of a minute
 ONE = {"a": (1, 1)}
@@ -42,7 +42,7 @@ def a_minute(
     *looks: tuple[float, list[TaskReport]], counts: dict[str, tuple[int, int]] | None = None
 ) -> Minute:
     """The first minute after these looks, each at a second of it."""
-    book = MinuteBook()
+    book = MinuteAggregator()
     for at_s, reports in looks:
         assert book.observe(START + int(at_s * 1000), counts or ONE, {"a": reports}) is None
     ended = book.observe(START + 60_000, counts or ONE, {})
@@ -123,7 +123,7 @@ def test_a_total_that_is_not_told_makes_no_rate():
 
 def test_after_a_gap_nothing_is_guessed():
     """Two minutes of silence: the mean over them is not the rate of the minute that ends them."""
-    book = MinuteBook()
+    book = MinuteAggregator()
     book.observe(START, ONE, {"a": [a_report(**totals(0))]})
     book.observe(START + 120_000, ONE, {"a": [a_report(**totals(120, rate=7))]})
     found = book.observe(START + 180_000, ONE, {})
@@ -136,7 +136,7 @@ def test_a_few_seconds_are_no_minute():
 
 
 def test_another_generation_is_another_job():
-    book = MinuteBook()
+    book = MinuteAggregator()
     book.observe(START, ONE, {"a": [a_report(**totals(0))]})
     two = {"a": (2, 1)}
     for at in (20, 40):
@@ -149,7 +149,7 @@ def test_another_generation_is_another_job():
 
 
 def test_failures_are_those_of_the_minute():
-    book = MinuteBook()
+    book = MinuteAggregator()
     book.observe(START, ONE, {"a": [a_report(restarts=5, failures={"Other": 5})]})
     looks = [
         a_report(state="backoff", restarts=6, failures={"Other": 5, "OutOfMemory": 1}),
@@ -165,14 +165,14 @@ def test_failures_are_those_of_the_minute():
 
 
 def test_jobs_that_are_gone_have_no_minute():
-    book = MinuteBook()
+    book = MinuteAggregator()
     book.observe(START, ONE, {"a": [a_report(**totals(0))]})
     book.observe(START + 1000, {}, {})
     assert book.observe(START + 60_000, {}, {}) is None
 
 
 def test_a_clock_set_back_loses_the_open_minute_and_no_more():
-    book = MinuteBook()
+    book = MinuteAggregator()
     for at in (0, 30):
         book.observe(START + at * 1000, ONE, {"a": [a_report(**totals(at))]})
     assert book.observe(START - 3_600_000, ONE, {"a": [a_report(**totals(40))]}) is None
@@ -183,7 +183,7 @@ def test_a_clock_set_back_loses_the_open_minute_and_no_more():
 
 
 def test_a_clock_set_forward_leaves_a_gap():
-    book = MinuteBook()
+    book = MinuteAggregator()
     for at in (0, 30):
         book.observe(START + at * 1000, ONE, {"a": [a_report(**totals(at))]})
     found = book.observe(START + 86_400_000, ONE, {"a": [a_report(**totals(31))]})
@@ -210,7 +210,7 @@ metrics = st.dictionaries(
 @settings(max_examples=40)
 def test_whatever_is_reported_no_number_is_negative_or_infinite(looks):
     """Gaps, repeats, clocks that jump both ways, and nonsense in every field."""
-    book = MinuteBook()
+    book = MinuteAggregator()
     for after_ms, told in looks:
         reports = [
             a_report(
@@ -228,7 +228,7 @@ def test_whatever_is_reported_no_number_is_negative_or_infinite(looks):
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.5, 20), min_size=12, max_size=40), st.floats(0, 1e6), st.integers(0, 5))
 def test_a_steady_rate_is_found_however_it_is_looked_at(steps, rate, repeats):
-    book, at, found = MinuteBook(), 0.0, []
+    book, at, found = MinuteAggregator(), 0.0, []
     for step in steps:
         for _ in range(1 + repeats):
             found.append(

@@ -113,7 +113,7 @@ def test_who_set_the_deal_keeps_it(stage: Stage):
     set_oncall(stage, partition_tasks=theirs)
     stage.run(600)
     assert stage.done() == [] and layer(stage) == {}
-    assert "oncall set partition_tasks" in stage.entries()[-1].reason
+    assert "oncall layer sets partition_tasks" in stage.entries()[-1].reason
     assert stage.works[JOB].mapping == tuple(theirs)
 
 

@@ -8,13 +8,13 @@ from penstock.core.errors import StoreUnavailable
 from penstock.db.database import Database
 from penstock.fleet.messages import Heartbeat, TaskReport
 from penstock.scaling.metrics.frames import Frame, NoFrame
-from penstock.scaling.metrics.retriever import Retriever, Wanted
+from penstock.scaling.metrics.retriever import MetricQuery, Retriever
 from penstock.scaling.metrics.store import MetricRecorder, MetricStore
 from tests.server.world import JOB, a_world
 from tests.support.stage import wait_for
 
 START = 28_000_000 * 60_000
-WANTED = Wanted(metrics=("processed_rate", "lag_records"), minutes=2)
+WANTED = MetricQuery(metrics=("processed_rate", "lag_records"), minutes=2)
 
 
 def reports(at_s: int) -> dict[str, list[TaskReport]]:
@@ -30,7 +30,7 @@ def run(recorder: MetricRecorder, first_s: int, end_s: int) -> None:
         recorder.tick(START + at_s * 1000, {"a": (1, 1)}, reports(at_s))
 
 
-def frame(store: MetricStore, at_s: int, wanted: Wanted = WANTED) -> Frame:
+def frame(store: MetricStore, at_s: int, wanted: MetricQuery = WANTED) -> Frame:
     found = Retriever(store).frame("a", wanted, now_ms=START + at_s * 1000)
     assert isinstance(found, Frame), found
     return found
@@ -60,7 +60,7 @@ def test_after_a_crash_only_the_open_minute_is_gone(tmp_path):
     run(MetricRecorder(MetricStore(database)), 0, 110)  # the minute from 60 on was not over
     store = MetricStore(database)
     run(MetricRecorder(store), 130, 250)
-    three = Wanted(metrics=("processed_rate",), minutes=4, missing_max=0.25)
+    three = MetricQuery(metrics=("processed_rate",), minutes=4, missing_max=0.25)
     found = frame(store, 250, three).values["processed_rate"].tolist()
     assert found[1] != found[1] and [found[0], *found[2:]] == pytest.approx([100, 100, 100], rel=1 / 256)
     database.close()
@@ -83,7 +83,7 @@ def test_what_could_not_be_written_is_written_later(tmp_path):
             recorder.tick(START + at_s * 1000, {"a": (1, 1)}, reports(at_s))
     failing.clear()
     run(recorder, 180, 185)
-    three = Wanted(metrics=("processed_rate",), minutes=3)
+    three = MetricQuery(metrics=("processed_rate",), minutes=3)
     assert frame(store, 185, three).values["processed_rate"].tolist() == pytest.approx([100] * 3, rel=1 / 256)
     database.close()
 
@@ -176,9 +176,11 @@ def test_keys_and_bytes_of_state_are_sums_of_what_all_tasks_tell():
             kept(1, at_s, state_bytes=1024.0, **more),
         ]
         recorder.tick(START + at_s * 1000, {"a": (1, 2)}, {"a": told})
-    found = frame(store, 130, Wanted(metrics=("state_bytes",), minutes=2, optional=("key_count",)))
+    found = frame(store, 130, MetricQuery(metrics=("state_bytes",), minutes=2, optional=("key_count",)))
     assert found.values["state_bytes"].tolist() == [5120, 5120]
     keys = found.values["key_count"].tolist()
     assert keys[0] == 1024 and keys[1] != keys[1], "unknown is not zero"
-    refused = Retriever(store).frame("a", Wanted(metrics=("key_count",), minutes=2), now_ms=START + 130_000)
+    refused = Retriever(store).frame(
+        "a", MetricQuery(metrics=("key_count",), minutes=2), now_ms=START + 130_000
+    )
     assert isinstance(refused, NoFrame) and refused.metrics == ("key_count",)

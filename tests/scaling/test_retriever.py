@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.db.database import Database
 from penstock.scaling.metrics.frames import METRICS, Frame, NoFrame
 from penstock.scaling.metrics.minutes import DAY, Minute
-from penstock.scaling.metrics.retriever import MINUTES_MAX, Retriever, Wanted, history
+from penstock.scaling.metrics.retriever import MINUTES_MAX, MetricQuery, Retriever, history
 from penstock.scaling.metrics.store import MetricStore
 
 DAY_0 = 20_000 * DAY
@@ -44,7 +44,9 @@ def now_after(minutes: int) -> int:
 def test_a_whole_range_is_a_frame(store):
     told = [{"busy": offset / 16, "lag_s": float(offset)} for offset in range(10)]
     store.put(*rows(DAY_0, a=told))
-    found = Retriever(store).frame("a", Wanted(metrics=("lag_s", "busy"), minutes=4), now_ms=now_after(10))
+    found = Retriever(store).frame(
+        "a", MetricQuery(metrics=("lag_s", "busy"), minutes=4), now_ms=now_after(10)
+    )
     assert isinstance(found, Frame)
     assert (found.job, found.first_minute, found.minutes) == ("a", DAY_0 + 6, 4)
     assert found.values["lag_s"].tolist() == [6, 7, 8, 9] and found.last("busy") == 9 / 16
@@ -55,14 +57,16 @@ def test_what_is_missing_is_named(store):
     told = [{"busy": 0.5, "lag_s": 1.0} for _ in range(10)]
     told[4], told[5], told[8] = {"busy": 0.5}, {"busy": 0.5}, {}
     store.put(*rows(DAY_0, a=told))
-    found = Retriever(store).frame("a", Wanted(metrics=("busy", "lag_s"), minutes=8), now_ms=now_after(10))
+    found = Retriever(store).frame(
+        "a", MetricQuery(metrics=("busy", "lag_s"), minutes=8), now_ms=now_after(10)
+    )
     assert isinstance(found, NoFrame)
     assert found.metrics == ("busy", "lag_s")
     assert found.reason == (
-        "busy unknown in 1 of 8 minutes (10-04 00:08 UTC); "
-        "lag_s unknown in 3 of 8 minutes (10-04 00:08 UTC, 10-04 00:04 UTC to 10-04 00:05 UTC)"
+        "busy missing in 1 of 8 minutes (10-04 00:08 UTC); "
+        "lag_s missing in 3 of 8 minutes (10-04 00:08 UTC, 10-04 00:04 UTC to 10-04 00:05 UTC)"
     )
-    only = Retriever(store).frame("a", Wanted(metrics=("busy",), minutes=1), now_ms=now_after(10))
+    only = Retriever(store).frame("a", MetricQuery(metrics=("busy",), minutes=1), now_ms=now_after(10))
     assert isinstance(only, Frame)
 
 
@@ -70,43 +74,43 @@ def test_as_much_may_be_missing_as_was_declared_but_not_the_newest_minute(store)
     told = [{"busy": 0.5} for _ in range(10)]
     told[3] = {}
     store.put(*rows(DAY_0, a=told, b=[*told[:9], {}]))
-    wanted = Wanted(metrics=("busy",), minutes=10, missing_max=0.2)
+    wanted = MetricQuery(metrics=("busy",), minutes=10, missing_max=0.2)
     found = Retriever(store).frames(["a", "b"], wanted, now_ms=now_after(10))
     assert isinstance(found["a"], Frame) and np.isnan(found["a"].values["busy"][3])
     assert isinstance(found["b"], NoFrame) and "00:09" in found["b"].reason
-    strict = Wanted(metrics=("busy",), minutes=10, missing_max=0.05)
+    strict = MetricQuery(metrics=("busy",), minutes=10, missing_max=0.05)
     assert isinstance(Retriever(store).frame("a", strict, now_ms=now_after(10)), NoFrame)
 
 
 @pytest.mark.parametrize(("late", "is_there"), [(0, True), (1, True), (2, False), (60, False)])
 def test_stale_numbers_are_refused(store, late: int, is_there: bool):
     store.put(*rows(DAY_0, a=[{"busy": 0.5} for _ in range(5)]))
-    found = Retriever(store).frame("a", Wanted(metrics=("busy",), minutes=2), now_ms=now_after(5 + late))
+    found = Retriever(store).frame("a", MetricQuery(metrics=("busy",), minutes=2), now_ms=now_after(5 + late))
     assert isinstance(found, Frame) == is_there
     if isinstance(found, NoFrame):
         assert found.reason == f"the newest minute recorded is 10-04 00:04 UTC, {late + 1} min ago"
 
 
 def test_nothing_at_all_is_said_so(store):
-    wanted = Wanted(metrics=("busy",), minutes=2)
+    wanted = MetricQuery(metrics=("busy",), minutes=2)
     found = Retriever(store).frame("a", wanted, now_ms=now_after(5))
-    assert isinstance(found, NoFrame) and found.reason == "nothing was recorded yet"
+    assert isinstance(found, NoFrame) and found.reason == "no metrics were recorded yet"
     store.put(*rows(DAY_0, b=[{"busy": 0.5}] * 5))
     found = Retriever(store).frame("a", wanted, now_ms=now_after(5))
-    assert isinstance(found, NoFrame) and found.reason == "nothing is known of it yet"
+    assert isinstance(found, NoFrame) and found.reason == "it has no metrics yet"
 
 
 def test_numbers_of_the_future_are_not_shown(store):
     """Another instance's clock is a little ahead: a frame ends with the minute before now."""
     store.put(*rows(DAY_0, a=[{"lag_s": float(offset)} for offset in range(10)]))
-    found = Retriever(store).frame("a", Wanted(metrics=("lag_s",), minutes=2), now_ms=now_after(8))
+    found = Retriever(store).frame("a", MetricQuery(metrics=("lag_s",), minutes=2), now_ms=now_after(8))
     assert isinstance(found, Frame) and found.values["lag_s"].tolist() == [6, 7]
 
 
 def test_after_the_clock_was_set_back_old_minutes_are_not_taken_for_new_ones(store):
     """Plan: ten minutes are recorded, the clock goes back by four; then the first minute of the new time is."""
     store.put(*rows(DAY_0, a=[{"lag_s": float(offset)} for offset in range(10)]))
-    wanted, now_ms = Wanted(metrics=("lag_s",), minutes=2), now_after(6)
+    wanted, now_ms = MetricQuery(metrics=("lag_s",), minutes=2), now_after(6)
     found = Retriever(store).frame("a", wanted, now_ms=now_ms)
     assert isinstance(found, NoFrame) and "3 min ahead: the clock was set back" in found.reason
     store.put(*rows(DAY_0 + 6, a=[{"lag_s": 77.0}]))
@@ -122,7 +126,7 @@ def test_many_jobs_over_days_are_as_one_by_one(store):
     store.put(*rows(DAY_0 - 300, **told))
     while store.seal(DAY_0 + 400):
         pass
-    wanted = Wanted(metrics=("busy",), minutes=700)
+    wanted = MetricQuery(metrics=("busy",), minutes=700)
     retriever, now_ms = Retriever(store), now_after(400)
     every = retriever.frames([*told, "nobody"], wanted, now_ms=now_ms)
     assert isinstance(every["nobody"], NoFrame)
@@ -143,13 +147,13 @@ def test_people_see_what_there_is(store):
     ("metrics", "minutes", "says"),
     [
         (("buzy",), 5, "no metric 'buzy'"),
-        ((), 5, "no metrics"),
+        ((), 5, "names no metric"),
         (("busy", "busy"), 5, "one of them twice"),
         (("busy",), 0, "0 minutes"),
-        (("busy",), MINUTES_MAX + 1, "minutes cannot be had"),
+        (("busy",), MINUTES_MAX + 1, "minutes is not available"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(metrics, minutes, says):
     with pytest.raises(ConfigError) as refused:
-        Wanted(metrics=metrics, minutes=minutes)
+        MetricQuery(metrics=metrics, minutes=minutes)
     assert says in refused.value.what and refused.value.why and refused.value.fix

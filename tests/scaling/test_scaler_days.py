@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.db.database import Database
-from penstock.scaling.scaler.observation import DEFAULTS, Settings
+from penstock.scaling.scaler.observation import DEFAULTS, DecisionSettings
 from penstock.scaling.scaler.observe import settings_of
 from tests.builders import a_config, a_stored_config
 from tests.scaling.scaler_days import Days, Plant, noisy
@@ -34,7 +34,7 @@ def test_a_job_that_says_nothing_has_the_documented_settings():
     assert (DEFAULTS.down_after_min, DEFAULTS.reactive_quiet_min) == (60, 1440)
     assert settings_of(a_config(scaler={"quiet_s": 60}).scaler).down_after_min == 1
     stored_before = {"enabled": True, "quiet_s": 60.0, "settle_s": 10.0, "task_count_min": 1}
-    assert settings_of(a_stored_config(scaler=stored_before).scaler) == Settings(
+    assert settings_of(a_stored_config(scaler=stored_before).scaler) == DecisionSettings(
         down_after_min=1, reactive_quiet_min=1
     )
 

@@ -257,14 +257,14 @@ def test_what_policies_decide_is_carried_out_or_refused_with_a_reason(world: Wor
     boxes.until(lambda: boxes.home(f"{JOB}/0") != place)
     with pytest.raises(Refused, match="no container runs"):
         apply(world, MoveTasks(tasks=(f"{JOB}/77",), text="away"))
-    with pytest.raises(Refused, match="nowhere else"):
+    with pytest.raises(Refused, match="cannot leave"):
         apply(world, ExcludeContainers(containers=NAMES, tasks=(), text="away"))
     for name in NAMES[1:]:
         world.plane.shard_manager.cordon(name, world.plane.clock.boot_ms())
     on_first = [index for index in range(TASKS) if boxes.home(f"{JOB}/{index}") == "c1"]
     boxes.until(boxes.is_calm)
     if on_first:
-        with pytest.raises(Refused, match="nowhere else"):
+        with pytest.raises(Refused, match="cannot leave"):
             apply(world, MoveTasks(tasks=(f"{JOB}/{on_first[0]}",), text="away"))
 
 
@@ -314,7 +314,7 @@ def test_any_instance_looks_and_of_two_at_once_one_is_told(postgres, tmp_path: P
         record_, version = load(JOB)
         late = _Late(records, lambda: one.policies.manage(JOB, **asked))
         other.policies.service._records = late  # type: ignore[assignment]
-        with pytest.raises(Refused, match="another control plane"):
+        with pytest.raises(Refused, match="at the same time"):
             other.policies.manage(JOB, **asked)
         assert load(JOB)[1] == version + TRIES and record_.said, "only the other wrote"
         late.times = 1  # whoever loses once, looks at what the other wrote and decides again
@@ -343,5 +343,5 @@ class _Late:
     def save(self, job: str, record: Any, version: int) -> bool:
         return bool(self._kept.save(job, record, version))
 
-    def keep(self, kept: Any) -> Any:
-        return self._kept.keep(kept)
+    def save_all(self, kept: Any) -> Any:
+        return self._kept.save_all(kept)

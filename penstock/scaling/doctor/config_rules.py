@@ -15,16 +15,16 @@ RETENTION_WARN, RETENTION_CRITICAL = 0.5, 0.8
 
 
 def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Batches against the time between their starts."""
+    """Compare the duration of batches with the trigger interval."""
     batches = [task.batch_ms for task in patient.tasks if task.batch_ms]
     trigger_ms, lag_s = patient.config.trigger_ms, patient.last("lag_s")
     if not batches:
-        yield NotKnown(reason="nobody reports how long its batches take")
+        yield NotKnown(reason="its tasks do not report how long their batches take")
         return
     longest = max(batches)
     evidence = {"batch_ms": round(longest), "trigger_ms": trigger_ms}
-    # What a batch costs by itself is seconds at most. One that is longer has that much to do with its
-    # records, and a longer trigger would only make it wait.
+    # The fixed cost of a batch is some seconds at most. A longer batch is slow because of its records, and a
+    # longer trigger would only delay it.
     if 0 < trigger_ms < longest / 2 and longest <= BATCH_COST_MAX_MS:
         if lag_s is None:
             yield NotKnown(reason=f"whether it keeps up is not known: {patient.why_unknown('lag_s')}")
@@ -35,8 +35,8 @@ def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
                 name="trigger_short",
                 category="configuration",
                 severity="info",
-                symptom=f"batches take {longest:.0f} ms and are to start every {trigger_ms} ms",
-                cause="the trigger is shorter than a batch: each waits for the one before, and all are small",
+                symptom=f"batches take {longest:.0f} ms, and the trigger is {trigger_ms} ms",
+                cause="the trigger is shorter than a batch: batches run back to back, and each is small",
                 confidence=0.6,
                 evidence=evidence,
                 todo=(
@@ -52,7 +52,7 @@ def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="warning",
             symptom=f"a batch starts every {trigger_ms / 1000:g} s, the SLO is {patient.lag_slo_s:g} s",
-            cause="records wait for the next trigger longer than they may",
+            cause="records wait for the next trigger longer than the SLO allows",
             confidence=0.95,
             evidence=evidence,
             todo=(
@@ -67,7 +67,7 @@ def trigger(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """As many tasks as partitions, or partitions that cannot be dealt evenly."""
+    """As many tasks as partitions, or partitions that cannot be spread evenly."""
     count, tasks = patient.config.partitions, patient.task_count
     lag_s = patient.last("lag_s")
     if patient.config.kind == "process":
@@ -84,7 +84,7 @@ def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="warning",
             symptom=f"it lags {lag_s:.0f} s with {tasks} tasks on {count} partitions",
-            cause="a partition is read by one task, so more tasks cannot be",
+            cause="a partition is read by one task, so the job cannot have more tasks",
             confidence=0.8,
             evidence=evidence,
             todo=(
@@ -115,21 +115,21 @@ def partitions(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="info",
             symptom=f"{tasks} tasks share {count} partitions: some have {most}, some {count // tasks}",
-            cause=f"{count} cannot be dealt to {tasks} evenly, so some tasks do up to "
+            cause=f"{count} partitions cannot be spread evenly over {tasks} tasks, so some do up to "
             f"{most / (count // tasks) - 1:.0%} more",
             confidence=0.9,
             evidence=evidence,
             todo=(
                 Advice(
-                    text="an even number",
-                    command=set_command(patient.job, "task_count", even, "partitions dealt evenly"),
+                    text="use a number of tasks that divides the partitions",
+                    command=set_command(patient.job, "task_count", even, "partitions spread evenly"),
                 ),
             ),
         )
 
 
 def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Threads against the cpu that is reserved for them."""
+    """Compare threads with the cpu reserved for them."""
     count, cpu = patient.config.threads, patient.config.resources.cpu
     if count > 2 * cpu:
         yield Finding(
@@ -137,7 +137,7 @@ def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="info",
             symptom=f"{count} threads a task share {cpu:g} cores",
-            cause="more threads than cores take turns, and placement believes in the cores",
+            cause="threads share cores, and placement counts only the reserved cores",
             confidence=0.6,
             evidence={"threads": count, "cpu": cpu},
             todo=(
@@ -153,7 +153,7 @@ def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="info",
             symptom=f"{count} threads a task have {cpu:g} cores",
-            cause="cores beyond the threads are reserved and not used",
+            cause="more cores are reserved than the threads can use",
             confidence=0.7,
             evidence={"threads": count, "cpu": cpu},
             todo=(
@@ -171,22 +171,22 @@ def threads(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def _has_threads(patient: Patient) -> bool:
-    """Whether its threads are its own: tasks that share a container's session share that one's."""
+    """Whether `threads` has an effect: other tasks share the threads of the container's Spark session."""
     return patient.config.isolation == "process"
 
 
 def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """A task so large that it is hard to place."""
+    """A task too large for its containers, or hard to place."""
     reserved, most = patient.config.resources.memory_mb, patient.container_memory_mb
     if most is None:
-        yield NotKnown(reason="its containers do not say how large they are")
+        yield NotKnown(reason="its containers do not declare their size")
     elif reserved > most:
         yield Finding(
             name="task_too_large",
             category="configuration",
             severity="critical",
             symptom=f"a task reserves {reserved} MB, a container has {most:.0f} MB",
-            cause="no container can take it",
+            cause="no container can run it",
             confidence=0.95,
             evidence={"memory_mb": reserved, "container_memory_mb": most},
             todo=_smaller_tasks(patient, most),
@@ -197,7 +197,7 @@ def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="configuration",
             severity="info",
             symptom=f"a task reserves {reserved} of a container's {most:.0f} MB",
-            cause=f"tasks above {TASK_SHARE_MAX:.0%} of a container are hard to move, smaller ones are not",
+            cause=f"tasks above {TASK_SHARE_MAX:.0%} of a container are hard to move",
             confidence=0.6,
             evidence={"memory_mb": reserved, "container_memory_mb": most},
             todo=(Advice(text="see where there is room", command="penstock container ls"),),
@@ -205,7 +205,7 @@ def task_size(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def _smaller_tasks(patient: Patient, most_mb: float) -> tuple[Advice, ...]:
-    """So much memory that a container can take it, if a task can do with that."""
+    """Advice to reserve less memory per task, if a task can run with that."""
     least = ISOLATED_MEMORY_MB_MIN if patient.config.isolation == "process" else 1
     wanted = max(least, int(most_mb * TASK_SHARE_MAX))
     if wanted > most_mb:
@@ -215,12 +215,12 @@ def _smaller_tasks(patient: Patient, most_mb: float) -> tuple[Advice, ...]:
 
 
 def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """How near its lag is to the records' deletion."""
+    """Compare the lag with the retention of the inputs."""
     if patient.inputs is None and patient.config.inputs:
-        yield NotKnown(reason="nobody asked the bus how long it keeps its inputs")
+        yield NotKnown(reason="the retention of its inputs was not read from the bus")
     for source in patient.inputs or ():
         if not source.is_known:
-            yield NotKnown(reason=f"the bus does not say how long it keeps {source.category}")
+            yield NotKnown(reason=f"the bus did not return the retention of {source.category}")
     limits = [source for source in patient.inputs or () if source.retention_ms > 0]
     lag_s = patient.last("lag_s")
     if not limits:
@@ -235,20 +235,20 @@ def retention(patient: Patient) -> Iterator[Finding | NotKnown]:
                 name="retention_near",
                 category="configuration",
                 severity="critical" if share >= RETENTION_CRITICAL else "warning",
-                symptom=f"it lags {lag_s:.0f} s and {source.category} keeps records for "
+                symptom=f"it lags {lag_s:.0f} s and {source.category} has a retention of "
                 f"{source.retention_ms / 1000:g} s",
                 cause="records will be deleted before they are read",
                 confidence=0.9,
                 evidence={"share": round(share, 3), "category": source.category},
                 todo=(
-                    Advice(text="let the category keep more, and let the job catch up"),
+                    Advice(text="increase the category's retention, and let the job catch up"),
                     *more_tasks(patient, "more tasks now"),
                 ),
             )
 
 
 def task_limit(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """It lags, and its limit of tasks keeps it from more."""
+    """The job lags, and `task_count_max` allows no more tasks."""
     most, count = patient.config.task_count_max, patient.config.partitions
     lag_s = patient.last("lag_s")
     if patient.task_count < most or most >= count:
@@ -258,23 +258,23 @@ def task_limit(patient: Patient) -> Iterator[Finding | NotKnown]:
         return
     if lag_s <= patient.lag_slo_s:
         return
-    # A larger one would be refused.
+    # A larger value would be refused.
     wanted = min(count, most * 2, TASKS_MAX if patient.config.privileged else TASKS_UNPRIVILEGED_MAX)
     yield Finding(
         name="task_limit",
         category="configuration",
         severity="warning",
-        symptom=f"it lags {lag_s:.0f} s with {patient.task_count} tasks, its limit",
-        cause="the limit keeps a job from taking all there is; above it somebody has to say so",
+        symptom=f"it lags {lag_s:.0f} s and has {patient.task_count} tasks, its limit",
+        cause="task_count_max allows no more tasks; the auto scaler cannot exceed it",
         confidence=0.8,
         evidence={"task_count_max": most, "tasks": patient.task_count},
         todo=(
             Advice(
-                text="lift it for now",
+                text="raise the limit for now",
                 command=set_command(patient.job, "task_count_max", wanted, "a backlog"),
             ),
             Advice(
-                text="and give it back",
+                text="and remove this setting later",
                 command=f"penstock oncall clear {shlex.quote(patient.job)} task_count_max --why 'caught up'",
             ),
         )

@@ -22,12 +22,12 @@ from penstock.scaling.policies.balance import WAIT_S, OddTask, Uneven, Unknown, 
 
 BUSY, IDLE = 0.9, 0.5
 LATE_SHARE = 0.01
-BACKPRESSURE_MINUTES = 5  # fewer are a hiccup
+BACKPRESSURE_MINUTES = 5  # shorter backpressure is ignored
 POISON_SHOWN = 3
 
 
 def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Over its SLO: its tasks have too much to do, or wait for something, or it cannot be told which."""
+    """Lag over the SLO: the tasks are overloaded, or wait for something, or it is not known which."""
     now, slo = patient.last("lag_s"), patient.lag_slo_s
     if now is None:
         yield NotKnown(reason=f"its lag is not known: {patient.why_unknown('lag_s')}")
@@ -44,7 +44,7 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
     symptom = f"it lags {now:.0f} s, its SLO is {slo:g} s{trend and ', ' + trend}"
     if busy is None:
         why = patient.why_unknown("busy_mean")
-        yield NotKnown(reason=f"{symptom}; why is not known, since how busy its tasks are is not: {why}")
+        yield NotKnown(reason=f"{symptom}; the cause is unknown because busy_mean is not known: {why}")
         return
     share = float(busy.mean())
     evidence["busy_mean"] = round(share, 3)
@@ -55,15 +55,15 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="data",
             severity="critical" if growth is not None and growth > 0 else "warning",
             symptom=symptom,
-            cause=f"all its tasks are busy, {share:.0%} on the average: it has too little",
+            cause=f"all its tasks are busy, {share:.0%} on average: it needs more tasks or resources",
             confidence=0.85,
             evidence=evidence,
-            todo=more_tasks(patient, "more tasks; the auto scaler does so by itself where it may"),
+            todo=more_tasks(patient, "add tasks; the auto scaler does this by itself if it is enabled"),
         )
     elif (
         share < IDLE
         and not failing
-        # These two are told by rules of their own.
+        # These two have rules of their own.
         and not any((task.slot_wait_s or 0.0) >= WAIT_S for task in patient.tasks)
         and slow_record_ms(patient) is None
     ):
@@ -72,13 +72,13 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="data",
             severity="warning",
             symptom=symptom,
-            cause=f"its tasks are {share:.0%} busy: they wait for something, a sink or a service they ask",
+            cause=f"its tasks are only {share:.0%} busy: they wait for a sink or a service that they call",
             confidence=0.6,
             evidence=evidence,
             todo=(
-                Advice(text="more tasks would not help; look at what it writes to and asks"),
+                Advice(text="more tasks would not help; check the sinks and services that it uses"),
                 Advice(
-                    text="see what was decided about it",
+                    text="see the decisions about it",
                     command=f"penstock journal {shlex.quote(patient.job)}",
                 ),
             ),
@@ -86,9 +86,9 @@ def lag(patient: Patient) -> Iterator[Finding | NotKnown]:
     elif IDLE <= share < BUSY:
         yield _half_busy(patient, symptom, evidence, share=share, growth=growth)
     elif failing:
-        yield NotKnown(reason=f"{symptom}; its tasks fail ({', '.join(failing[:3])}), which comes first")
+        yield NotKnown(reason=f"{symptom}; its tasks fail ({', '.join(failing[:3])}): fix that first")
     else:
-        yield NotKnown(reason=f"{symptom}; its tasks are unevenly busy, which comes first")
+        yield NotKnown(reason=f"{symptom}; its tasks are unevenly busy: see skew and stragglers first")
 
 
 def _half_busy(
@@ -99,7 +99,7 @@ def _half_busy(
     share: float,
     growth: float | None,
 ) -> Finding:
-    """Over its SLO with tasks that are neither full nor idle."""
+    """Lag over the SLO while tasks are neither fully busy nor idle."""
     job = shlex.quote(patient.job)
     if growth is not None and growth < 0:
         return Finding(
@@ -107,23 +107,23 @@ def _half_busy(
             category="data",
             severity="info",
             symptom=symptom,
-            cause=f"its tasks are {share:.0%} busy and read more than arrives: it works off a backlog",
+            cause=f"its tasks are {share:.0%} busy and read more than arrives: it drains a backlog",
             confidence=0.6,
             evidence=evidence,
-            todo=(Advice(text="wait, and look again", command=f"penstock doctor {job}"),),
+            todo=(Advice(text="wait, then check again", command=f"penstock doctor {job}"),),
         )
     return Finding(
         name="lag_unexplained",
         category="data",
         severity="warning",
         symptom=symptom,
-        cause=f"its tasks are {share:.0%} busy, neither full nor idle: part of the time they wait, and "
-        "for what is not known",
+        cause=f"its tasks are {share:.0%} busy, neither fully nor idle: they wait part of the time, for an "
+        "unknown reason",
         confidence=0.3,
         evidence=evidence,
         todo=(
             Advice(
-                text="compare its minutes before and after the lag began",
+                text="compare its metrics before and after the lag began",
                 command=f"penstock job metrics {job}",
             ),
         ),
@@ -131,7 +131,7 @@ def _half_busy(
 
 
 def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Tasks that are busier because they have more to do."""
+    """Tasks that are busier because they get more records."""
     found = judge_balance(patient.tasks)
     if isinstance(found, Unknown):
         yield NotKnown(reason=found.reason)
@@ -143,7 +143,7 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
             severity="warning",
             symptom=f"{hot.task.task_id} is {hot.busy:.0%} busy, its peers {found.busy_median:.0%}",
             cause=f"it gets {hot.rate / max(found.rate_median, 1e-9):.1f} times their records: few keys have "
-            "most of them",
+            "most of the records",
             confidence=0.85,
             evidence={
                 "task": hot.task.task_id,
@@ -154,10 +154,10 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
             },
             todo=(
                 Advice(
-                    text="more tasks do not divide a key: add to the key, or aggregate before the shuffle"
+                    text="more tasks cannot split a key: use a finer key, or aggregate before the shuffle"
                 ),
                 Advice(
-                    text="look at its keys",
+                    text="see its keys",
                     command=f"penstock bus tail {shlex.quote(str(_input(patient)))} --lines 100",
                 ),
             ),
@@ -165,7 +165,7 @@ def skew(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Tasks that are busier for no more work."""
+    """Tasks that are busier at the same rate."""
     found = judge_balance(patient.tasks)
     if isinstance(found, Unknown):
         yield NotKnown(reason=found.reason)
@@ -176,13 +176,13 @@ def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="data",
             severity="warning",
             symptom=f"{slow.task.task_id} is {slow.busy:.0%} busy, its peers {found.busy_median:.0%}",
-            cause=f"it reads {slow.rate:.0f} records/s, they read {found.rate_median:.0f}: its place is slow",
+            cause=f"it reads {slow.rate:.0f} records/s, they read {found.rate_median:.0f}: its host is slow",
             confidence=0.8,
             evidence={"task": slow.task.task_id, "container": slow.task.container, "z": round(slow.z, 1)},
             todo=(
                 Advice(text="the straggler detector moves it while the job lags"),
                 Advice(
-                    text="to give this container nothing new meanwhile",
+                    text="to place nothing new on this container meanwhile",
                     command=f"penstock container cordon {shlex.quote(slow.task.container)} --why 'slow'",
                 ),
             ),
@@ -190,7 +190,7 @@ def stragglers(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def _trouble(patient: Patient, odd: Sequence[OddTask]) -> OddTask | None:
-    """The oddest one, unless it has time left and the job keeps up: then nobody needs to hear of it."""
+    """The strongest outlier; None if it is not fully busy and the job is within its SLO."""
     if not odd:
         return None
     lag_s = patient.last("lag_s")
@@ -199,15 +199,15 @@ def _trouble(patient: Patient, odd: Sequence[OddTask]) -> OddTask | None:
 
 
 def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """It takes in less than arrives, minute after minute."""
+    """The job reads less than arrives, over several minutes."""
     arrived, read = patient.series("ingest_rate", 10), patient.series("processed_rate", 10)
     if arrived is None or read is None:
         missing = "ingest_rate" if arrived is None else "processed_rate"
-        yield NotKnown(reason=f"how much arrives and is read is not known: {patient.why_unknown(missing)}")
+        yield NotKnown(reason=f"{missing} is not known: {patient.why_unknown(missing)}")
         return
     known = min(len(arrived), len(read))
     if known < BACKPRESSURE_MINUTES:
-        yield NotKnown(reason=f"{known} minutes are known, it takes {BACKPRESSURE_MINUTES} to tell")
+        yield NotKnown(reason=f"only {known} minutes of metrics are known, {BACKPRESSURE_MINUTES} are needed")
         return
     come, done = float(np.mean(arrived)), float(np.mean(read))
     if come > 0 and done < 0.9 * come:
@@ -216,7 +216,7 @@ def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="data",
             severity="warning",
             symptom=f"{come:.0f} records/s arrive and {done:.0f} are read",
-            cause="what arrives piles up before it",
+            cause="its input piles up",
             confidence=0.8,
             evidence={"ingest_rate": round(come, 2), "processed_rate": round(done, 2)},
             todo=(Advice(text="see its tasks", command=f"penstock task ls {shlex.quote(patient.job)}"),),
@@ -224,14 +224,14 @@ def backpressure(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Records that come behind the watermark."""
+    """Records that arrive behind the watermark."""
     known = [
         (task.late, task.records)
         for task in patient.tasks
         if task.late is not None and task.records is not None
     ]
     if not known:
-        yield NotKnown(reason="nobody counts late records")
+        yield NotKnown(reason="its tasks do not report late records")
         return
     late, records = sum(found[0] for found in known), sum(found[1] for found in known)
     if records > 0 and late > LATE_SHARE * records:
@@ -242,24 +242,22 @@ def late_data(patient: Patient) -> Iterator[Finding | NotKnown]:
             name="late_data",
             category="data",
             severity="warning",
-            symptom=f"{late:.0f} of {records:.0f} records came behind the watermark",
-            cause=f"they are later than the {allowed / 1000:g} s that their category allows",
+            symptom=f"{late:.0f} of {records:.0f} records arrived behind the watermark",
+            cause=f"they are later than the {allowed / 1000:g} s of lateness that their category allows",
             confidence=0.8,
             evidence={"late": late, "records": records, "lateness_ms": allowed},
             todo=(
-                Advice(
-                    text="let their category allow for more lateness; it cannot be changed once it is there"
-                ),
-                *((Advice(text="or work on late records too", command=process),) * ("class" in computation)),
+                Advice(text="create their category with more lateness; it cannot be changed later"),
+                *((Advice(text="or process late records too", command=process),) * ("class" in computation)),
             ),
         )
 
 
 def watermark(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Results that wait for a watermark, and who holds it back."""
+    """A watermark that is far behind, and what holds it back."""
     if patient.watermarks is None:
         if patient.config.kind != "process":
-            yield NotKnown(reason="nobody asked how far its watermarks are")
+            yield NotKnown(reason="its watermarks were not read")
         return
     for found in patient.watermarks:
         if found.age_s is not None and found.age_s > max(patient.lag_slo_s, 60.0):
@@ -270,12 +268,12 @@ def watermark(patient: Patient) -> Iterator[Finding | NotKnown]:
                 symptom=f"the watermark of {found.category} is {found.age_s:.0f} s behind the clock",
                 cause=f"{found.who} holds it back: {found.because}"
                 if found.who
-                else "it is not known who holds it",
+                else "it is not known what holds it back",
                 confidence=0.9 if found.who else 0.4,
                 evidence={"age_s": round(found.age_s, 1), "who": found.who, "category": found.category},
                 todo=(
                     Advice(
-                        text="see the whole way from the sources",
+                        text="see all watermarks from the sources on",
                         command=f"penstock watermark {shlex.quote(found.category)}",
                     ),
                 ),
@@ -283,12 +281,12 @@ def watermark(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Records that were put aside."""
+    """Records that were written to the dead letters."""
     counts = [task.bad for task in patient.tasks if task.bad is not None]
     if any(task.error and kind_of(task.error).name == "poison_record" for task in patient.tasks):
-        return  # told with its error
+        return  # reported with its error
     if not counts and not patient.dead_letters:
-        yield NotKnown(reason="nobody counts records that were put aside")
+        yield NotKnown(reason="its tasks do not report bad records")
         return
     if not sum(counts) and not patient.dead_letters:
         return
@@ -296,7 +294,7 @@ def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
     places = ", ".join(f"{one.category} {one.partition}:{one.offset}" for one in shown)
     look = [
         Advice(
-            text="look at it",
+            text="see the record",
             command=tail_command(one.category, one.partition, one.offset),
         )
         for one in shown[:1]
@@ -305,9 +303,9 @@ def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
         name="poison_records",
         category="data",
         severity="warning",
-        symptom=f"{max(sum(counts), len(patient.dead_letters)):.0f} records could not be worked on"
+        symptom=f"{max(sum(counts), len(patient.dead_letters)):.0f} records could not be processed"
         + (f": {places}" if places else ""),
-        cause=shown[0].reason if shown else "they cannot be read, or the plan cannot take their values",
+        cause=shown[0].reason if shown else "they cannot be parsed, or their values are invalid for the plan",
         confidence=0.9 if shown else 0.6,
         evidence={"records": sum(counts), **({"offset": shown[0].offset} if shown else {})},
         todo=(
@@ -321,7 +319,7 @@ def poison(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def _dead_letters(patient: Patient) -> list[str]:
-    """The categories of its dead letters: those of its plan, or the one that its tasks made."""
+    """The categories of its dead letters: those in its plan, or the default one."""
     planned = [
         output.category for output in patient.config.outputs if output.stream.partition(".")[0] == "dead"
     ]

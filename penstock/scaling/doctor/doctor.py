@@ -1,4 +1,4 @@
-"""The doctor's look: every rule of the four categories on one patient, the worst finding first. Pure."""
+"""The doctor: runs all rules of the four categories on one patient, the worst finding first. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def examine(patient: Patient) -> Examination:
-    """Everything that is wrong with a job, what was ruled out, and what could not be looked at."""
+    """All findings about a job, the causes ruled out, and the rules that lack data."""
     findings: list[Finding] = []
     ruled_out: list[str] = []
     not_known: list[tuple[str, str]] = []
@@ -42,24 +42,26 @@ def examine(patient: Patient) -> Examination:
 
 
 def with_now(
-    kept: Frame | NoFrame, job: str, tasks: Sequence[TaskFacts], *, task_count: int, now_ms: Millis
+    stored: Frame | NoFrame, job: str, tasks: Sequence[TaskFacts], *, task_count: int, now_ms: Millis
 ) -> Frame | NoFrame:
-    """The minutes that are kept, and the newest reports of all tasks as the last one.
+    """The stored minutes, plus the newest reports of all tasks as the last one.
 
-    Counts of a minute (restarts, ends above the memory) are not known of one that is not over.
+    Counters per minute (restarts, out of memory) are unknown for this open minute.
     """
     numbers = _numbers(tasks, task_count)
-    if isinstance(kept, NoFrame) or not kept.values:
+    if isinstance(stored, NoFrame) or not stored.values:
         if not numbers:
-            return kept if isinstance(kept, NoFrame) else NoFrame(job=job, reason=_silence(tasks, task_count))
+            if isinstance(stored, NoFrame):
+                return stored
+            return NoFrame(job=job, reason=_why_no_numbers(tasks, task_count))
         values = {name: np.array([value]) for name, value in numbers.items()}
         return Frame(job=job, first_minute=now_ms // MINUTE_MS, values=values)
-    values = {name: np.append(points, numbers.get(name, np.nan)) for name, points in kept.values.items()}
-    return Frame(job=job, first_minute=kept.first_minute, values=values)
+    values = {name: np.append(points, numbers.get(name, np.nan)) for name, points in stored.values.items()}
+    return Frame(job=job, first_minute=stored.first_minute, values=values)
 
 
 def _numbers(tasks: Sequence[TaskFacts], task_count: int) -> dict[str, float]:
-    """The newest reports added up as `frames.METRICS` says; nothing while a task of the job is silent."""
+    """The newest reports, aggregated as in `frames.METRICS`; empty unless all tasks report."""
     if not tasks or len(tasks) < task_count or any(task.state != "running" for task in tasks):
         return {}
     return {
@@ -74,9 +76,9 @@ def _numbers(tasks: Sequence[TaskFacts], task_count: int) -> dict[str, float]:
     }
 
 
-def _silence(tasks: Sequence[TaskFacts], task_count: int) -> str:
+def _why_no_numbers(tasks: Sequence[TaskFacts], task_count: int) -> str:
     if not tasks:
-        return "no task of it reports anything"
+        return "none of its tasks reports"
     running = sum(task.state == "running" for task in tasks)
     return f"{running} of {max(task_count, len(tasks))} tasks run and report"
 
@@ -87,15 +89,15 @@ def _over(tasks: Sequence[TaskFacts], name: str, add: Callable[[list[float]], fl
 
 
 class JobDoctor(Policy):
-    """Raises an alarm for the worst that it finds; the rest is on the patient's page."""
+    """Raises an alarm for the worst finding; `penstock doctor` shows all of them."""
 
     name = "doctor"
     priority = 0
-    if_known = METRICS  # what is not known is part of its answer
+    if_known = METRICS  # missing metrics are part of its result
     minutes = MINUTES
 
     def __init__(self) -> None:
-        # The three steps ask for the same finding. One assignment: threads share this policy.
+        # Cache for the three steps. Assigned at once, because threads share this policy.
         self._last: tuple[JobFacts | None, Finding | None] = (None, None)
 
     def _worst(self, facts: JobFacts) -> Finding | None:
@@ -106,14 +108,14 @@ class JobDoctor(Policy):
         return found
 
     def detect(self, facts: JobFacts, settings: ControlSettings) -> Symptom | None:
-        """Anything that somebody has to do something about."""
+        """The worst finding that needs an action."""
         found = self._worst(facts)
         if found is None:
             return None
         return Symptom(name=found.name, text=found.symptom[:2000], evidence=found.evidence)
 
     def diagnose(self, symptom: Symptom, facts: JobFacts, settings: ControlSettings) -> Cause | None:
-        """Why."""
+        """The cause of that finding."""
         found = self._worst(facts)
         if found is None:
             return None
@@ -122,7 +124,7 @@ class JobDoctor(Policy):
         )
 
     def resolve(self, cause: Cause, facts: JobFacts, settings: ControlSettings) -> Resolution:
-        """Tell."""
+        """Raise an alert."""
         found = self._worst(facts)
         assert found is not None
         return found.to_alert()
@@ -135,7 +137,7 @@ def worst_of(patient: Patient) -> Finding | None:
 
 
 def patient_of(facts: JobFacts) -> Patient:
-    """A job's facts as a patient; what they do not have, the patient has not either."""
+    """A patient with only what a policy's facts have."""
     return Patient(
         job=facts.job,
         at_ms=facts.at_ms,
@@ -148,5 +150,5 @@ def patient_of(facts: JobFacts) -> Patient:
 
 
 def alerts_of(patient: Patient) -> tuple[RaiseAlert, ...]:
-    """An alarm for each finding that is more than a hint, for whoever has the whole patient."""
+    """An alert for each finding that is more than a hint."""
     return tuple(found.to_alert() for found in examine(patient).findings if found.severity != "info")

@@ -1,4 +1,4 @@
-"""Failovers: every exception class seen, memory, crash loops, packages, categories (Table 1). Pure."""
+"""Failures: exceptions by class, memory, crash loops, packages, categories (StreamOps Table 1). Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.scaling.policies.facts import TaskFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureKind:
-    """One kind of failure that a text shows."""
+    """A kind of failure, recognized by an error text."""
 
     name: str
     cause: str
@@ -39,11 +39,15 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
             r"out of memory|OutOfMemoryError|\bMemoryError|GC overhead limit|cannot allocate memory",
         ),
         (
-            *("poison_record", 0.95, "a record that cannot be worked on, and the job is to stop at such"),
+            *(
+                "poison_record",
+                0.95,
+                "a record cannot be processed, and the job is configured to stop at such records",
+            ),
             r"a record of .* cannot be worked on",
         ),
         (
-            *("missing_category", 0.95, "a category that it reads or writes is not there"),
+            *("missing_category", 0.95, "a category that it reads or writes does not exist"),
             r"there is no category|UNKNOWN_TOPIC",
         ),
         (
@@ -72,8 +76,8 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
             r"checksum|CorruptData|was damaged",
         ),
         (
-            # By its class, not its words: a key of the record may be any text.
-            *("dependency", 0.8, "something that its code asks does not answer"),
+            # By the exception's class, not the text: a key in the text may contain anything.
+            *("dependency", 0.8, "a service that its code calls does not answer"),
             r"user code failed[^\n]*\n\s*Why: (?:[\w.]*\.)?"
             r"(?:Connection\w*|Timeout\w*|\w+Timeout|BrokenPipeError|gaierror|URLError|HTTPError|OperationalError)\b",
         ),
@@ -82,14 +86,14 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
             r"user code failed",
         ),
         (
-            *("dependency", 0.8, "something that it depends on does not answer"),
+            *("dependency", 0.8, "a dependency does not answer"),
             r"the database (?:is busy|refused|could not be written)|did not answer|"
             r"Connection ?(?:refused|reset|Error|aborted)|ConnectionRefusedError|timed? ?out|"
             r"TimeoutException|Broken pipe|UnknownHost|Name or service not known|Temporary failure in name|"
             r"(?:502|503|504) |Service Unavailable|Too Many Requests|AllBrokersDown|_TRANSPORT",
         ),
         (
-            *("spark_value", 0.85, "a value that an expression cannot take"),
+            *("spark_value", 0.85, "a value is invalid for an expression"),
             r"\[(?:DIVIDE_BY_ZERO|CAST_|ARITHMETIC_OVERFLOW|NUMERIC_|CANNOT_PARSE|MALFORMED_)",
         ),
         (
@@ -107,7 +111,7 @@ _AT_LINE = re.compile(r" at (\S+:\d+(?: in [\w.<>]+)?): job '")
 
 
 def kind_of(error: str) -> FailureKind:
-    """The most particular kind that a text shows; what nobody knows is named after its exception."""
+    """The first kind that matches an error text; an unknown error is named after its exception."""
     for pattern, kind in _KINDS:
         if pattern.search(error):
             return kind
@@ -119,13 +123,13 @@ def kind_of(error: str) -> FailureKind:
 
 def exception_class(error: str) -> str:
     """The exception or Spark's error class that a text names; "" if none."""
-    # The reason first: before it stand names and keys, which are anybody's words.
+    # The part after "Why" first: names and keys before it may contain any text.
     found = _CLASS.search(error.partition("\nWhy: ")[2]) or _CLASS.search(error)
     return (found.group(1) or found.group(2)) if found else ""
 
 
 def place_of(error: str) -> tuple[str, int, int] | None:
-    """(category, partition, offset) of the record that an error is about."""
+    """(category, partition, offset) of the record in an error text."""
     if found := _PLACE.search(error):
         return found.group(1), int(found.group(2)), int(found.group(3))
     if found := _AT_RECORD.search(error):
@@ -134,19 +138,19 @@ def place_of(error: str) -> tuple[str, int, int] | None:
 
 
 def line_of(error: str) -> str:
-    """The line of user code that an error names, as in `shops.py:12 in total`; "" if it names none."""
+    """The line of user code in an error text, as `shops.py:12 in total`; "" if there is none."""
     found = _AT_LINE.search(error)
     return found.group(1) if found else ""
 
 
 CRASHES_MIN = 3
-FRESH_MS = 3_600_000  # an owner's change may be to blame for so long
+FRESH_MS = 3_600_000  # for this time after an owner's change it may be the cause
 
 
 def exceptions(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """One finding for each kind of error that its tasks show now."""
+    """One finding for each kind of error that its tasks have now."""
     if patient.task_count and not patient.tasks:
-        yield NotKnown(reason="no task of it reports anything")
+        yield NotKnown(reason="none of its tasks reports")
     kinds: dict[str, tuple[FailureKind, list[TaskFacts]]] = {}
     for task in patient.tasks:
         if task.error:
@@ -157,21 +161,21 @@ def exceptions(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def memory_kills(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Ends above the memory reserved that the metrics count, where the error is gone with the restart."""
+    """Tasks that ran out of memory according to metrics, when the error is gone after the restart."""
     if any(task.error and kind_of(task.error).name == "oom" for task in patient.tasks):
-        return  # told with its error
+        return  # reported with its error
     killed = patient.series("oom")
     if killed is None:
-        yield NotKnown(reason=f"nobody counts ends above the memory reserved: {patient.why_unknown('oom')}")
+        yield NotKnown(reason=f"the metric oom is not known: {patient.why_unknown('oom')}")
         return
     if killed.max() > 0:
-        yield _oom(patient, f"{killed.max():.0f} of its tasks ended above their memory in the last hour", 0.9)
+        yield _oom(patient, f"{killed.max():.0f} of its tasks ran out of memory in the last hour", 0.9)
 
 
 def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Tasks that start again and again."""
+    """Tasks that fail after each start."""
     if patient.task_count and not patient.tasks:
-        yield NotKnown(reason="no task of it reports anything")
+        yield NotKnown(reason="none of its tasks reports")
     looping = [task for task in patient.tasks if task.restarts >= CRASHES_MIN and task.state != "running"]
     if not looping:
         return
@@ -192,39 +196,41 @@ def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
                 text="go back to what ran", command=rollback_command(patient, "it fails since this change")
             ),
             Advice(
-                text="once mended, start it at once",
-                command=f"penstock task restart {shlex.quote(worst.task_id)} --why 'mended'",
+                text="when it is fixed, restart it at once",
+                command=f"penstock task restart {shlex.quote(worst.task_id)} --why 'fixed'",
             ),
         ),
     )
 
 
 def missing_package(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Its code is not on the shelf."""
+    """The package of its code does not exist."""
     if patient.is_package_there is None:
         if patient.config.package:
-            yield NotKnown(reason="nobody looked whether its package is kept")
+            yield NotKnown(reason="it was not checked whether its package exists")
     elif not patient.is_package_there:
         yield _finding(
-            patient, FailureKind(name="bad_package", cause="its package is not here", confidence=1.0), []
+            patient,
+            FailureKind(name="bad_package", cause="its package does not exist here", confidence=1.0),
+            [],
         )
 
 
 def missing_category(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """A category that it reads is not on the bus."""
+    """A category that it reads does not exist."""
     if patient.inputs is None and patient.config.inputs:
-        yield NotKnown(reason="nobody asked the bus about its inputs")
+        yield NotKnown(reason="its inputs were not read from the bus")
     for source in patient.inputs or ():
         if not source.is_known:
-            yield NotKnown(reason=f"the bus does not say whether {source.category} is there")
+            yield NotKnown(reason=f"the bus did not return whether {source.category} exists")
         elif not source.exists:
             yield _missing(source.category, 1.0, {"category": source.category})
 
 
 def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """A change that was given up, or layers that do not fit together."""
+    """A quarantined change, or layers that are invalid together."""
     if not patient.state:
-        yield NotKnown(reason="nobody looked whether a change of it was given up")
+        yield NotKnown(reason="it was not checked whether a change of it was given up")
     if patient.state not in ("quarantined", "invalid"):
         return
     given_up = patient.state == "quarantined"
@@ -232,15 +238,15 @@ def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
         name="change_refused",
         category="failures",
         severity="critical",
-        symptom="its last change was given up, and the old config runs on"
+        symptom="its last change was given up, and the old config still runs"
         if given_up
-        else "its layers do not fit together, so nothing of its last change runs",
+        else "its layers are invalid together, so its last change does not run",
         cause=patient.problem or "no reason is recorded",
         confidence=0.95,
         evidence={"state": patient.state},
         todo=(
             Advice(text="see what differs", command=f"penstock job diff {shlex.quote(patient.job)}"),
-            Advice(text="take it back", command=rollback_command(patient, "this change cannot be made")),
+            Advice(text="undo it", command=rollback_command(patient, "this change cannot be made")),
         ),
     )
 
@@ -256,8 +262,8 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
         text="go back to what ran", command=rollback_command(patient, f"{kind.name} since this change")
     )
     restart = Advice(
-        text="once mended, start it at once",
-        command=f"penstock task restart {shlex.quote(tasks[0].task_id)} --why 'mended'" if tasks else "",
+        text="when it is fixed, restart it at once",
+        command=f"penstock task restart {shlex.quote(tasks[0].task_id)} --why 'fixed'" if tasks else "",
     )
     confidence = kind.confidence
     match kind.name:
@@ -273,15 +279,15 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
             todo = (*_look(error), rollback, *_put_aside(patient, kind.name), logs)
         case "dependency":
             todo = (
-                Advice(text="more tasks would only ask more of it; see whether it answers again"),
+                Advice(text="more tasks would only add load to it; check whether it answers again"),
                 Advice(
-                    text="to spare it meanwhile",
+                    text="to take load off it meanwhile",
                     command=f"penstock job pause {job} --why 'its dependency is down'",
                 ),
             )
         case "records_expired":
             todo = (
-                Advice(text="what is gone is gone; let the category keep more"),
+                Advice(text="deleted records are lost; increase the category's retention"),
                 Advice(text="see how far behind it is", command="penstock status"),
             )
         case "disk_full":
@@ -302,20 +308,20 @@ def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Fin
 
 
 def _look(error: str) -> Iterator[Advice]:
-    """The record that an error is about."""
+    """Advice to see the record in an error text."""
     if (place := place_of(error)) is not None:
-        yield Advice(text="look at the record", command=tail_command(*place))
+        yield Advice(text="see the record", command=tail_command(*place))
 
 
 def _put_aside(patient: Patient, kind: str) -> Iterator[Advice]:
-    """How the job goes on without the records that fail, where a setting of it does that."""
+    """Advice to skip failing records, if a setting of the job allows it."""
     poison = patient.config.poison
     if kind == "user_code" and poison != "skip" and not skip_problem(patient.config):
         command = set_command(patient.job, "poison", "skip", "one record must not stop all")
-        yield Advice(text="or put aside the records at which it raises", command=command)
+        yield Advice(text="or skip the records at which it raises", command=command)
     elif kind == "spark_value" and poison == "fail":
         command = set_command(patient.job, "poison", "dead_letter", "one record must not stop all")
-        yield Advice(text="or put aside the records whose values it cannot take", command=command)
+        yield Advice(text="or write records with such values to the dead letters", command=command)
 
 
 def _oom(patient: Patient, symptom: str, confidence: float) -> Finding:
@@ -342,12 +348,12 @@ def _missing(category: str, confidence: float, evidence: dict[str, float | int |
         name="missing_category",
         category="failures",
         severity="critical",
-        symptom=f"the category {category or 'that it names'} is not there",
-        cause="nobody created it, or it has another name",
+        symptom=f"the category {category or 'that it names'} does not exist",
+        cause="it was not created, or its name is wrong",
         confidence=confidence,
         evidence=evidence,
         todo=(
-            Advice(text="see which there are", command="penstock bus ls"),
+            Advice(text="list the categories", command="penstock bus ls"),
             Advice(
                 text="or create it",
                 command=f"penstock category {name} --create --columns 'key:string,ts:bigint'",
@@ -361,7 +367,7 @@ def _poison(patient: Patient, symptom: str, error: str, confidence: float) -> Fi
     evidence: dict[str, float | int | str] = {}
     todo = [
         Advice(
-            text="put such records aside",
+            text="write such records to the dead letters",
             command=set_command(patient.job, "poison", "dead_letter", "one record must not stop all"),
         )
     ]
@@ -369,13 +375,13 @@ def _poison(patient: Patient, symptom: str, error: str, confidence: float) -> Fi
         category, partition, offset = place
         evidence = {"category": category, "partition": partition, "offset": offset}
         command = tail_command(category, partition, offset)
-        todo.insert(0, Advice(text="look at the record", command=command))
+        todo.insert(0, Advice(text="see the record", command=command))
     return Finding(
         name="poison_record",
         category="data",
         severity="critical",
         symptom=symptom,
-        cause="it stops at a record that cannot be worked on"
+        cause="it stops at a record that cannot be processed"
         + (f": {place[0]} partition {place[1]} offset {place[2]}" if place else ""),
         confidence=confidence,
         evidence=evidence,
@@ -384,7 +390,7 @@ def _poison(patient: Patient, symptom: str, error: str, confidence: float) -> Fi
 
 
 def is_fresh(patient: Patient) -> bool:
-    """Whether its owner changed it so lately that the change may be to blame."""
+    """Whether its owner changed it so recently that the change may be the cause."""
     return patient.user_update_ms is not None and 0 <= patient.at_ms - patient.user_update_ms < FRESH_MS
 
 

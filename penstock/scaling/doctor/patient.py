@@ -1,4 +1,4 @@
-"""What the doctor is shown of a job. Pure: values only, all gathered before."""
+"""The doctor's input (`Patient`) and output (`Examination`, `Finding`). Pure: values gathered before."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.scaling.policies.balance import Starved
 from penstock.scaling.policies.facts import TaskFacts
 from penstock.scaling.policies.policy import SEVERITIES, RaiseAlert, Severity
 
-# What the doctor asks the metrics store for, and of how many minutes.
+# The metrics that the doctor reads, and how many minutes.
 METRICS = (
     *("lag_s", "lag_records", "busy", "busy_mean", "ingest_rate", "processed_rate"),
     *("cpu", "memory_task_mb", "oom", "restarts", "watermark_lag_s"),
 )
 MINUTES = 60
-FRESH_MINUTES = 3  # what was said longer ago is no news: the open minute, and two that a clock may be behind
+FRESH_MINUTES = 3  # older values are not current: the open minute, and two for clocks that are behind
 GROWTH_MINUTES = 10
 
 
@@ -35,23 +35,23 @@ class InputFacts:
     category: str
     is_known: bool = True  # False: the bus did not answer
     exists: bool = True
-    retention_ms: Millis = 0  # 0: records stay
+    retention_ms: Millis = 0  # 0: unlimited
     lateness_ms: Millis = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkFacts:
-    """How far behind the clock what the job writes is, and who holds it back."""
+    """How far the watermark of the job's output is behind the clock, and what holds it back."""
 
     category: str
-    age_s: float | None  # None: it has not begun, or has ended
+    age_s: float | None  # None: there is no watermark yet, or the input has ended
     who: str = ""
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A record that was put aside."""
+    """A record that was written to the dead letters."""
 
     category: str  # where it came from
     partition: int
@@ -61,7 +61,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """The engine process of a container that runs tasks of the job: Spark's driver, and what is shared."""
+    """The engine process of a container that runs tasks of the job: Spark's driver, shared by all tasks."""
 
     container: str
     cpu: float | None = None
@@ -72,43 +72,43 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """One job, as whole as it could be gathered. What nobody looked at is None or empty, and then the rules
-    that need it say so.
+    """All that is known of one job. What was not gathered is None or empty, and rules that need it return
+    `NotKnown`.
     """
 
     job: str
     at_ms: Millis
     config: JobConfig
-    state: str = ""  # as `penstock job ls` says it
-    problem: str = ""  # why its layers do not fit together, or why its plan was given up
+    state: str = ""  # as in `penstock job ls`
+    problem: str = ""  # why its layers are invalid, or its plan was given up
     task_count: int = 0
     tasks: tuple[TaskFacts, ...] = ()
-    starved: tuple[Starved, ...] = ()  # of its tasks, those that wait for a slot
+    starved: tuple[Starved, ...] = ()  # its tasks that wait for a slot
     frame: Frame | NoFrame
-    journal: tuple[Entry, ...] = ()  # the newest about it, oldest first
+    journal: tuple[Entry, ...] = ()  # its newest entries, oldest first
     watermarks: tuple[WatermarkFacts, ...] | None = None
     inputs: tuple[InputFacts, ...] | None = None
     is_package_there: bool | None = None
     dead_letters: tuple[DeadLetter, ...] = ()
     engines: tuple[EngineFacts, ...] = ()
-    container_memory_mb: float | None = None  # of the smallest container that could run it
+    container_memory_mb: float | None = None  # memory of the smallest container that could run it
     user_update_ms: Millis | None = None
-    last_good_version: int | None = None  # of the job before its owner's last change
+    last_good_version: int | None = None  # of the provisioner layer, before its owner's last change
     excluded: frozenset[str] = field(default_factory=frozenset)
 
     def series(self, metric: str, minutes: int = MINUTES) -> NDArray[np.float64] | None:
-        """The known minutes of a metric, oldest first; None if nothing is known."""
+        """The known values of a metric, oldest first; None if there are none."""
         points = self._points(metric)[-minutes:]
         known = points[np.isfinite(points)]
         return known if len(known) else None
 
     def last(self, metric: str) -> float | None:
-        """What a metric is now; None if nobody has said it in the last minutes."""
+        """A metric's current value; None if it was not reported in the last minutes."""
         known = self.series(metric, FRESH_MINUTES)
         return None if known is None else float(known[-1])
 
     def growth(self, metric: str, minutes: int = GROWTH_MINUTES) -> float | None:
-        """By how much a metric has grown in its last minutes; None unless it is known then and now."""
+        """A metric's growth in the last minutes; None unless both ends are known."""
         points = self._points(metric)[-minutes:]
         known = points[np.isfinite(points)]
         return float(known[-1] - known[0]) if len(known) > 1 and self.last(metric) is not None else None
@@ -119,17 +119,17 @@ class Patient:
         return self.frame.values[metric]
 
     def why_unknown(self, metric: str) -> str:
-        """Why a metric is not known, for people."""
+        """Why a metric is not known, as text for users."""
         if isinstance(self.frame, NoFrame):
             return self.frame.reason
         known = int(np.isfinite(self._points(metric)).sum())
         if known:
-            return f"nobody reported it in the last {FRESH_MINUTES} minutes"
-        return f"nobody reported it in the last {len(self._points(metric)) or 1} minutes"
+            return f"it was not reported in the last {FRESH_MINUTES} minutes"
+        return f"it was not reported in the last {len(self._points(metric)) or 1} minutes"
 
     @property
     def lag_slo_s(self) -> float:
-        """What its owner was promised."""
+        """The job's SLO for lag."""
         return self.config.slo.lag_s
 
 
@@ -138,7 +138,7 @@ Category = Literal["resources", "failures", "configuration", "data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One thing to do; a command that can be copied, where there is one."""
+    """A recommended action, with a command to copy if there is one."""
 
     text: str
     command: str = ""
@@ -146,7 +146,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Symptom, cause, evidence, what to do."""
+    """A problem found: symptom, cause, evidence, advice."""
 
     name: str
     category: Category
@@ -161,7 +161,7 @@ class Finding:
         return asdict(self)
 
     def to_alert(self) -> RaiseAlert:
-        """The same as an alarm."""
+        """The finding as an alert."""
         what = "; ".join(
             f"{advice.text}: {advice.command}" if advice.command else advice.text for advice in self.todo
         )
@@ -173,7 +173,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotKnown:
-    """A rule that could not look, and what it would have needed."""
+    """A rule lacks data; the reason."""
 
     reason: str
 
@@ -183,7 +183,7 @@ Rule = Callable[[Patient], Iterator[Finding | NotKnown]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """All that was found, the worst first; what was looked at and is well; what could not be looked at."""
+    """The doctor's result: findings, worst first; rules without a finding; rules that lack data."""
 
     job: str
     findings: tuple[Finding, ...]
@@ -192,7 +192,7 @@ class Examination:
 
     @property
     def is_well(self) -> bool:
-        """Whether nobody has to do anything."""
+        """Whether no action is needed."""
         return all(finding.severity == "info" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Examination:
 
 
 def rank(finding: Finding) -> tuple[int, float, str]:
-    """The worst first, the surest among them."""
+    """Sort key: worst severity first, then highest confidence."""
     return (-SEVERITIES.index(finding.severity), -finding.confidence, finding.name)
 
 
@@ -218,23 +218,25 @@ def set_command(job: str, setting: str, value: object, why: str) -> str:
 
 
 def more_tasks(patient: Patient, text: str, times: float = 2) -> tuple[Advice, ...]:
-    """Gives a job more tasks, as many as it may have; where it has them already, says what to raise."""
+    """Advice to add tasks, up to the limit; at the limit, which limit to raise."""
     most = min(patient.config.partitions, patient.config.task_count_max)
     now = max(1, patient.task_count)
     wanted = min(most, int(now * times))
     if wanted > now:
         return (Advice(text=text, command=set_command(patient.job, "task_count", wanted, "a backlog")),)
     limit = "partitions" if most == patient.config.partitions else "task_count_max"
-    return (Advice(text=f"it has {now} tasks, all that its {limit} ({most}) allows: raise that first"),)
+    return (
+        Advice(text=f"it has {now} tasks, and its {limit} of {most} allow no more: raise that limit first"),
+    )
 
 
 def tail_command(category: str, partition: int, offset: int) -> str:
-    """Shows one record."""
+    """The command that shows one record."""
     return f"penstock bus tail {shlex.quote(category)} --partition {partition} --from {offset} --lines 1"
 
 
 def rollback_command(patient: Patient, why: str) -> str:
-    """Back to the owner's last version; without a known one, where to find it."""
+    """The command that rolls back to the owner's last version, or shows the versions if it is not known."""
     if patient.last_good_version is None:
         return f"penstock job history {shlex.quote(patient.job)} --layer provisioner"
     return (

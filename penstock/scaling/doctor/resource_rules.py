@@ -8,20 +8,20 @@ from math import ceil
 
 from penstock.jobs.config import ISOLATED_MEMORY_MB_MIN
 from penstock.scaling.doctor.patient import Advice, EngineFacts, Finding, NotKnown, Patient, set_command
-from penstock.scaling.policies.balance import told
+from penstock.scaling.policies.balance import describe_starved
 
 HIGH, LOW = 0.9, 0.2
-WATCHED_MIN = 30  # minutes before somebody is told that a job has too much
+WATCHED_MIN = 30  # minutes of metrics needed to report that a job reserves too much
 MEMORY_STEP_MB = 128
 
 
 def task_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Cpu used against cpu reserved, all tasks together."""
+    """Compare cpu used with cpu reserved, all tasks together."""
     used = patient.series("cpu")
     each = patient.config.resources.cpu
     reserved = each * max(1, patient.task_count)
     if used is None:
-        yield NotKnown(reason="nobody reports its cpu")
+        yield NotKnown(reason="its tasks do not report their cpu usage")
         return
     mean, peak = float(used[-15:].mean()), float(used.max())
     evidence = {"cpu_mean": round(mean, 2), "cpu_peak": round(peak, 2), "cpu_reserved": reserved}
@@ -32,7 +32,7 @@ def task_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="resources",
             severity="warning",
             symptom=f"its tasks use {mean:.1f} of {reserved:g} cores",
-            cause="they have as much cpu to do as was reserved, or more",
+            cause="they need all of the reserved cpu, or more",
             confidence=0.7,
             evidence=evidence,
             todo=(
@@ -62,11 +62,11 @@ def task_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def task_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Memory of the largest task against what each has reserved."""
+    """Compare the memory of the largest task with the memory reserved per task."""
     used = patient.series("memory_task_mb")
     reserved = patient.config.resources.memory_mb
     if used is None:
-        yield NotKnown(reason="nobody reports the memory of its tasks")
+        yield NotKnown(reason="its tasks do not report their memory")
         return
     peak = float(used.max())
     evidence = {"memory_peak_mb": round(peak), "memory_mb": reserved}
@@ -76,7 +76,7 @@ def task_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
             category="resources",
             severity="warning",
             symptom=f"a task used {peak:.0f} of {reserved} MB",
-            cause="its memory is nearly used up; above it the task is ended",
+            cause="its memory is nearly used up; a task that exceeds it is killed",
             confidence=0.8,
             evidence=evidence,
             todo=more_memory(patient, peak, "reserve more", "nearly used up"),
@@ -105,10 +105,10 @@ def task_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def engine_memory(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Memory of the engine processes, which tasks share."""
+    """Memory of the engine processes, which all tasks of a container share."""
     known = [found for found in patient.engines if found.memory_mb is not None and found.memory_max_mb]
     if not known:
-        yield NotKnown(reason="nobody reports the memory of its containers' engines")
+        yield NotKnown(reason="the engines of its containers do not report their memory")
         return
     for engine in known:
         used, most = engine.memory_mb or 0.0, engine.memory_max_mb or 1.0
@@ -120,7 +120,7 @@ def engine_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
     """Cpu of the engine processes."""
     known = [found for found in patient.engines if found.cpu is not None and found.cpu_max]
     if not known:
-        yield NotKnown(reason="nobody reports the cpu of its containers' engines")
+        yield NotKnown(reason="the engines of its containers do not report their cpu usage")
         return
     for engine in known:
         used, most = engine.cpu or 0.0, engine.cpu_max or 1.0
@@ -129,13 +129,13 @@ def engine_cpu(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def more_memory(patient: Patient, peak_mb: float, text: str, why: str) -> tuple[Advice, ...]:
-    """Half as much again as was used or reserved, in whole steps, as far as a container has it."""
+    """Advice to reserve 1.5 times the used or reserved memory, at most what a container has."""
     reserved, most = patient.config.resources.memory_mb, patient.container_memory_mb
     wanted = ceil(max(peak_mb, reserved) * 1.5 / MEMORY_STEP_MB) * MEMORY_STEP_MB
     if most is not None and wanted > most:
         wanted = int(most // MEMORY_STEP_MB) * MEMORY_STEP_MB
     if wanted <= reserved:
-        return (Advice(text=f"no container has more than the {most:.0f} MB it needs: start larger ones"),)
+        return (Advice(text=f"it needs more than the {most:.0f} MB that a container has: start larger ones"),)
     return (Advice(text=text, command=set_command(patient.job, "resources.memory_mb", wanted, why)),)
 
 
@@ -145,7 +145,7 @@ def _engine(engine: EngineFacts, what: str, used: str, evidence: dict[str, float
         category="resources",
         severity="warning",
         symptom=f"the engine of {engine.container} uses {used}",
-        cause="tasks of several jobs share it, and together they are too many",
+        cause="too many tasks share this engine",
         confidence=0.7,
         evidence={"container": engine.container, **evidence},
         todo=(
@@ -153,34 +153,34 @@ def _engine(engine: EngineFacts, what: str, used: str, evidence: dict[str, float
                 text="move shards away from it",
                 command=f"penstock container drain {engine.container} --why 'its engine is full'",
             ),
-            Advice(text="see who uses it", command=f"penstock task ls --container {engine.container}"),
+            Advice(text="see which tasks use it", command=f"penstock task ls --container {engine.container}"),
         ),
     )
 
 
-# Less than this cannot be what a job is slow by; more of its tasks' time than this is in its own code.
+# User code is slow from these milliseconds per record and this share of its tasks' time on.
 RECORD_MS_MIN, USER_SHARE_MIN = 1.0, 0.5
 
 
 def starved(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """Tasks that wait for a slot while others use them."""
+    """Tasks that wait for a slot of their container."""
     if not patient.starved:
         return
     worst = patient.starved[0]
-    by = worst.by or "somebody"
+    by = worst.by or "other jobs"
     is_own = by == patient.job
     yield Finding(
         name="starved",
         category="resources",
         severity="warning",
-        symptom=told(worst),
+        symptom=describe_starved(worst),
         cause="its own batches hold all slots of the container"
         if is_own
-        else f"it does not get its turn: batches of {by} hold the slots of {worst.container}",
+        else f"batches of {by} hold the slots of {worst.container}",
         confidence=0.9 if worst.by else 0.5,
         evidence={"wait_s": round(worst.wait_s), "by": worst.by, "slots": round(worst.slots, 1)},
         todo=(
-            Advice(text=f"see what {by} does", command=f"penstock doctor {shlex.quote(by)}")
+            Advice(text=f"see why {by} uses so many slots", command=f"penstock doctor {shlex.quote(by)}")
             if worst.by and not is_own
             else Advice(
                 text="see what runs there", command=f"penstock task ls --container {worst.container}"
@@ -190,7 +190,7 @@ def starved(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def slow_code(patient: Patient) -> Iterator[Finding | NotKnown]:
-    """It lags, and most of its tasks' time is in its own code."""
+    """The job lags, and its own code takes most of its tasks' time."""
     lags = patient.series("lag_s")
     if lags is None:
         yield NotKnown(reason="its lag is not known")
@@ -204,8 +204,8 @@ def slow_code(patient: Patient) -> Iterator[Finding | NotKnown]:
         category="data",
         severity="warning",
         symptom=f"it lags {lags[-1]:.0f} s, its SLO is {patient.lag_slo_s:g} s",
-        cause=f"its own code takes {record_ms:.3g} ms for a record, so a task does at most "
-        f"{1000 / record_ms:.3g} records/s; {min(1.0, user / held):.0%} of its tasks' time is in it",
+        cause=f"its own code takes {record_ms:.3g} ms per record, so a task processes at most "
+        f"{1000 / record_ms:.3g} records/s; {min(1.0, user / held):.0%} of its tasks' time is in this code",
         confidence=0.9,
         evidence={
             "user_ms_per_record": round(record_ms, 3),
@@ -222,7 +222,7 @@ def slow_code(patient: Patient) -> Iterator[Finding | NotKnown]:
 
 
 def slow_record_ms(patient: Patient) -> float | None:
-    """What a record takes in the job's own code, where that is most of its tasks' time; else None."""
+    """Milliseconds per record in the job's own code, if that is most of its tasks' time; else None."""
     known = [task for task in patient.tasks if task.slots_held and task.user_ms_per_record is not None]
     held = sum(task.slots_held or 0.0 for task in known)
     user = sum(task.slots_user or 0.0 for task in known)

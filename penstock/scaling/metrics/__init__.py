@@ -1,1 +1,1 @@
-"""What jobs did, minute by minute: recorded, kept for 14 days, retrieved."""
+"""Metrics of jobs by the minute: aggregated, stored for 14 days, read."""

@@ -1,6 +1,6 @@
-"""What a policy decides on: declared metrics of one job over a range of minutes, or why there are none. Pure.
+"""Metrics of one job over a range of minutes (`Frame`), or why there are none (`NoFrame`). Pure.
 
-A minute nobody reported is NaN: unknown is not zero.
+A minute without a report is NaN: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ NEEDED = ("input_rate", "processed_rate", "busy", "lag_records", "lag_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLoad:
-    """One look at a job, all its tasks together."""
+    """The load of a job now, all its tasks together."""
 
     at_ms: Millis
     task_count: int
     input_rate: float  # X, records per second arriving
     processed_rate: float  # records per second read
     busy: float  # of the busiest task, 0..1
-    lag_records: float  # B, records waiting to be read
+    lag_records: float  # B, unread records
     lag_s: float  # time_lagged = B / processed rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incomplete:
-    """Why there is no load to decide on."""
+    """Why the load is not known."""
 
     reason: str
 
@@ -45,20 +45,20 @@ def add_up(
 ) -> JobLoad | Incomplete:
     """The load of one job from the newest reports of its tasks."""
     current = [report for report in reports if report.generation == generation]
-    heard = Counter(report.task_id for report in current)
-    if len(heard) < task_count:
-        return Incomplete(reason=f"{len(heard)} of {task_count} tasks report")
-    twice = sorted(task for task, count in heard.items() if count > 1)
+    reported = Counter(report.task_id for report in current)
+    if len(reported) < task_count:
+        return Incomplete(reason=f"{len(reported)} of {task_count} tasks report")
+    twice = sorted(task for task, count in reported.items() if count > 1)
     if twice:
         return Incomplete(reason=f"reported more than once: {', '.join(twice)}")
     not_running = sorted(report.task_id for report in current if report.state != "running")
     if not_running:
         return Incomplete(reason=f"not running yet: {', '.join(not_running)}")
-    silent = sorted(report.task_id for report in current if not report.metrics)
-    if silent:
-        return Incomplete(reason=f"no metrics yet: {', '.join(silent)}")
+    without = sorted(report.task_id for report in current if not report.metrics)
+    if without:
+        return Incomplete(reason=f"no metrics yet: {', '.join(without)}")
     for report in sorted(current, key=lambda report: report.task_id):
-        # A number that is missing or cannot be is not zero: there is nothing to decide on.
+        # A missing or invalid value is not zero: the load is not known.
         wrong = [name for name in NEEDED if not 0 <= report.metrics.get(name, -1) < inf]
         if wrong:
             return Incomplete(reason=f"{report.task_id} does not report {', '.join(wrong)}")
@@ -83,7 +83,7 @@ Points = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """How one number of a task becomes one number of its job and minute."""
+    """How a metric is aggregated over a job's tasks and over a minute."""
 
     name: str
     unit: str
@@ -100,8 +100,8 @@ def _metric(
     return name, Metric(name=name, unit=unit, over_tasks=over_tasks, over_time=over_time)
 
 
-# What a job's minute is made of. Rates are differences of cumulative counters over the time between them,
-# never averages of sampled rates; `ingest` is what arrived, whether it was read or not: read + growth of lag.
+# The metrics of a job's minute. Rates are differences of cumulative counters over the time between them,
+# never averages of sampled rates; `ingest_rate` counts arriving records, read or not: read + growth of lag.
 METRICS: Mapping[str, Metric] = dict(
     (
         _metric("ingest_rate", "records/s"),
@@ -131,36 +131,36 @@ METRICS: Mapping[str, Metric] = dict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A complete answer: every declared metric, one number per minute, oldest first."""
+    """The requested metrics of a job, one value per minute, oldest first."""
 
     job: str
     first_minute: int  # minutes since the epoch
     values: Mapping[str, Points]
-    step_ms: int = MINUTE_MS  # what "a minute" is: a job that is behind is looked at in seconds
+    step_ms: int = MINUTE_MS  # length of a "minute": some seconds for jobs with lag
 
     @property
     def minutes(self) -> int:
-        """How many minutes it covers."""
+        """The number of minutes."""
         return len(next(iter(self.values.values()))) if self.values else 0
 
     def last(self, metric: str) -> float:
-        """The newest minute's number."""
+        """The value of the newest minute."""
         return float(self.values[metric][-1])
 
     def tail(self, minutes: int) -> Frame:
-        """Its newest minutes."""
-        kept = min(minutes, self.minutes)
+        """The frame of its newest minutes."""
+        count = min(minutes, self.minutes)
         return Frame(
             job=self.job,
-            first_minute=self.first_minute + self.minutes - kept,
-            values={name: points[len(points) - kept :] for name, points in self.values.items()},
+            first_minute=self.first_minute + self.minutes - count,
+            values={name: points[len(points) - count :] for name, points in self.values.items()},
             step_ms=self.step_ms,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoFrame:
-    """Why a policy gets no numbers (I20), and which metrics are the reason."""
+    """Why a policy gets no metrics (I20), and which metrics are the reason."""
 
     job: str
     reason: str

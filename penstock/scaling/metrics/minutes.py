@@ -1,9 +1,9 @@
-"""What a job did in each minute, from the reports of its tasks. Pure: no clock, no I/O.
+"""Aggregates task reports to one row of metrics per job and minute, and packs rows for storage. Pure.
 
-Rates are differences of totals over the time between them, both as the task itself counted and measured.
-A total that goes back is a new life, and begins anew. A report that says nothing new adds nothing. What does
-not follow within a minute and a half on what was last heard says nothing about its minute. A job one of whose
-tasks is silent has no sums: unknown is not zero. Restarts and failures are those of the minute.
+A rate is the difference of two totals over the time between them, both measured by the task. A total that
+decreases means that the task restarted: counting starts again. A repeated report adds nothing. Totals more
+than 90 s apart are not used. If a task of a job does not report, its sums are unknown (NaN), not zero.
+Restarts and failures are counted per minute.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from penstock.fleet.messages import OUT_OF_MEMORY, TaskReport
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Points
 
 GAP_MAX_MS = 90_000.0
-# A rate must stand on at least so much of its minute.
+# A rate is known only if it covers at least this part of its minute.
 COVERED_MIN_MS = 10_000.0
-# Busy for so much of the time without having read anything: a batch is under way.
+# A task that was busy for this share of the time and read nothing is within a batch.
 BATCH_BUSY_MIN = 0.9
 _ORDER = {name: place for place, name in enumerate(METRICS)}
 
-# (clock, which life, totals): each total is known with the clock it was read by.
+# (clock, start time, totals): the totals that are read together with this clock.
 _FAMILIES = (
     ("at_ms", "started_ms", ("read_total", "written_total", "busy_ms_total", "there_total")),
     ("cpu_at_ms", "cpu_started_ms", ("cpu_ms_total",)),
 )
-# Rates of a job: the total they come from, and how much of it is one.
+# Rate of a job -> (its total, divisor).
 _RATES = {
     "processed_rate": ("read_total", 1.0),
     "output_rate": ("written_total", 1.0),
     "ingest_rate": ("there_total", 1.0),
     "cpu": ("cpu_ms_total", 1000.0),
 }
-# What a task was last seen with, or at most, in a minute.
+# Gauges of a task: the last value of a minute, or the largest.
 _LAST = ("lag_records", "lag_bytes", "lag_s", "key_count", "state_bytes", "watermark_lag_s")
 _MOST = ("memory_mb", "disk_mb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minute:
-    """One minute of all jobs: `values[job, metric]`, metrics as METRICS has them, NaN where unknown."""
+    """One minute of all jobs: `values[job, metric]` in the order of METRICS, NaN if unknown."""
 
     minute: int
     jobs: tuple[str, ...]
@@ -57,31 +57,31 @@ class Minute:
 
 @dataclass(slots=True)
 class _Task:
-    """What was last heard of a task, and what its open minute has so far."""
+    """The last report of a task, and its values in the open minute."""
 
-    totals: dict[str, float] = field(default_factory=dict)  # with their clocks and lives
-    grown: dict[str, tuple[float, float]] = field(default_factory=dict)  # by total: how much, in how many ms
+    totals: dict[str, float] = field(default_factory=dict)  # with their clocks and start times
+    grown: dict[str, tuple[float, float]] = field(default_factory=dict)  # by total: growth, covered ms
     gauges: dict[str, float] = field(default_factory=dict)
-    counts: tuple[int, int, int] = (0, 0, 0)  # restarts, out of memory, failures: as told
-    events: tuple[int, int, int] = (0, 0, 0)  # of them, in this minute
-    is_heard: bool = False
+    counts: tuple[int, int, int] = (0, 0, 0)  # restarts, out of memory, failures: totals as reported
+    events: tuple[int, int, int] = (0, 0, 0)  # the same within this minute
+    has_reported: bool = False
 
     def take(self, report: TaskReport, *, is_new: bool, whole_batches: bool) -> None:
-        """Add what a report says to the open minute."""
-        told = (report.restarts, report.failures.get(OUT_OF_MEMORY, 0), sum(report.failures.values()))
+        """Add a report to the open minute."""
+        counts = (report.restarts, report.failures.get(OUT_OF_MEMORY, 0), sum(report.failures.values()))
         if not is_new:
-            steps = [now - old if now >= old else now for now, old in zip(told, self.counts, strict=True)]
+            steps = [now - old if now >= old else now for now, old in zip(counts, self.counts, strict=True)]
             self.events = (
                 self.events[0] + steps[0],
                 self.events[1] + steps[1],
                 self.events[2] + steps[2],
             )
-        self.counts = told
+        self.counts = counts
         if report.state != "running":
             return
         metrics = report.metrics
         if "read_total" in metrics and "lag_records" in metrics:
-            # What there is to read, read or not: its growth is what arrived.
+            # All records there are, read or not: the growth of this total is what arrived.
             metrics = {**metrics, "there_total": metrics["read_total"] + metrics["lag_records"]}
         waits = whole_batches and self._is_within_batch(metrics)
         for clock, life, names in _FAMILIES[1:] if waits else _FAMILIES:
@@ -92,10 +92,10 @@ class _Task:
         for name in _MOST:
             if 0 <= metrics.get(name, -1.0) < inf:
                 self.gauges[name] = max(metrics[name], self.gauges.get(name, 0.0))
-        self.is_heard = True
+        self.has_reported = True
 
     def _is_within_batch(self, metrics: Mapping[str, float]) -> bool:
-        """Busy all the time, and nothing was read: what it did counts when the batch is over."""
+        """Always busy, and nothing was read: the work is counted when the batch ends."""
         grown = {
             name: metrics.get(name, nan) - self.totals.get(name, nan)
             for name in ("at_ms", "started_ms", "read_total", "busy_ms_total")
@@ -108,7 +108,7 @@ class _Task:
         at_ms, last = metrics.get(clock, nan), self.totals
         passed_ms = at_ms - last.get(clock, nan)
         if passed_ms == 0 and metrics.get(life) == last.get(life):
-            return  # heard already
+            return  # a repeated report
         follows = 0 < passed_ms <= GAP_MAX_MS and metrics.get(life) == last.get(life)
         for name in names:
             now = metrics.get(name, nan)
@@ -126,12 +126,12 @@ class _Task:
             last.pop(clock, None)
 
     def rate(self, total: str, covered_min_ms: float) -> float:
-        """Per second, over the open minute."""
+        """Growth per second in the open minute."""
         grown, covered_ms = self.grown.get(total, (0.0, 0.0))
         return grown * 1000 / covered_ms if covered_ms >= covered_min_ms else nan
 
     def next_minute(self) -> None:
-        self.grown, self.gauges, self.events, self.is_heard = {}, {}, (0, 0, 0), False
+        self.grown, self.gauges, self.events, self.has_reported = {}, {}, (0, 0, 0), False
 
 
 @dataclass(slots=True)
@@ -141,26 +141,26 @@ class _Job:
     tasks: dict[str, _Task] = field(default_factory=dict)
 
     def row(self, covered_min_ms: float) -> list[float]:
-        """Its minute, in the order of METRICS."""
+        """The job's minute, in the order of METRICS."""
         found: dict[str, float] = {"task_count": float(self.task_count)}
         tasks = list(self.tasks.values())
         for place, name in enumerate(("restarts", "oom", "exceptions")):
             found[name] = float(sum(task.events[place] for task in tasks))
-        heard = [task for task in tasks if task.is_heard]
-        if len(heard) >= self.task_count:
+        reported = [task for task in tasks if task.has_reported]
+        if len(reported) >= self.task_count:
             for name, (total, one) in _RATES.items():
-                found[name] = sum(task.rate(total, covered_min_ms) for task in heard) / one
-            busy = [task.rate("busy_ms_total", covered_min_ms) / 1000 for task in heard]
+                found[name] = sum(task.rate(total, covered_min_ms) for task in reported) / one
+            busy = [task.rate("busy_ms_total", covered_min_ms) / 1000 for task in reported]
             if all(isfinite(share) for share in busy):
-                # A batch counts when it is seen, so that a minute may have a little of the one before it.
+                # A batch is counted when it is reported, so a minute may include work of the one before.
                 busy = [min(1.0, share) for share in busy]
                 found["busy"], found["busy_mean"] = max(busy), sum(busy) / len(busy)
-            found.update(_gauges(heard))
+            found.update(_gauges(reported))
         return [found.get(name, nan) for name in METRICS]
 
 
 def _gauges(tasks: Sequence[_Task]) -> Iterable[tuple[str, float]]:
-    """Sums and maxima, of what every task knows."""
+    """Sums and maxima of the gauges that all tasks report."""
     for name in (*_LAST, *_MOST):
         values = [task.gauges[name] for task in tasks if name in task.gauges]
         if len(values) < len(tasks):
@@ -173,11 +173,11 @@ def _gauges(tasks: Sequence[_Task]) -> Iterable[tuple[str, float]]:
             yield "memory_task_mb", max(values)
 
 
-class MinuteBook:
-    """The open minute of every job. `task_counts`: by job, its generation and its number of tasks.
+class MinuteAggregator:
+    """The open minute of every job.
 
-    A "minute" may be another step of time, of which then less must be covered. `whole_batches`: steps are
-    shorter than a batch may be, and one that is under way is no sign of a slow task.
+    `step_ms`: another length of a "minute". `whole_batches`: for steps that may be shorter than a batch; work
+    is counted when the batch ends, so that a running batch does not look like a slow task.
     """
 
     def __init__(
@@ -197,11 +197,14 @@ class MinuteBook:
         task_counts: Mapping[str, tuple[int, int]],
         reports: Mapping[str, Sequence[TaskReport]],
     ) -> Minute | None:
-        """Take in what tasks say now; gives the minute that ended since the last look, if one did."""
+        """Add the newest reports; returns the minute that has ended since the last call, if one has.
+
+        `task_counts`: by job, its generation and its number of tasks.
+        """
         minute = now_ms // self._step_ms
         ended = self.close() if 0 <= self._minute < minute else None
         if minute < self._minute:
-            self._next()  # the clock was set back: what was seen belongs to no minute that will end
+            self._next()  # the clock was set back: drop the open minute
         self._minute = minute
         for gone in self._jobs.keys() - task_counts.keys():
             del self._jobs[gone]
@@ -220,7 +223,7 @@ class MinuteBook:
         return ended
 
     def close(self) -> Minute | None:
-        """The open minute as it is; a new one begins. None: nothing was looked at."""
+        """End the open minute and return it; None if it has no data."""
         if self._minute < 0 or not self._jobs:
             return None
         names = tuple(self._jobs)
@@ -239,30 +242,30 @@ Codes = NDArray[np.uint16]
 Bits = NDArray[np.uint32]
 
 UNKNOWN, ZERO, _FIRST = 0, 1, 2
-_EXPONENT_MIN = -30  # smaller numbers are zero: a record in thirty years
-_MANTISSA = 23  # of a float of 32 bits
+_EXPONENT_MIN = -30  # smaller numbers are stored as zero
+_MANTISSA = 23  # bits of a 32-bit float
 DAY = 1440  # minutes
-# Off by at most 1/256 of itself: far below what a minute differs from the next. Counts are kept to 1/1024.
+# The relative error is at most 1/256, far below the change between minutes; counts have at most 1/1024.
 BITS_COARSE, BITS_FINE = 7, 9
 COUNTS = frozenset({"task_count", "restarts", "oom", "exceptions"})
 BITS: Bits = np.array([BITS_FINE if name in COUNTS else BITS_COARSE for name in METRICS], np.uint32)
 
 _CONSTANT, _PACKED = 0, 1
-_LEVEL = 1  # of zlib: the next ones take several times as long for 2 %
+_LEVEL = 1  # of zlib: higher levels take several times as long for 2 %
 
 
 COLUMNS = {name: place for place, name in enumerate(METRICS)}
 
 
 def bits_of(metrics: Sequence[str]) -> Bits:
-    """How fine these are kept."""
+    """The mantissa bits that are stored of each of these metrics."""
     return BITS[[COLUMNS[name] for name in metrics]]
 
 
 def encode(values: Points, bits: Bits) -> Codes:
-    """Numbers as codes; `bits` along the last axis. What is no number, or below zero, is unknown."""
+    """Encode numbers; `bits` along the last axis. NaN, infinite and negative numbers become UNKNOWN."""
     with np.errstate(over="ignore", invalid="ignore"):
-        floats = np.abs(np.ascontiguousarray(values, np.float32))  # there is a zero with a minus
+        floats = np.abs(np.ascontiguousarray(values, np.float32))  # -0.0 is 0
         is_known = np.isfinite(values) & (values >= 0)
     raw = floats.view(np.uint32).astype(np.int64)
     drop = np.int64(_MANTISSA) - bits
@@ -273,13 +276,13 @@ def encode(values: Points, bits: Bits) -> Codes:
 
 
 def decode(codes: Codes, bits: Bits) -> Points:
-    """Codes as numbers, unknown ones as NaN; `bits` along the axes that they have."""
+    """Decode to numbers, UNKNOWN to NaN; `bits` is broadcast to the codes."""
     found: Points = _NUMBERS[(bits == BITS_FINE).astype(np.intp), codes]
     return found
 
 
 def _numbers(bits: int) -> Points:
-    """What every code means."""
+    """The number of every code."""
     codes = np.arange(2**16, dtype=np.int64)
     raw = (np.maximum(codes - _FIRST, 0) + ((127 + _EXPONENT_MIN) << bits)) << (_MANTISSA - bits)
     found: Points = np.minimum(raw, 0x7F800000).astype(np.uint32).view(np.float32).astype(np.float64)
@@ -291,7 +294,7 @@ _NUMBERS = np.stack([_numbers(BITS_COARSE), _numbers(BITS_FINE)])
 
 
 def pack(codes: Codes) -> bytes:
-    """Codes of one metric that follow each other: their differences, the low bytes first, compressed."""
+    """Pack consecutive codes of one metric: differences, low bytes first, compressed."""
     first = int(codes[0])
     if (codes == first).all():
         return struct.pack("<BH", _CONSTANT, first)
@@ -302,7 +305,7 @@ def pack(codes: Codes) -> bytes:
 
 
 def unpack(packed: Sequence[bytes], count: int) -> Codes:
-    """Several of `pack`, each of `count` codes: a row each."""
+    """Unpack several results of `pack` with `count` codes each, one row each."""
     planes = b"".join([_planes(item, count) for item in packed])
     folded = np.frombuffer(planes, np.uint8).reshape(len(packed), 2, count)
     whole = folded[:, 0].astype(np.uint16) | (folded[:, 1].astype(np.uint16) << 8)
@@ -326,7 +329,7 @@ def _planes(packed: bytes, count: int) -> bytes:
 
 
 def pack_minute(slots: Sequence[int], columns: Sequence[int], codes: Codes) -> bytes:
-    """One minute of some jobs: `codes[job, metric]`, and which jobs and metrics they are."""
+    """Pack one minute of some jobs: `codes[job, metric]` with the slots of jobs and columns of metrics."""
     head = np.array([len(slots), len(columns), *slots, *columns], np.uint16)
     return zlib.compress(head.tobytes() + np.ascontiguousarray(codes.T).tobytes(), _LEVEL)
 
@@ -345,7 +348,7 @@ def unpack_minute(packed: bytes) -> tuple[NDArray[np.intp], NDArray[np.intp], Co
 
 def _damaged(why: str) -> CorruptData:
     return CorruptData(
-        "metrics that were kept cannot be read",
+        "stored metrics cannot be read",
         why=why,
-        fix="restore the database from a copy, or delete the rows of metric_blocks and metric_minutes",
+        fix="restore the database from a backup, or delete the rows of metric_blocks and metric_minutes",
     )

@@ -1,7 +1,7 @@
-"""Two weeks of minutes of every job, on the control plane's database (docs/decisions/0025).
+"""Stores two weeks of per-minute metrics of every job in the control plane's database (docs/decisions/0025).
 
-A minute is written once for all jobs, a row per 128 of them. Every four hours what has gathered is sealed: a
-row per job, metric and day, packed, and the rows of the minutes go in the same transaction.
+A minute is written once for all jobs, one row per 128 jobs. Every four hours minutes are sealed: packed into
+one row per job, metric and day, and their own rows are deleted in the same transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.scaling.metrics.minutes import (
     UNKNOWN,
     Codes,
     Minute,
-    MinuteBook,
+    MinuteAggregator,
     encode,
     pack,
     pack_minute,
@@ -37,31 +37,31 @@ from penstock.scaling.metrics.minutes import (
     unpack_minute,
 )
 
-CHUNK = 128  # jobs whose minutes are kept together
-RING = 320  # minutes; more than ever are open at a time, see `MetricStore`
+CHUNK = 128  # jobs whose minutes are stored in one row
+RING = 320  # minutes; more than are ever unsealed, see `MetricStore`
 
 
 class RecentMinutes:
-    """The newest minutes of every job, a ring per job and metric."""
+    """Cache of the newest minutes of every job: a ring buffer per job and metric."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, Codes] = {}
         self._lock = threading.Lock()
-        self._first: int | None = None  # from where on it knows all that was recorded
+        self._first: int | None = None  # the cache is complete from this minute on
         self._newest = -1
 
     @property
     def newest(self) -> int:
-        """The last minute it knows of; -1: none."""
+        """The last minute in the cache; -1: none."""
         return self._newest
 
     @property
     def first(self) -> int | None:
-        """The first minute it can answer for; None: it knows nothing."""
+        """The first minute in the cache; None: it is empty."""
         return self._first
 
     def begin(self, minute: int) -> None:
-        """Forget everything; from this minute on all will be told."""
+        """Clear the cache; all minutes from this one on will be put."""
         with self._lock:
             self._chunks.clear()
             self._first, self._newest = minute, minute - 1
@@ -78,52 +78,52 @@ class RecentMinutes:
         with self._lock:
             if self._first is None or not self._first <= minute <= self._newest:
                 return
-            kept = self._chunks.get(chunk)
-            if kept is None:
-                # Zeroes, of which the machine gives real memory only where something is written.
-                kept = self._chunks[chunk] = np.zeros((CHUNK, len(METRICS), RING), np.uint16)
-            kept[slots[:, None], columns[None, :], minute % RING] = codes
+            ring = self._chunks.get(chunk)
+            if ring is None:
+                # The operating system allocates pages of zeroes only when they are written.
+                ring = self._chunks[chunk] = np.zeros((CHUNK, len(METRICS), RING), np.uint16)
+            ring[slots[:, None], columns[None, :], minute % RING] = codes
 
     def advance(self, minute: int) -> None:
-        """Make room for a minute: what was there a whole ring before is forgotten."""
+        """Make room for a minute, which overwrites the oldest one."""
         with self._lock:
             if self._first is None or minute < self._first or minute - self._newest >= RING:
-                # The clock went far back or far ahead: what is here fits no range that anybody asks for.
+                # The clock was set far back or ahead: the cached minutes are of no use.
                 self._chunks.clear()
                 self._first, self._newest = minute, minute
                 return
             for passed in range(self._newest + 1, minute + 1):
-                for kept in self._chunks.values():
-                    kept[:, :, passed % RING] = 0
+                for ring in self._chunks.values():
+                    ring[:, :, passed % RING] = 0
             if minute > self._newest:
                 self._newest = minute
                 self._first = max(self._first, minute - RING + 1)
 
     def cut(self, minute: int) -> None:
-        """Forget what lies behind a minute: the clock was set back."""
+        """Delete all minutes after this one: the clock was set back."""
         with self._lock:
             if self._first is None or minute >= self._newest:
                 return
             for later in range(max(minute + 1, self._newest - RING + 1), self._newest + 1):
-                for kept in self._chunks.values():
-                    kept[:, :, later % RING] = 0
+                for ring in self._chunks.values():
+                    ring[:, :, later % RING] = 0
             self._newest = minute
             self._first = min(self._first, minute + 1)
 
     def forget(self, number: int) -> None:
-        """A job is gone."""
+        """Delete a removed job's minutes."""
         with self._lock:
-            kept = self._chunks.get(number // CHUNK)
-            if kept is not None:
-                kept[number % CHUNK] = 0
+            ring = self._chunks.get(number // CHUNK)
+            if ring is not None:
+                ring[number % CHUNK] = 0
 
     def has(self, number: int) -> bool:
-        """Whether anything of a job is here."""
-        kept = self._chunks.get(number // CHUNK)
-        return kept is not None and bool(kept[number % CHUNK].any())
+        """Whether the cache has any value of a job."""
+        ring = self._chunks.get(number // CHUNK)
+        return ring is not None and bool(ring[number % CHUNK].any())
 
     def read(self, numbers: Sequence[int], columns: Sequence[int], first: int, minutes: int) -> Codes:
-        """`codes[job, metric, minute]`; unknown where this does not know."""
+        """`codes[job, metric, minute]`; UNKNOWN for minutes outside the cache."""
         found = np.zeros((len(numbers), len(columns), minutes), np.uint16)
         by_chunk: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
@@ -137,10 +137,10 @@ class RecentMinutes:
                 return found
             times, target = np.arange(start, stop) % RING, slice(start - first, stop - first)
             for chunk, members in by_chunk.items():
-                kept = self._chunks.get(chunk)
-                if kept is not None:
+                ring = self._chunks.get(chunk)
+                if ring is not None:
                     slots = np.array([numbers[place] % CHUNK for place in members], np.intp)
-                    found[members, :, target] = kept[slots[:, None], wanted[None, :]][:, :, times]
+                    found[members, :, target] = ring[slots[:, None], wanted[None, :]][:, :, times]
         return found
 
 
@@ -148,7 +148,7 @@ log = structlog.get_logger(__name__)
 
 KEEP_DAYS = 14
 SEAL_EVERY = 240  # minutes
-OPEN_MIN = 60  # minutes that are never sealed: a clock that is set back a little rewrites them
+OPEN_MIN = 60  # newest minutes that are never sealed: they are rewritten if the clock is set back a little
 COUNTER = "metric_names"
 JOB, METRIC = "job", "metric"
 
@@ -190,32 +190,32 @@ class _Part:
     minute: int
     chunk: int
     slots: NDArray[np.intp]
-    used: NDArray[np.intp]  # which of METRICS
+    used: NDArray[np.intp]  # indexes in METRICS
     codes: Codes
 
     def row(self, columns: Mapping[str, int]) -> dict[str, Any]:
         order = list(METRICS)
-        kept = [columns[order[place]] for place in self.used]
-        packed = pack_minute(self.slots.tolist(), kept, self.codes)
+        numbers = [columns[order[place]] for place in self.used]
+        packed = pack_minute(self.slots.tolist(), numbers, self.codes)
         return {"minute": self.minute, "chunk": self.chunk, "points": packed}
 
 
 class MetricStore:
-    """Per-minute numbers of jobs. Any number of instances may read; one records at a time. Thread-safe."""
+    """Per-minute metrics of jobs. Any number of instances may read; one records at a time. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database, self._lock = database, threading.RLock()
         self.recent = RecentMinutes()
         self._numbers: dict[str, int] = {}
-        self._columns: dict[str, int] = {}  # of metrics, in the database
-        self._told_to = -1  # the newest minute read or written
-        self._swept: tuple[int, int] = (-1, 0)  # the day that is swept, and from which chunk on
+        self._columns: dict[str, int] = {}  # numbers of metrics in the database
+        self._synced_to = -1  # the newest minute read or written
+        self._swept: tuple[int, int] = (-1, 0)  # the day of the current sweep, and its next chunk
         self.refresh()
 
     # -- writing ----------------------------------------------------------------------------------------
 
     def put(self, *minutes: Minute) -> None:
-        """Record minutes of all jobs, in one transaction. Again: the last word counts where it knows."""
+        """Record minutes of all jobs in one transaction. Known values of a minute replace older ones."""
         with self._lock:
             with self._database.transaction() as connection:
                 names = list(dict.fromkeys(job for minute in minutes for job in minute.jobs))
@@ -223,7 +223,7 @@ class MetricStore:
                 columns = _named(connection, METRIC, tuple(METRICS), self._columns)
                 parts = [part for minute in minutes for part in self._parts(minute, known)]
                 first = min(minute.minute for minute in minutes)
-                # What was said of these before, and of later ones by a clock that was ahead, is void.
+                # Replace these minutes, and later ones written with a clock that was ahead.
                 connection.execute(sa.delete(MINUTES).where(MINUTES.c.minute >= first))
                 upsert(connection, MINUTES, [part.row(columns) for part in parts], replace=("points",))
             self._numbers, self._columns = known, columns
@@ -232,10 +232,10 @@ class MetricStore:
                 self.recent.advance(minute.minute)
             for part in parts:
                 self.recent.put(part.minute, part.chunk, part.slots, part.used, part.codes)
-            self._told_to = minutes[-1].minute
+            self._synced_to = minutes[-1].minute
 
     def _parts(self, minute: Minute, known: Mapping[str, int]) -> Iterator[_Part]:
-        """A minute by chunks of jobs. What it does not know stays as it was said before."""
+        """Split a minute into chunks of jobs. Unknown values stay as recorded before."""
         codes = encode(minute.values, BITS)
         numbers = np.array([known[job] for job in minute.jobs], np.intp)
         if minute.minute <= self.recent.newest:
@@ -247,7 +247,7 @@ class MetricStore:
             yield _Part(minute.minute, chunk, slots, used, codes[members[:, None], used[None, :]])
 
     def seal(self, now_minute: int) -> bool:
-        """Pack the minutes of one chunk of jobs that are old enough. False: nothing was left to seal."""
+        """Pack the old minutes of one chunk of jobs. False: nothing to seal."""
         before = (now_minute - OPEN_MIN) // SEAL_EVERY * SEAL_EVERY
         with self._database.reading() as connection:
             oldest = connection.execute(
@@ -275,7 +275,7 @@ class MetricStore:
     def _day_blocks(
         self, day: int, chunk: int, rows: Sequence[tuple[int, bytes]]
     ) -> Iterator[dict[str, object]]:
-        """The blocks of one day of one chunk with these minutes put in."""
+        """The blocks of one day and chunk, updated with these minutes."""
         gathered: dict[tuple[int, int], Codes] = {}
         parts = [
             (minute % DAY, *found)
@@ -284,22 +284,22 @@ class MetricStore:
         ]
         metrics = sorted({int(column) for _, _, columns, _ in parts for column in columns})
         whole = np.zeros((CHUNK, len(metrics), DAY), np.uint16)
-        is_told = np.zeros((CHUNK, DAY), np.bool_)
+        is_recorded = np.zeros((CHUNK, DAY), np.bool_)
         for place, slots, columns, codes in parts:
             whole[slots[:, None], np.searchsorted(metrics, columns)[None, :], place] = codes
-            is_told[slots, place] = True
-        for slot in np.flatnonzero(is_told.any(axis=1)):
+            is_recorded[slots, place] = True
+        for slot in np.flatnonzero(is_recorded.any(axis=1)):
             for index, metric in enumerate(metrics):
                 if whole[slot, index].any():
                     gathered[chunk * CHUNK + int(slot), metric] = whole[slot, index]
         old = self._readable_blocks(list(gathered), day)
         for (job, metric), codes in gathered.items():
             if (job, metric) in old:
-                codes = np.where(is_told[job % CHUNK], codes, old[job, metric])
+                codes = np.where(is_recorded[job % CHUNK], codes, old[job, metric])
             yield {"job": job, "metric": metric, "day": day, "points": pack(codes)}
 
     def _readable_blocks(self, keys: Sequence[tuple[int, int]], day: int) -> dict[tuple[int, int], Codes]:
-        """One day of some jobs and metrics; a damaged block is lost, and keeps no other from being sealed."""
+        """One day of some jobs and metrics; damaged blocks are dropped, so that the others can be sealed."""
         try:
             return {key: codes[0] for key, (_, codes) in self._read_blocks(keys, day, day).items()}
         except CorruptData as error:
@@ -309,7 +309,7 @@ class MetricStore:
         return {key: codes for one in keys for key, codes in self._readable_blocks([one], day).items()}
 
     def sweep(self, now_minute: int) -> bool:
-        """Delete what is older than two weeks, of one chunk of jobs. False: nothing was left to do today."""
+        """Delete minutes older than two weeks of one chunk of jobs. False: nothing left to do today."""
         today = now_minute // DAY
         if self._swept[0] != today:
             self._swept = (today, 0)
@@ -340,17 +340,17 @@ class MetricStore:
     # -- reading ----------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Learn what was recorded by others, or before this life."""
+        """Read minutes that other instances recorded, or this one before its restart."""
         with self._lock:
             with self._database.reading() as connection:
                 newest = connection.execute(sa.select(sa.func.max(MINUTES.c.minute))).scalar()
-                if newest is None or newest == self._told_to:
+                if newest is None or newest == self._synced_to:
                     return
-                is_news = MINUTES.c.minute > self._told_to
-                oldest = connection.execute(sa.select(sa.func.min(MINUTES.c.minute)).where(is_news)).scalar()
+                is_new = MINUTES.c.minute > self._synced_to
+                oldest = connection.execute(sa.select(sa.func.min(MINUTES.c.minute)).where(is_new)).scalar()
                 names = connection.execute(sa.select(NAMES.c.kind, NAMES.c.name, NAMES.c.number)).all()
-                # After a gap, or when a clock was set back, all of it: what is missing here may be sealed.
-                since = self._told_to if oldest == self._told_to + 1 else -1
+                # After a gap or a clock set back read all minutes: those in between may be sealed by now.
+                since = self._synced_to if oldest == self._synced_to + 1 else -1
                 rows = connection.execute(
                     sa.select(MINUTES.c.minute, MINUTES.c.chunk, MINUTES.c.points)
                     .where(MINUTES.c.minute > since)
@@ -361,7 +361,7 @@ class MetricStore:
             if since < 0:
                 self.recent.begin(int(rows[0][0]))
             self._take_in(rows)
-            self._told_to = int(rows[-1][0])
+            self._synced_to = int(rows[-1][0])
 
     def _take_in(self, rows: Sequence[Any]) -> None:
         own = {self._columns[name]: place for place, name in enumerate(METRICS) if name in self._columns}
@@ -376,11 +376,11 @@ class MetricStore:
             self.recent.put(int(minute), int(chunk), slots, here, codes[:, known])
 
     def knows(self, job: str) -> bool:
-        """Whether anything was ever recorded of a job, and not swept since."""
+        """Whether the store has metrics of a job."""
         return job in self._numbers
 
     def codes(self, jobs: Sequence[str], metrics: Sequence[str], first: int, minutes: int) -> Codes:
-        """`codes[job, metric, minute]`. What is not known, of whatever reason, is unknown."""
+        """`codes[job, metric, minute]`; missing ones are UNKNOWN."""
         numbers = [self._numbers.get(job, -1) for job in jobs]
         begin = self.recent.first
         found = self.recent.read(numbers, [COLUMNS[name] for name in metrics], first, minutes)
@@ -408,7 +408,7 @@ class MetricStore:
     def _read_blocks(
         self, keys: Sequence[tuple[int, int]], first_day: int, last_day: int
     ) -> dict[tuple[int, int], tuple[NDArray[np.intp], Codes]]:
-        """By job and metric: which days there are, and their codes, a row per day."""
+        """By job and metric: the stored days, and their codes, a row per day."""
         if not keys:
             return {}
         span = {"first_day": first_day, "last_day": last_day}
@@ -423,7 +423,7 @@ class MetricStore:
 
 
 def _unpacked(minute: int, points: bytes) -> tuple[NDArray[np.intp], NDArray[np.intp], Codes] | None:
-    """A minute of a chunk; one that is damaged is unknown, and must not keep others from being read."""
+    """Unpack a minute of a chunk; None if it is damaged, so that the others can be read."""
     try:
         return unpack_minute(points)
     except CorruptData as error:
@@ -432,7 +432,7 @@ def _unpacked(minute: int, points: bytes) -> tuple[NDArray[np.intp], NDArray[np.
 
 
 def _by_chunk(numbers: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Which of these lie in each chunk."""
+    """The indexes of the numbers in each chunk."""
     chunks = numbers // CHUNK
     for chunk in np.unique(chunks):
         yield int(chunk), np.flatnonzero(chunks == chunk)
@@ -441,7 +441,7 @@ def _by_chunk(numbers: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]
 def _named(
     connection: sa.Connection, kind: str, names: Sequence[str], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """The numbers of all names of a kind; those that have none get the next ones, which nobody ever had."""
+    """The numbers of all names of a kind; new names get numbers that were never used before."""
     if all(name in known for name in names):
         return dict(known)
     found = connection.execute(sa.select(NAMES.c.name, NAMES.c.number).where(NAMES.c.kind == kind))
@@ -455,14 +455,14 @@ def _named(
     return numbers
 
 
-WAITING_MAX = 60  # minutes that wait for a store that is away
+WAITING_MAX = 60  # minutes buffered while the store is unavailable
 
 
 class MetricRecorder:
-    """Looks at the reports of all tasks; writes when a minute is over. One instance records at a time."""
+    """Aggregates the reports of all tasks and writes each ended minute. One instance records at a time."""
 
     def __init__(self, store: MetricStore) -> None:
-        self._store, self._book = store, MinuteBook()
+        self._store, self._book = store, MinuteAggregator()
         self._waiting: deque[Minute] = deque(maxlen=WAITING_MAX)
         self._is_recording = False
 
@@ -472,26 +472,26 @@ class MetricRecorder:
         task_counts: Mapping[str, tuple[int, int]],
         reports: Mapping[str, Sequence[TaskReport]],
     ) -> None:
-        """One look. What cannot be written now is written with the next one."""
+        """Add reports and write ended minutes. After a failed write the next tick tries again."""
         if not self._is_recording:
             self._store.refresh()  # another instance may have recorded until now
             self._is_recording = True
         self._append(self._book.observe(now_ms, task_counts, reports))
         self._write()
-        # One piece at a time: other writes must not wait for this.
+        # One chunk per tick, so that other writes do not wait for long.
         minute = now_ms // MINUTE_MS
         if not self._store.seal(minute):
             self._store.sweep(minute)
 
     def stand_by(self) -> None:
-        """Another instance records: follow what it writes."""
+        """Another instance records: read what it writes."""
         if self._is_recording:
-            self._book, self._is_recording = MinuteBook(), False
+            self._book, self._is_recording = MinuteAggregator(), False
             self._waiting.clear()
         self._store.refresh()
 
     def stop(self) -> None:
-        """Write the open minute as far as it is known: a restart within it may know the rest."""
+        """Write the open minute so far; after a quick restart the rest is added."""
         self._append(self._book.close() if self._is_recording else None)
         try:
             self._write()

@@ -1,8 +1,8 @@
-"""How a job's load lies on its tasks: even, on stragglers, or skewed (StreamOps 5.2 and 5.3). Pure.
+"""How a job's load is spread over its tasks: even, with stragglers, or skewed (StreamOps 5.2 and 5.3). Pure.
 
-Both have tasks that are busier than their peers. A straggler does no more work than they do, so its place is
-slow; a task with skewed input does more, so its keys are hot. Work is what a task reads; a batch counts when
-it is over, so of a task that is busy and has read nothing yet it is what arrives for it.
+Stragglers and skewed tasks are both busier than their peers. A straggler processes no more records than they
+do, so its host is slow; a skewed task processes more, so its keys are hot. A batch is counted when it ends:
+for a busy task that has read nothing yet the arrival rate is used.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from statistics import median
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.policies.facts import TaskFacts
 
-# A normal distribution's standard deviation is so many times its median absolute deviation.
+# Standard deviation over median absolute deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
-TASKS_MIN = 3  # of two nobody can say which is the odd one
-# However alike the others are: nobody is odd for less of its time, nor for what noise of ten per cent does.
+TASKS_MIN = 3  # with two tasks it is not known which one is the outlier
+# Smaller differences of the busy share are noise, however equal the other tasks are.
 BUSY_SPREAD_MIN = 0.03
 BUSY_RATIO_MIN = 1.25
-RATE_SIMILAR = 1.2  # up to so many times the others' rate is no more work than theirs
+RATE_SIMILAR = 1.2  # up to this factor a task's rate counts as equal to its peers'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Even:
-    """No task stands out."""
+    """No task is an outlier."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """It cannot be told."""
+    """Not known, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddTask:
-    """A task that is busier than its peers."""
+    """An outlier: a task that is busier than its peers."""
 
     task: TaskFacts
     busy: float
@@ -49,7 +49,7 @@ class OddTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uneven:
-    """Some tasks are busier: those that do no more work, and those that do."""
+    """Some tasks are busier: stragglers process no more records than their peers, skewed tasks do."""
 
     stragglers: tuple[OddTask, ...]
     skewed: tuple[OddTask, ...]
@@ -58,18 +58,18 @@ class Uneven:
 
 
 def robust_z(values: Sequence[float], *, spread_min: float) -> list[float]:
-    """How far each lies from the median, in standard deviations that a few odd ones do not widen."""
+    """Distance of each value from the median, in standard deviations estimated without the outliers."""
     middle = median(values)
     sigma = max(MAD_TO_SIGMA * median([abs(value - middle) for value in values]), spread_min)
     return [(value - middle) / sigma for value in values]
 
 
 def judge_balance(tasks: Sequence[TaskFacts], *, z_min: float = 3.5) -> Even | Uneven | Unknown:
-    """Compare a job's tasks with each other by their useful time and their rate."""
+    """Compare a job's tasks by their busy share and their rate."""
     busy = [task.busy for task in tasks if task.busy is not None]
     rate = [task.rate for task in tasks if task.rate is not None]
     if len(busy) < len(tasks) or len(rate) < len(tasks) or any(task.state != "running" for task in tasks):
-        return Unknown(reason=f"not known how busy: {', '.join(_silent(tasks)[:5])}")
+        return Unknown(reason=f"busy share or rate not reported: {', '.join(_unreported(tasks)[:5])}")
     if len(tasks) < TASKS_MIN:
         return Unknown(reason=f"{len(tasks)} tasks are too few to compare")
     # Plain lists: a job has few tasks, and to make arrays of them takes longer than to sort them.
@@ -92,30 +92,30 @@ def _work(task: TaskFacts, rate: float) -> float:
     return task.arrival if rate == 0 and task.arrival is not None else rate
 
 
-def _silent(tasks: Sequence[TaskFacts]) -> list[str]:
+def _unreported(tasks: Sequence[TaskFacts]) -> list[str]:
     return sorted(
         task.task_id for task in tasks if task.state != "running" or task.busy is None or task.rate is None
     )
 
 
-WAIT_S = 30.0  # longer than turns of many tasks take, however busy the container is
+WAIT_S = 30.0  # longer than the normal wait for a slot in a busy container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starved:
-    """A task that waits for a slot, and the job that holds most of its container's slots."""
+    """A task that waits for a slot, and the job that uses most of its container's slots."""
 
     job: str
     task_id: str
     container: str
     wait_s: float
-    by: str  # "": nobody says that it holds one
-    slots: float  # that `by` held lately, on the average
-    user_share: float  # of these, in its own code
+    by: str  # "": no task reports a slot in use
+    slots: float  # slots that `by` uses, recent average
+    user_share: float  # share of them that runs its own code
 
 
 def starved_tasks(reports: Iterable[tuple[str, TaskReport]]) -> tuple[Starved, ...]:
-    """From what containers say, (container, report) each; those that wait longest first."""
+    """Starved tasks among these (container, report); the longest wait first."""
     known = list(reports)
     held: dict[str, dict[str, tuple[float, float]]] = {}
     for container, task in known:
@@ -143,10 +143,10 @@ def starved_tasks(reports: Iterable[tuple[str, TaskReport]]) -> tuple[Starved, .
     return tuple(sorted(found, key=lambda one: (-one.wait_s, one.task_id)))
 
 
-def told(starved: Starved) -> str:
-    """One sentence for people: who waits, and for whom."""
+def describe_starved(starved: Starved) -> str:
+    """One sentence: which task waits, and which job uses the slots."""
     start = f"{starved.task_id} has waited {starved.wait_s:.0f} s for a slot of {starved.container}"
     if not starved.by:
-        return f"{start}, and no task says that it holds one"
+        return f"{start}; no task reports that it uses one"
     code = f", {starved.user_share:.0%} of it in its own code" if starved.user_share >= 0.5 else ""
-    return f"{start}: {starved.by} holds {starved.slots:.1f} of its slots{code}"
+    return f"{start}: {starved.by} uses {starved.slots:.1f} of its slots{code}"

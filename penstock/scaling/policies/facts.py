@@ -1,6 +1,6 @@
-"""What a policy is shown of one job: its config, its numbers by the minute, its tasks now. Pure.
+"""The input of a policy: one job's config, its metrics by the minute, and its tasks now. Pure.
 
-A number that nobody reported is None: unknown is not zero.
+A metric that was not reported is None: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.fleet.messages import TaskReport
 from penstock.jobs.config import JobConfig
 from penstock.scaling.metrics.frames import Frame
 
-# Of the first that a report has. A task of a plain process has no rate.
+# Field of `TaskFacts` -> metrics of a task report; the first that is reported is used.
 _REPORTED: Mapping[str, tuple[str, ...]] = {
     "busy": ("busy",),
     "rate": ("processed_rate",),
@@ -36,26 +36,26 @@ _REPORTED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """One task as it was last seen."""
+    """One task, as its container last reported it."""
 
     task_id: str
     container: str
     host: str = ""
     state: str = "running"
-    busy: float | None = None  # useful share of its time
+    busy: float | None = None  # share of its time spent on batches
     rate: float | None = None  # records read per second
-    arrival: float | None = None  # records per second that came for it, read or not
+    arrival: float | None = None  # records per second that arrive for it, read or not
     lag_records: float | None = None
     lag_s: float | None = None
     cpu: float | None = None
     memory_mb: float | None = None
     batch_ms: float | None = None
-    late: float | None = None  # records so far that came behind the watermark
-    bad: float | None = None  # records so far that could not be worked on
+    late: float | None = None  # total of records behind the watermark
+    bad: float | None = None  # total of records that could not be processed
     records: float | None = None
-    slot_wait_s: float | None = None  # for how long its batch waits for a slot of its session
-    slots_held: float | None = None  # of its session's slots, on the average lately
-    slots_user: float | None = None  # of these, in the job's own code
+    slot_wait_s: float | None = None  # how long its batch has waited for a slot of its Spark session
+    slots_held: float | None = None  # slots of its session in use, recent average
+    slots_user: float | None = None  # of these, slots that run the job's own code
     user_ms_per_record: float | None = None
     restarts: int = 0
     error: str = ""
@@ -63,26 +63,26 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """One job at one moment. `frame` has the metrics that the policy declared, no others."""
+    """One job at one moment. `frame` has only the metrics that the policy declared."""
 
     job: str
     at_ms: Millis
-    config: JobConfig  # what runs, whole
+    config: JobConfig  # the running config
     task_count: int
     frame: Frame
     tasks: tuple[TaskFacts, ...] = ()
-    is_settled: bool = True  # no change is under way
-    oncall: frozenset[str] = field(default_factory=frozenset)  # paths that a person has set
-    containers: frozenset[str] = field(default_factory=frozenset)  # those that may take its tasks
-    user_update_ms: Millis | None = None  # when its owner last changed it
+    is_settled: bool = True  # no change of the job is in progress
+    oncall: frozenset[str] = field(default_factory=frozenset)  # config paths set in the oncall layer
+    containers: frozenset[str] = field(default_factory=frozenset)  # containers that may run its tasks
+    user_update_ms: Millis | None = None  # time of its owner's last change
 
     @property
     def task_count_max(self) -> int:
-        """More tasks than this it cannot have."""
+        """The largest task count that the job may have."""
         return min(self.config.task_count_max, self.config.partitions)
 
     def last(self, metric: str) -> float | None:
-        """The newest minute's number; None if it is not known."""
+        """The metric's value in the newest minute; None if it is not known."""
         points = self.frame.values.get(metric)
         if points is None or not len(points):
             return None
@@ -93,7 +93,7 @@ class JobFacts:
 def task_facts(
     reports: Iterable[tuple[str, TaskReport]], hosts: Mapping[str, str] | None = None
 ) -> tuple[TaskFacts, ...]:
-    """Tasks from what containers said of them, (container, report) each."""
+    """Convert task reports, given as (container, report)."""
     found = []
     for container, report in reports:
         numbers = {name: _first(report.metrics, names) for name, names in _REPORTED.items()}
@@ -114,7 +114,7 @@ def task_facts(
 def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None:
     for name in names:
         value = metrics.get(name)
-        # A number that cannot be is not known.
+        # Negative and infinite values are treated as unknown.
         if value is not None and isfinite(value) and value >= 0:
             return float(value)
     return None

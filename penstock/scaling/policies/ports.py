@@ -1,4 +1,4 @@
-"""What the policy service needs of the fleet, the store and whoever is told. Pure: protocols and values."""
+"""Interfaces of the policy service: the fleet, the record store, the alerts. Pure: protocols and values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.core.text import make_known
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.facts import JobFacts
 from penstock.scaling.policies.policy import Action, RaiseAlert
-from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals
+from penstock.scaling.policies.round import FleetState, PolicyRecord, RoundJob, Signals
 
-make_known(JobRecord)
+make_known(PolicyRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedJob:
-    """A job as the service sees it."""
+    """A job with all that a round needs."""
 
     round_job: RoundJob
     settings: Mapping[str, Mapping[str, Any]]  # `policies` of its config
@@ -29,60 +29,60 @@ class ManagedJob:
 
 
 class ManagedJobs(Protocol):
-    """The fleet, as the service needs it. `facts` is called beside the round."""
+    """The fleet, as the service needs it. `facts` is called from worker threads."""
 
     def names(self) -> Sequence[str]:
-        """Every job that runs."""
+        """All running jobs."""
 
     def job(self, name: str) -> ManagedJob | None:
-        """One of them; None: no longer there."""
+        """One running job; None if it does not run any more."""
 
     def jobs(self, names: Sequence[str]) -> Mapping[str, ManagedJob]:
-        """Those of these that are still there, by name."""
+        """Those of these jobs that still run, by name."""
 
     def facts(
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
     ) -> JobFacts | NoFrame:
-        """What a policy is shown, or why nothing can be (I20)."""
+        """The facts for a policy, or why there are none (I20)."""
 
     def fleet(self) -> FleetState:
-        """What the fleet allows now."""
+        """The fleet's limits, and how much of them is in use."""
 
     def apply(self, name: str, policy: str, action: Action, *, expected_version: int, reason: str) -> None:
-        """Do it; PenstockError if it cannot be done now."""
+        """Apply an action; PenstockError if it cannot be applied now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What is to be remembered of a job if its version is still this one, and its word to the journal."""
+class RecordUpdate:
+    """A compare-and-set of a job's record: stored with its journal entry if the version still matches."""
 
     job: str
-    record: JobRecord
+    record: PolicyRecord
     version: int
     entry: Entry | None = None
 
 
-class Records(Protocol):
-    """What is remembered between rounds."""
+class PolicyRecords(Protocol):
+    """The store of policy records."""
 
-    def load(self, job: str) -> tuple[JobRecord, int]:
+    def load(self, job: str) -> tuple[PolicyRecord, int]:
         """The record and its version; an empty one has version 0."""
 
-    def load_all(self, jobs: Sequence[str]) -> Mapping[str, tuple[JobRecord, int] | CorruptData]:
-        """The same of many, by job; where one is damaged, what is to be said of it."""
+    def load_all(self, jobs: Sequence[str]) -> Mapping[str, tuple[PolicyRecord, int] | CorruptData]:
+        """The same for many jobs; CorruptData in place of a record that is damaged."""
 
-    def save(self, job: str, record: JobRecord, version: int) -> bool:
-        """Keep it if the version is still this one; False: somebody else served the job meanwhile."""
+    def save(self, job: str, record: PolicyRecord, version: int) -> bool:
+        """Store the record if the version is still this one; False if another instance changed it."""
 
-    def keep(self, kept: Sequence[Kept]) -> frozenset[str]:
-        """Many at once, each by its own version; returns the jobs that somebody else served meanwhile."""
+    def save_all(self, updates: Sequence[RecordUpdate]) -> frozenset[str]:
+        """Store many, each if its version still matches; returns the jobs that another instance changed."""
 
 
 class AlertSink(Protocol):
-    """Who is told. Levels: every call says all there is to say of these sources."""
+    """Receives alerts. A call has all alerts of its sources: those that are missing have ended."""
 
     def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
-        """By policy that had its say: its alerts now."""
+        """`alerts`: by policy that ran, its alerts now."""
 
     def report_all(self, seen: Mapping[str, Mapping[str, tuple[RaiseAlert, ...]]], now_ms: Millis) -> None:
-        """The same of many jobs, by job."""
+        """The same for many jobs, by job."""

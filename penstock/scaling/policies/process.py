@@ -1,6 +1,6 @@
-"""Users' own policies: each in a process of its own, which is ended when it takes too long.
+"""User-defined policies: each runs in its own process, which is killed on timeout.
 
-The control plane never imports user code. What a policy can do to it is to give no answer.
+The control plane never imports user code. The worst that a policy can do to it is to give no answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MINUTES_MAX = 14 * 24 * 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a policy says of itself before it is asked."""
+    """What a policy's class declares."""
 
     priority: int
     metrics: tuple[str, ...]
@@ -42,21 +42,21 @@ class Declared:
 
 
 class Runnable(Protocol):
-    """One policy."""
+    """A policy that can be run, built in or in a process."""
 
     @property
     def name(self) -> str:
-        """As jobs call it in `policies`."""
+        """Its name in `policies` of a job's config."""
 
     def declare(self) -> Declared | Broken:
-        """What it reads."""
+        """The metrics that it reads, and its priority."""
 
     def run(self, facts: JobFacts, settings: Mapping[str, Any]) -> Verdict | Broken:
-        """Its verdict. `settings` is what the job says of it."""
+        """Its verdict. `settings` are those in the job's config."""
 
 
-class OwnPolicy:
-    """A policy of Penstock itself, in this process."""
+class BuiltInPolicy:
+    """A policy of Penstock itself; it runs in this process."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -75,7 +75,7 @@ class OwnPolicy:
 
 
 def run_policy(policy: Policy, facts: JobFacts, settings: Mapping[str, Any]) -> Verdict | Broken:
-    """Read the settings, then the three steps."""
+    """Parse the settings, then run the three steps."""
     try:
         read = read_settings(policy.settings, policy.name, settings)
     except ConfigError as error:
@@ -84,7 +84,7 @@ def run_policy(policy: Policy, facts: JobFacts, settings: Mapping[str, Any]) -> 
 
 
 def declared_by(policy: Policy) -> Declared:
-    """What a policy's class says."""
+    """What a policy's class declares."""
     return Declared(
         priority=policy.priority,
         metrics=tuple(policy.metrics),
@@ -94,36 +94,38 @@ def declared_by(policy: Policy) -> Declared:
 
 
 def find_misdeclared(policy: Policy) -> str:
-    """What is wrong with a policy's class; "" if nothing is."""
+    """What is wrong with a policy's class; "" if it is valid."""
     if not isinstance(policy.name, str) or not policy.name.isidentifier():
-        return f"its name {policy.name!r} is not a plain word"
+        return f"its name {policy.name!r} must be letters, digits and underscores, and not start with a digit"
     if not isinstance(policy.priority, int) or not -1000 <= policy.priority <= 1000:
-        return f"its priority {policy.priority!r} is not -1000 to 1000"
+        return f"its priority {policy.priority!r} must be an integer from -1000 to 1000"
     if not isinstance(policy.minutes, int) or not 1 <= policy.minutes <= MINUTES_MAX:
-        return f"its minutes {policy.minutes!r} are not 1 to {MINUTES_MAX}"
+        return f"its minutes {policy.minutes!r} must be an integer from 1 to {MINUTES_MAX}"
     named = (*policy.metrics, *policy.if_known)
     if len({*named}) < len(named):
         return "it names a metric twice"
     unknown = sorted(name for name in named if name not in METRICS)
-    return f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}" if unknown else ""
+    return (
+        f"it names unknown metrics: {', '.join(unknown)}; known are {', '.join(METRICS)}" if unknown else ""
+    )
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at one job; without facts: what the policy declares."""
+class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to a policy's process: run on these facts; without facts: send the declaration."""
 
     facts: dict[str, Any] | None = None
     settings: dict[str, Any] = {}
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one that fits the question."""
+class PolicyReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The response: a declaration or a verdict."""
 
     declared: Declared | None = None
     verdict: Verdict | Broken | None = None
 
 
 def facts_to_json(facts: JobFacts) -> dict[str, Any]:
-    """Plain values; a number that is not known is null."""
+    """Facts as JSON values; an unknown number is null."""
     found = {name: getattr(facts, name) for name in facts.__slots__ if name not in ("frame", "tasks")}
     frame = facts.frame
     values = {
@@ -141,7 +143,7 @@ def facts_to_json(facts: JobFacts) -> dict[str, Any]:
 
 
 def facts_from_json(raw: dict[str, Any]) -> JobFacts:
-    """The facts again."""
+    """The reverse of `facts_to_json`."""
     frame = raw["frame"]
     values = {
         name: np.array([np.nan if value is None else value for value in points], dtype=np.float64)
@@ -162,14 +164,14 @@ def facts_from_json(raw: dict[str, Any]) -> JobFacts:
 
 HOST = "penstock.policy_host"
 REPLY_BYTES_MAX = 2**20
-# What it needs to find Python's modules; nothing else of our environment is its business.
+# The environment variables that a policy's process gets: enough to find Python's modules, no secrets.
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "HOME")
-# Each thread of NumPy's would take a part of the memory that a policy may have.
+# Each NumPy thread would use up part of the process's memory limit.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class ProcessPolicy:
-    """One policy of one package. One question at a time; a process that fails to answer is ended."""
+    """One policy of one package. One request at a time; a process that fails to answer is killed."""
 
     def __init__(
         self,
@@ -193,11 +195,11 @@ class ProcessPolicy:
         return self._name
 
     def declare(self) -> Declared | Broken:
-        with self._turn() as is_mine:
-            if not is_mine:
-                return self._crowded()
+        with self._locked() as is_locked:
+            if not is_locked:
+                return self._busy()
             if self._declared is None:
-                answer = self._ask(Ask(), self._start_ms)
+                answer = self._ask(PolicyRequest(), self._start_ms)
                 if isinstance(answer, Broken):
                     return answer
                 if answer.declared is None:
@@ -208,19 +210,23 @@ class ProcessPolicy:
             return self._declared
 
     def run(self, facts: JobFacts, settings: Mapping[str, Any]) -> Verdict | Broken:
-        with self._turn() as is_mine:
-            if not is_mine:
-                return self._crowded()
-            # A process that was ended is started first, which takes longer than an answer.
-            start = None if self._is_up() else self._ask(Ask(), self._start_ms)
+        with self._locked() as is_locked:
+            if not is_locked:
+                return self._busy()
+            # A process that was killed is started first: a start has a longer timeout than an answer.
+            start = None if self._is_up() else self._ask(PolicyRequest(), self._start_ms)
             if isinstance(start, Broken):
                 return start
-            answer = self._ask(Ask(facts=facts_to_json(facts), settings=dict(settings)), self._budget_ms)
+            answer = self._ask(
+                PolicyRequest(facts=facts_to_json(facts), settings=dict(settings)), self._budget_ms
+            )
         if isinstance(answer, Broken):
             return answer
         verdict = answer.verdict
         if verdict is None or verdict.policy != self._name:
-            return self._nonsense(f"it answers as {verdict.policy!r}" if verdict else "no verdict")
+            return self._nonsense(
+                f"its verdict names the policy {verdict.policy!r}" if verdict else "no verdict"
+            )
         problem = "" if isinstance(verdict, Broken) else find_nonsense(verdict, facts)
         return self._nonsense(problem) if problem else verdict
 
@@ -230,17 +236,17 @@ class ProcessPolicy:
             self._end()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[bool]:
-        """One question at a time. False: those before it took all the time that an answer may take."""
-        is_mine = self._lock.acquire(timeout=(self._start_ms + self._budget_ms) / 1000)
+    def _locked(self) -> Iterator[bool]:
+        """Serialize requests. False: the lock was not free within the timeout."""
+        is_locked = self._lock.acquire(timeout=(self._start_ms + self._budget_ms) / 1000)
         try:
-            yield is_mine
+            yield is_locked
         finally:
-            if is_mine:
+            if is_locked:
                 self._lock.release()
 
-    def _crowded(self) -> Broken:
-        return Broken(policy=self._name, how="hung", text="it still answers for other jobs")
+    def _busy(self) -> Broken:
+        return Broken(policy=self._name, how="hung", text="its process is still busy with other jobs")
 
     def _nonsense(self, text: str) -> Broken:
         return Broken(policy=self._name, how="nonsense", text=text)
@@ -248,21 +254,23 @@ class ProcessPolicy:
     def _is_up(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def _ask(self, ask: Ask, limit_ms: Millis) -> Reply | Broken:
+    def _ask(self, request: PolicyRequest, limit_ms: Millis) -> PolicyReply | Broken:
         try:
             if not self._is_up():
                 self._start()
-            line = self._exchange(msgspec.json.encode(ask) + b"\n", limit_ms)
+            line = self._exchange(msgspec.json.encode(request) + b"\n", limit_ms)
         except PenstockError as error:
             return Broken(policy=self._name, how="raised", text=str(error)[:2000])
         except OSError as error:
             self._end()
-            return Broken(policy=self._name, how="raised", text=f"its process cannot be reached: {error}")
+            return Broken(
+                policy=self._name, how="raised", text=f"its process does not take requests: {error}"
+            )
         if isinstance(line, Broken):
             self._end()
             return line
         try:
-            return msgspec.json.decode(line, type=Reply)
+            return msgspec.json.decode(line, type=PolicyReply)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._end()
             return self._nonsense(f"its answer cannot be read: {error}"[:2000])
@@ -281,7 +289,7 @@ class ProcessPolicy:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _exchange(self, line: bytes, limit_ms: Millis) -> bytes | Broken:
-        """Send a line and read one, neither for longer than the limit: it may neither read nor write."""
+        """Send a line and read one, within the timeout: the process may stop reading as well as writing."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         into, out = process.stdin.fileno(), process.stdout.fileno()
@@ -308,7 +316,7 @@ class ProcessPolicy:
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
+            os.killpg(process.pid, signal.SIGKILL)  # and all processes that it started
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -317,14 +325,14 @@ class ProcessPolicy:
 
 
 class UserPolicies:
-    """The policies that jobs bring: one process for each (name, code), started when first asked."""
+    """User-defined policies: one process for each (name, code), started at its first request."""
 
     def __init__(self, folder_of: Callable[[str], Path], clock: Clock, *, budget_ms: Millis) -> None:
         self._folder_of, self._clock, self._budget_ms = folder_of, clock, budget_ms
         self._known: dict[tuple[str, str], ProcessPolicy] = {}
 
     def load(self, name: str, code: str) -> ProcessPolicy:
-        """The policy behind `hash/file:class`, as settings name it."""
+        """The policy for `hash/file:class`, as in the setting `code`."""
         if (name, code) not in self._known:
             hash_, _, rest = code.partition("/")
             entry, _, class_name = rest.rpartition(":")
@@ -339,10 +347,10 @@ class UserPolicies:
         return self._known[name, code]
 
     def stop(self) -> None:
-        """End every process."""
+        """Kill all processes."""
         for policy in self._known.values():
             policy.stop()
         self._known.clear()
 
 
-make_known(Ask, Reply, tuple[TaskFacts, ...])
+make_known(PolicyRequest, PolicyReply, tuple[TaskFacts, ...])

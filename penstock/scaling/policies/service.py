@@ -1,7 +1,7 @@
-"""Runs policies on jobs: looks who is due, asks each beside the round, applies one decision, tells why.
+"""Runs policies on jobs: starts those that are due, collects verdicts, applies one action, journals why.
 
-A policy is somebody else's code: one that raises, hangs or answers nonsense costs its own answer, no other.
-What is remembered of a job lies in the store under a version: any instance may serve it, one at a time.
+Policies are not trusted: one that raises, hangs or returns an invalid value loses its own verdict only.
+A job's record is stored with a version (compare-and-set), so only one instance at a time acts on a job.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.scaling.policies.policy import (
     read_settings,
     split_settings,
 )
-from penstock.scaling.policies.ports import AlertSink, Kept, ManagedJob, ManagedJobs, Records
+from penstock.scaling.policies.ports import AlertSink, ManagedJob, ManagedJobs, PolicyRecords, RecordUpdate
 from penstock.scaling.policies.process import Declared, Runnable
 from penstock.scaling.policies.round import (
-    Apply,
+    Candidate,
+    ChosenAction,
     Due,
-    JobRecord,
-    Rival,
+    PolicyRecord,
     RoundDecision,
     decide_due,
     decide_round,
@@ -47,11 +47,11 @@ Answer = tuple[int, Verdict | Broken]  # priority as declared, verdict
 
 
 @dataclass(slots=True)
-class Look:
-    """What a round knows of one job."""
+class OpenRound:
+    """A round in progress: what is known of the job, and the verdicts so far."""
 
     job: ManagedJob
-    record: JobRecord
+    record: PolicyRecord
     version: int
     began_ms: Millis
     waiting: set[str]
@@ -63,17 +63,17 @@ class Look:
         return {policy: verdict for policy, (_, verdict) in self.answers.items()}
 
 
-def remembered(found: Look, decision: RoundDecision) -> tuple[JobRecord, bool]:
-    """The record after a round, and whether the journal has not heard that before."""
+def updated_record(found: OpenRound, decision: RoundDecision) -> tuple[PolicyRecord, bool]:
+    """The record after a round, and whether the outcome is new and must be journaled."""
     keys, known = keys_of(decision, found.verdicts), found.record.said
-    # Policies are not all asked in every round: what the others last said still stands.
-    kept = {each: key for each, key in known.items() if each in found.settings}
+    # Not every policy runs in every round: the others keep their last outcome.
+    unchanged = {each: key for each, key in known.items() if each in found.settings}
     is_news = any(known.get(each) != key for each, key in keys.items())
-    return msgspec.structs.replace(decision.record, said=kept | keys), is_news
+    return msgspec.structs.replace(decision.record, said=unchanged | keys), is_news
 
 
-def alerts_of(found: Look, decision: RoundDecision) -> dict[str, tuple[RaiseAlert, ...]]:
-    """By policy that had its say, its alerts: none is a word too."""
+def alerts_of(found: OpenRound, decision: RoundDecision) -> dict[str, tuple[RaiseAlert, ...]]:
+    """Alerts by policy that ran. A policy without alerts has an empty tuple, which ends its old ones."""
     alerts: dict[str, tuple[RaiseAlert, ...]] = {policy: () for policy in found.answers}
     for policy, alert in decision.alerts:
         alerts[policy] = (*alerts.get(policy, ()), alert)
@@ -83,7 +83,7 @@ def alerts_of(found: Look, decision: RoundDecision) -> dict[str, tuple[RaiseAler
 def work_of(
     policy: Runnable, jobs: ManagedJobs, name: str, settings: Mapping[str, Any]
 ) -> Callable[[Now], Answer]:
-    """What a policy's answer takes, to be done beside the round."""
+    """The work of one policy on one job, to run in a worker thread."""
 
     def work(now: Now) -> Answer:
         declared = policy.declare()
@@ -99,7 +99,7 @@ def work_of(
 
 
 def answer_of(policy: str, work: Callable[[Now], Answer], now: Now) -> Answer:
-    """The answer, here and now; one that raises is broken."""
+    """Run the policy in this thread; an exception becomes a `Broken` answer."""
     try:
         return work(now)
     except Exception as error:  # a policy raises what it likes
@@ -107,76 +107,82 @@ def answer_of(policy: str, work: Callable[[Now], Answer], now: Now) -> Answer:
 
 
 def priority_of(settings: ControlSettings, declared: int) -> int:
-    """As the job says, or else the policy."""
+    """The priority in the job's settings, or else the policy's own."""
     return declared if settings.priority is None else settings.priority
 
 
 def hung(policy: str, text: str) -> Broken:
-    """It gave no answer in its time."""
+    """The answer for a policy that timed out."""
     return Broken(policy=policy, how="hung", text=text)
 
 
 def key_of(job: str, policy: str) -> str:
-    """Of a policy's work on a job."""
+    """The worker key of a policy's work on a job."""
     return f"{job} {policy}"
 
 
 def parts_of(key: str) -> tuple[str, str]:
-    """Job and policy of such a key."""
+    """Job and policy of a worker key."""
     job, _, policy = key.rpartition(" ")
     return job, policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quiet:
-    """A job to which nothing is done."""
+class RoundResult:
+    """The result of a round that applies no action."""
 
     job: str
-    kept: Kept | None = None  # None: what is remembered of it stands
-    alerts: Mapping[str, tuple[RaiseAlert, ...]] | None = None  # by source that had its say; None: of none
+    update: RecordUpdate | None = None  # None: the record is unchanged
+    alerts: Mapping[str, tuple[RaiseAlert, ...]] | None = None  # by source that ran; None: no source ran
 
 
-def keep_quiet(
-    quiet: Sequence[Quiet], records: Records, alerts: AlertSink, now_ms: Millis
+def save_results(
+    results: Sequence[RoundResult], records: PolicyRecords, alerts: AlertSink, now_ms: Millis
 ) -> dict[str, PenstockError | None]:
-    """Remember and tell; returns the jobs to decide on again: why, or None if others served them."""
+    """Store records and report alerts. Returns the jobs to decide again, with the error, or None if another
+    instance changed their record.
+    """
     try:
-        lost = records.keep([item.kept for item in quiet if item.kept is not None])
-        told = {item.job: item.alerts for item in quiet if item.alerts is not None and item.job not in lost}
-        alerts.report_all(told, now_ms)
+        lost = records.save_all([result.update for result in results if result.update is not None])
+        reported = {
+            result.job: result.alerts
+            for result in results
+            if result.alerts is not None and result.job not in lost
+        }
+        alerts.report_all(reported, now_ms)
     except PenstockError as error:
-        return {item.job: error for item in quiet}
+        return {result.job: error for result in results}
     return dict.fromkeys(lost)
 
 
 log = structlog.get_logger(__name__)
 
-LEAST, ROUNDS = 25, 40  # jobs that begin in one tick, and ticks of a second that all of them take
-TOGETHER = 5  # jobs between rests: each is asked about by several policies
-WRITTEN = 25  # jobs of one transaction
-TRIES = 5  # of a look that somebody asked for, while others write to the job's record
+LEAST, ROUNDS = 25, 40  # rounds started per tick at least; ticks of a second in which all jobs have one
+TOGETHER = 5  # jobs started between two rests
+WRITTEN = 25  # jobs stored in one transaction
+TRIES = 5  # attempts of a requested round while others change the job's record
 SOON_MS: Millis = 1_000
-ROUND_MS: Millis = 60_000  # a policy that has not had its turn by then costs its own answer
+ROUND_MS: Millis = 60_000  # timeout of a round: policies that have not answered by then count as hung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Managed:
-    """What a round that somebody asked for came to."""
+class RequestedRound:
+    """The result of a round that a user requested."""
 
     decision: RoundDecision
     verdicts: Mapping[str, Verdict | Broken]
-    off: tuple[str, ...]  # policies that the job has switched off
-    refused: str = ""  # why what was decided could not be done
+    off: tuple[str, ...]  # policies that are disabled for the job
+    refused: str = ""  # why the chosen action could not be applied
     is_dry: bool = False
 
 
 class PolicyService:
-    """One instance. Ticks come one after another; `manage` may be called beside them."""
+    """The policies of one instance. Ticks must not overlap; `manage` may be called from other threads."""
 
     def __init__(
         self,
         jobs: ManagedJobs,
-        records: Records,
+        records: PolicyRecords,
         alerts: AlertSink,
         journal: Journal,
         policies: Sequence[Runnable],
@@ -185,30 +191,30 @@ class PolicyService:
         load: Callable[[str, str], Runnable] | None = None,
         rest: Rest = no_rest,
     ) -> None:
-        """`rest` is called now and then in a tick, without any lock."""
+        """`rest` is called between slices of a tick, without holding a lock."""
         self._jobs, self._records, self._alerts, self._journal = jobs, records, alerts, journal
         self._policies = {policy.name: policy for policy in policies}
         self._workers, self._load, self._pace = workers, load, RoundPace(rest, size=TOGETHER)
-        self._rounds: dict[str, Look] = {}
+        self._rounds: dict[str, OpenRound] = {}
         self._next_ms: dict[str, Millis] = {}
         self._looked: dict[tuple[str, str], Millis] = {}
         self._asked: set[str] = set()
-        self._managed: set[str] = set()  # jobs that somebody's own look is at
+        self._managed: set[str] = set()  # jobs with a requested round in progress
         self._lock = threading.RLock()
         self.last: dict[str, RoundDecision] = {}
 
     def ask(self, job: str) -> None:
-        """Somebody wants a look at this job with the next tick, whatever the schedule says."""
+        """Run all policies on this job in the next tick, whatever the schedule."""
         self._asked.add(job)
 
     def tick(self, now_ms: Millis) -> None:
-        """One look at who is due, and at what has come back."""
+        """Start the rounds that are due, collect answers, and finish rounds."""
         names = self._jobs.names()
         with self._lock:
             self._forget({*names})
             taken = self._rounds.keys() | self._managed
             due = [name for name in names if name not in taken and self._may_be_due(name, now_ms)]
-            # Whoever was asked for or waits longest is first: nobody is left out when there are too many.
+            # Requested jobs and those that have waited longest come first, so that no job starves.
             due.sort(key=lambda name: (name not in self._asked, self._next_ms.get(name, 0)))
         turn = jobs_per_round(len(names), least=LEAST, rounds=ROUNDS)
         for some in self._pace.slices(due[:turn]):
@@ -220,7 +226,7 @@ class PolicyService:
             self._pace.rest()
 
     def stand_by(self) -> None:
-        """Another instance looks at the jobs: what is open here is given up."""
+        """Another instance is active: drop the rounds in progress."""
         with self._lock:
             self._rounds.clear()
             self._next_ms.clear()
@@ -234,17 +240,17 @@ class PolicyService:
         policy: str | None = None,
         is_dry: bool = False,
         asked_by: str = "",
-    ) -> Managed:
-        """A round on one job now, in the caller's thread. Dry: nothing is done, remembered or told.
+    ) -> RequestedRound:
+        """Run a round on one job now, in the caller's thread. Dry: nothing is applied, stored or reported.
 
-        One that the schedule began is given up for it; a second one of somebody's own is refused.
+        A scheduled round in progress is dropped; a second requested round at the same time is refused.
         """
         with self._lock:
             if name in self._managed:
                 raise Refused(
-                    f"a look at {name} is under way",
-                    why="one at a time looks at a job, and somebody asked before you",
-                    fix="wait a moment, then ask again",
+                    f"policies run on {name} already",
+                    why="only one requested round per job may run at a time",
+                    fix="wait some seconds, then try again",
                 )
             self._managed.add(name)
             self._rounds.pop(name, None)
@@ -254,25 +260,25 @@ class PolicyService:
             with self._lock:
                 self._managed.discard(name)
 
-    def _manage(self, name: str, now: Now, policy: str | None, is_dry: bool, asked_by: str) -> Managed:
+    def _manage(self, name: str, now: Now, policy: str | None, is_dry: bool, asked_by: str) -> RequestedRound:
         job = self._jobs.job(name) if name in self._jobs.names() else None
         if job is None:
             raise Refused(
-                f"{name} does not run",
-                why="policies look at jobs that have tasks",
-                fix=f"`penstock job get {name}` says what it does and what is expected of it",
+                f"the job {name} does not run",
+                why="policies run only on jobs that have tasks",
+                fix=f"see its running and expected state: `penstock job get {name}`",
             )
         chosen, settings, answers = self._due_policies(name, job, True, now())
         if policy is not None and policy not in settings:
             raise NotFound(
-                f"{name} has no policy {policy!r}",
-                why=f"it has {some_of(settings)}",
-                fix=did_you_mean(policy, settings, otherwise="name one of these, or none for all"),
+                f"the job {name} has no policy {policy!r}",
+                why=f"its policies are {some_of(settings)}",
+                fix=did_you_mean(policy, settings, otherwise="name one of these, or no policy to run all"),
             )
         wanted = {policy} if policy is not None else {*settings}
-        found = Look(
+        found = OpenRound(
             job=job,
-            record=JobRecord(),
+            record=PolicyRecord(),
             version=0,
             began_ms=now(),
             waiting=set(),
@@ -285,11 +291,11 @@ class PolicyService:
                 found.answers[runnable.name] = answer_of(runnable.name, work, now)
         off = tuple(sorted(each for each in wanted if not settings[each].enabled))
         for _ in range(TRIES):
-            # Read after policies took their time: the scaler keeps what it knows in the same record.
+            # Read after the policies have run: the scaler writes to the same record meanwhile.
             found.record, found.version = self._records.load(name)
             decision = self._decide(found, now())
             if is_dry:
-                return Managed(decision=decision, verdicts=found.verdicts, off=off, is_dry=True)
+                return RequestedRound(decision=decision, verdicts=found.verdicts, off=off, is_dry=True)
             with self._lock:
                 for each in found.answers:
                     self._looked[name, each] = now()
@@ -298,11 +304,11 @@ class PolicyService:
                 break
         if refused is None:
             raise Refused(
-                f"another control plane looked at {name} at the same time",
-                why="what policies remember of it was written meanwhile, so nothing was done here",
-                fix="ask again in a moment",
+                f"the record of {name} was changed at the same time",
+                why=f"another writer changed it in each of {TRIES} attempts, so nothing was applied",
+                fix="try again in some seconds",
             )
-        return Managed(decision=decision, verdicts=found.verdicts, off=off, refused=refused)
+        return RequestedRound(decision=decision, verdicts=found.verdicts, off=off, refused=refused)
 
     def _may_be_due(self, name: str, now_ms: Millis) -> bool:
         next_ms = self._next_ms.get(name, 0)
@@ -328,12 +334,14 @@ class PolicyService:
                     raise record
                 self._begin(name, job, *record, now_ms=now_ms)
             except StoreUnavailable:
-                raise  # it is away for all of them
-            except PenstockError as error:  # one job whose record is damaged must not stop the rest
-                log.warning("policies cannot look at a job", job=name, error=error.what)
+                raise  # the store is down for all jobs
+            except PenstockError as error:  # a damaged record must not stop the other jobs
+                log.warning("policies cannot run on a job", job=name, error=error.what)
                 self._next_ms[name] = now_ms + 60_000
 
-    def _begin(self, name: str, job: ManagedJob, record: JobRecord, version: int, *, now_ms: Millis) -> None:
+    def _begin(
+        self, name: str, job: ManagedJob, record: PolicyRecord, version: int, *, now_ms: Millis
+    ) -> None:
         asked = name in self._asked
         self._asked.discard(name)
         chosen, settings, answers = self._due_policies(name, job, asked, now_ms)
@@ -341,7 +349,7 @@ class PolicyService:
         self._next_ms[name] = now_ms + min(every_ms, default=60_000)
         if not chosen and not answers:
             return
-        found = Look(
+        found = OpenRound(
             job=job,
             record=record,
             version=version,
@@ -354,7 +362,7 @@ class PolicyService:
         for policy in chosen:
             self._looked[name, policy.name] = now_ms
             if key_of(name, policy.name) in busy:
-                found.answers[policy.name] = 0, hung(policy.name, "its last look has not ended yet")
+                found.answers[policy.name] = 0, hung(policy.name, "its last run has not ended yet")
                 continue
             found.waiting.add(policy.name)
             work = work_of(policy, self._jobs, name, job.settings.get(policy.name, {}))
@@ -387,20 +395,20 @@ class PolicyService:
             return self._policies[name]
         if settings.code is None or self._load is None:
             raise ConfigError(
-                f"there is no policy {name!r}",
-                why=f"there are {', '.join(sorted(self._policies))}, and it names no code of its own",
-                fix=f"take policies.{name} out of the job's config, or say where it is: policies.{name}.code",
+                f"the policy {name!r} does not exist",
+                why=f"it is not built in ({', '.join(sorted(self._policies))}), and has no setting `code`",
+                fix=f"remove policies.{name} from the job's config, or set policies.{name}.code",
             )
         return self._load(name, settings.code)
 
-    # -- what comes back --------------------------------------------------------------------------------
+    # -- answers of policies ----------------------------------------------------------------------------
 
     def _collect(self, now_ms: Millis) -> None:
         for done in self._workers.take_finished():
             job, policy = parts_of(done.key)
             found = self._rounds.get(job)
             if found is None or policy not in found.waiting:
-                continue  # it was given up
+                continue  # the round was dropped
             found.waiting.discard(policy)
             if done.result is not None:
                 found.answers[policy] = done.result
@@ -416,55 +424,57 @@ class PolicyService:
         for found in self._rounds.values():
             if not 0 <= now_ms - found.began_ms < ROUND_MS:
                 for policy in found.waiting:
-                    found.answers[policy] = 0, hung(policy, f"its turn did not come in {ROUND_MS // 1000} s")
+                    found.answers[policy] = 0, hung(policy, f"it was not started within {ROUND_MS // 1000} s")
                 found.waiting.clear()
 
     # -- the end of a round -----------------------------------------------------------------------------
 
     def _end_some(self, now_ms: Millis) -> int:
-        """End some rounds of which all answers are there; returns how many they were."""
+        """Finish some rounds that have all answers; returns how many."""
         with self._lock:
             done = [name for name, found in self._rounds.items() if not found.waiting][:WRITTEN]
-            quiet: list[Quiet] = []
+            results: list[RoundResult] = []
             for name in done:
                 found = self._rounds.pop(name)
                 decision = self._decide(found, now_ms)
                 if decision.apply is None:
-                    quiet.append(self._quiet(name, found, decision, now_ms))
+                    results.append(self._result(name, found, decision, now_ms))
                 else:
                     self._end(name, found, decision, now_ms)
-            for name, error in keep_quiet(quiet, self._records, self._alerts, now_ms).items():
-                self._not_kept(name, error, now_ms)
+            for name, error in save_results(results, self._records, self._alerts, now_ms).items():
+                self._retry_soon(name, error, now_ms)
         return len(done)
 
-    def _end(self, name: str, found: Look, decision: RoundDecision, now_ms: Millis) -> None:
+    def _end(self, name: str, found: OpenRound, decision: RoundDecision, now_ms: Millis) -> None:
         try:
             if self._conclude(name, found, decision, now_ms) is None:
-                self._not_kept(name, None, now_ms)
+                self._retry_soon(name, None, now_ms)
         except PenstockError as error:
-            self._not_kept(name, error, now_ms)
+            self._retry_soon(name, error, now_ms)
 
-    def _not_kept(self, name: str, error: PenstockError | None, now_ms: Millis) -> None:
-        """It is decided again; without an error, because others served the job meanwhile."""
+    def _retry_soon(self, name: str, error: PenstockError | None, now_ms: Millis) -> None:
+        """Run the job's round again soon. No error: another instance changed the job's record."""
         if error is not None:
-            log.warning("a round of policies was not kept", job=name, error=error.what)
+            log.warning("the result of a policy round was not stored", job=name, error=error.what)
         self._next_ms[name] = now_ms + SOON_MS
 
-    def _quiet(
-        self, name: str, found: Look, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
-    ) -> Quiet:
+    def _result(
+        self, name: str, found: OpenRound, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
+    ) -> RoundResult:
         self.last[name] = decision
-        record, is_news = remembered(found, decision)
+        record, is_news = updated_record(found, decision)
         entry: Entry | None = None
         if is_news or asked_by:
             entry = entry_of(name, decision, found.verdicts, refused="", asked_by=asked_by, now_ms=now_ms)
         must_save = record != found.record or bool(asked_by)
-        kept = Kept(job=name, record=record, version=found.version, entry=entry) if must_save else None
-        return Quiet(job=name, kept=kept, alerts=alerts_of(found, decision))
+        update = (
+            RecordUpdate(job=name, record=record, version=found.version, entry=entry) if must_save else None
+        )
+        return RoundResult(job=name, update=update, alerts=alerts_of(found, decision))
 
-    def _decide(self, found: Look, now_ms: Millis) -> RoundDecision:
+    def _decide(self, found: OpenRound, now_ms: Millis) -> RoundDecision:
         rivals = [
-            Rival(
+            Candidate(
                 verdict=verdict,
                 priority=priority_of(found.settings[policy], priority),
                 settings=found.settings[policy],
@@ -474,21 +484,21 @@ class PolicyService:
         return decide_round(rivals, found.job.round_job, found.record, self._jobs.fleet(), now_ms=now_ms)
 
     def _conclude(
-        self, name: str, found: Look, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
+        self, name: str, found: OpenRound, decision: RoundDecision, now_ms: Millis, *, asked_by: str = ""
     ) -> str | None:
-        """Remember, do and tell what was decided; returns why it could not be done, "" if it was.
+        """Store, apply and journal a decision; returns why it could not be applied, "" if it was.
 
-        None: another instance served the job meanwhile, and nothing was done here.
+        None: another instance changed the job's record, and nothing was applied.
         """
         if decision.apply is None:
-            quiet = self._quiet(name, found, decision, now_ms, asked_by=asked_by)
-            lost = keep_quiet([quiet], self._records, self._alerts, now_ms)
+            result = self._result(name, found, decision, now_ms, asked_by=asked_by)
+            lost = save_results([result], self._records, self._alerts, now_ms)
             if (error := lost.get(name)) is not None:
                 raise error
             return None if lost else ""
         self.last[name] = decision
-        record, _ = remembered(found, decision)
-        # Before anything is done: of two instances one saves, and only that one acts.
+        record, _ = updated_record(found, decision)
+        # Before the action: of two instances only one can store the record, and only that one acts.
         if not self._records.save(name, record, found.version):
             return None
         refused = self._apply(name, found, decision.apply, record)
@@ -497,8 +507,8 @@ class PolicyService:
         self._alerts.report(name, alerts_of(found, decision), now_ms)
         return refused
 
-    def _apply(self, name: str, found: Look, apply: Apply, record: JobRecord) -> str:
-        """Do what was decided; returns why it could not be done, "" if it was."""
+    def _apply(self, name: str, found: OpenRound, apply: ChosenAction, record: PolicyRecord) -> str:
+        """Apply an action; returns why it could not be applied, "" if it was."""
         try:
             self._jobs.apply(
                 name,

@@ -1,5 +1,5 @@
-"""The straggler detector: few tasks, busier than their peers for no more work, mostly in the same places, run
-elsewhere (StreamOps 5.2, Algorithm 3). Pure.
+"""The straggler detector: if few tasks are busier than their peers without processing more, and most of them
+are on the same hosts, they are moved elsewhere (StreamOps 5.2, Algorithm 3). Pure.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from penstock.scaling.policies.policy import (
 class StragglerSettings(ControlSettings, frozen=True, kw_only=True):
     """How the straggler detector treats one job."""
 
-    lag_s: Seconds | None = None  # it looks while the job lags more; None: more than its SLO
+    lag_s: Seconds | None = None  # it acts only above this lag; None: above the SLO
     z_min: Annotated[float, Meta(ge=1, le=100)] = 3.5
-    share_max: Share = 0.25  # more tasks than this share are no exceptions
-    places_max: Annotated[int, Meta(ge=1, le=100)] = 2  # so many containers are excluded at most
+    share_max: Share = 0.25  # more tasks than this share are not stragglers but the norm
+    places_max: Annotated[int, Meta(ge=1, le=100)] = 2  # hosts excluded at most
     exclude_minutes: Annotated[int, Meta(ge=1, le=7 * 24 * 60)] = 60
 
 
 class StragglerDetector(Policy):
-    """Excludes the containers that slow a job's tasks down, and moves the tasks."""
+    """Excludes slow containers for a job, and moves its tasks from there."""
 
     name = "stragglers"
-    priority = 60  # before the scaler: more tasks do not mend a slow place
+    priority = 60  # above the scaler: more tasks do not help against a slow host
     metrics = ("lag_s",)
     minutes = 5
     settings = StragglerSettings
 
     def detect(self, facts: JobFacts, settings: StragglerSettings) -> Symptom | None:
-        """It lags."""
+        """The lag is above the limit."""
         limit_s = facts.config.slo.lag_s if settings.lag_s is None else settings.lag_s
         lag_s = facts.last("lag_s")
         if lag_s is None or lag_s < limit_s:
@@ -56,7 +56,7 @@ class StragglerDetector(Policy):
         return Symptom(name="lag", text=f"it lags {lag_s:.0f} s, more than {limit_s:g} s", evidence=evidence)
 
     def diagnose(self, symptom: Symptom, facts: JobFacts, settings: StragglerSettings) -> Cause | None:
-        """Tasks with more load and no more rate than their peers, and few of them."""
+        """Few tasks are busier than their peers at the same rate."""
         found = judge_balance(facts.tasks, z_min=settings.z_min)
         if not isinstance(found, Uneven):
             return None
@@ -64,7 +64,7 @@ class StragglerDetector(Policy):
             hot = found.skewed[0]
             return Cause(
                 name="skew",
-                text=f"{hot.task.task_id} is busier than its peers because it has more to do",
+                text=f"{hot.task.task_id} is busier than its peers because it gets more records (skew)",
                 confidence=0.8,
                 evidence=_evidence(found, hot),
             )
@@ -72,24 +72,24 @@ class StragglerDetector(Policy):
         if len(found.stragglers) > few_max:
             return Cause(
                 name="many_stragglers",
-                text=f"{len(found.stragglers)} of {len(facts.tasks)} tasks do less than their peers: not the "
-                f"fault of a few places, which would be {few_max} at most",
+                text=f"{len(found.stragglers)} of {len(facts.tasks)} tasks do less than their peers: "
+                f"more than the {few_max} that a few slow hosts would explain",
                 confidence=0.5,
                 evidence={"stragglers": len(found.stragglers)},
             )
         worst = found.stragglers[0]
         return Cause(
             name="stragglers",
-            text=f"{_names(found.stragglers)} busy to {worst.busy:.0%} where others are to "
-            f"{found.busy_median:.0%}, at {worst.rate:.0f} records/s where they have {found.rate_median:.0f}",
+            text=f"{_names(found.stragglers)}: {worst.busy:.0%} busy at {worst.rate:.0f} records/s, "
+            f"the other tasks {found.busy_median:.0%} at {found.rate_median:.0f}",
             confidence=0.9 if worst.rate < found.rate_median else 0.7,
             evidence=_evidence(found, worst),
         )
 
     def resolve(self, cause: Cause, facts: JobFacts, settings: StragglerSettings) -> Resolution:
-        """No task of this job where most of its stragglers are."""
+        """Exclude the hosts that have most of the stragglers."""
         if cause.name != "stragglers":
-            return Nothing(reason=f"{cause.text}; moving tasks would not help, see the doctor")
+            return Nothing(reason=f"{cause.text}; moving tasks would not help, see `penstock doctor`")
         found = judge_balance(facts.tasks, z_min=settings.z_min)
         assert isinstance(found, Uneven)
         slow = [odd.task for odd in found.stragglers]
@@ -97,7 +97,7 @@ class StragglerDetector(Policy):
         if not places:
             return RaiseAlert(
                 key="stragglers_spread",
-                text=f"{cause.text}; they are on more than {settings.places_max} containers",
+                text=f"{cause.text}; they are on more than {settings.places_max} hosts, so none is excluded",
                 what_to_do=f"penstock task ls {facts.job}",
                 evidence=cause.evidence,
             )
@@ -105,7 +105,7 @@ class StragglerDetector(Policy):
         if facts.containers <= {*containers}:
             return RaiseAlert(
                 key="stragglers_stay",
-                text=f"{cause.text}; there is no other container for this job",
+                text=f"{cause.text}; no other container can run this job",
                 what_to_do=f"penstock container ls; then penstock task ls {facts.job}",
                 evidence=cause.evidence,
             )
@@ -119,7 +119,7 @@ class StragglerDetector(Policy):
 
 
 def find_places(stragglers: Sequence[TaskFacts], *, places_max: int) -> frozenset[str]:
-    """The fewest machines that hold most of the stragglers; none if they are spread over more."""
+    """The fewest hosts with more than half of the stragglers; none if more than `places_max` are needed."""
     held: frozenset[str] = frozenset()
     count = 0
     by_place = Counter(_place(task) for task in stragglers)
@@ -132,7 +132,7 @@ def find_places(stragglers: Sequence[TaskFacts], *, places_max: int) -> frozense
 
 
 def _place(task: TaskFacts) -> str:
-    """A machine, where it is known: containers on one share its troubles."""
+    """The host, or the container if the host is not known."""
     return task.host or task.container
 
 

@@ -1,7 +1,7 @@
-"""Problems whose cause nobody finds: told with what was ruled out, seldom acted on (Turbine V-D). Pure.
+"""Lag without a known cause: an alert that lists what was ruled out, seldom an action (Turbine V-D). Pure.
 
-A single bad task is moved once: hardware is most often the cause. After its owner's update a busy job gets
-more, which helps most of the time. A dependency that fails gets no more load: it would be down for longer.
+A single bad task is moved once: the cause is mostly hardware. A job that is busy after its owner's update
+gets more tasks, which mostly helps. If a dependency fails the job is not scaled: more load makes it worse.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from penstock.scaling.policies.policy import (
     Symptom,
 )
 
-SURE = 0.7  # a cause below this is a guess
-BUSY_MIN = 0.5  # tasks that are less busy wait for something: more of them would wait too
+SURE = 0.7  # a cause with less confidence is a guess
+BUSY_MIN = 0.5  # less busy tasks wait for something, and more tasks would wait too
 LAG_Z_MIN = 5.0
-HEADLINE = 5  # of what was ruled out, in the alert's text
+HEADLINE = 5  # ruled out causes that the alert's text lists
 
 
 class UntriagedSettings(ControlSettings, frozen=True, kw_only=True):
-    """How untriaged problems of one job are treated."""
+    """How untriaged problems of one job are handled."""
 
-    minutes_min: Annotated[int, Meta(ge=1, le=60)] = 5  # a lag that is shorter is a hiccup
-    more: Annotated[float, Meta(gt=1, le=4)] = 1.5  # so many times its tasks after an update
+    minutes_min: Annotated[int, Meta(ge=1, le=60)] = 5  # a shorter lag is ignored
+    more: Annotated[float, Meta(gt=1, le=4)] = 1.5  # factor of the task count after an update
 
 
-class Untriaged(Policy):
-    """The last one asked: what no other policy explains."""
+class UntriagedPolicy(Policy):
+    """The policy of last resort: handles lag that no other policy explains."""
 
     name = "untriaged"
     priority = -50
-    if_known = METRICS  # what is not known is part of its answer
+    if_known = METRICS  # missing metrics are listed in its verdict
     minutes = MINUTES
     settings = UntriagedSettings
 
     def detect(self, facts: JobFacts, settings: UntriagedSettings) -> Symptom | None:
-        """Over its SLO for minutes on end."""
+        """The lag was over the SLO in each of the last minutes."""
         slo = facts.config.slo.lag_s
         lags = facts.frame.values["lag_s"][-settings.minutes_min :]
-        if len(lags) < settings.minutes_min or not bool(np.all(lags > slo)):  # also when one is not known
+        if len(lags) < settings.minutes_min or not bool(np.all(lags > slo)):  # NaN compares false
             return None
         text = f"it lags {lags[-1]:.0f} s, over its SLO of {slo:g} s for {settings.minutes_min} minutes"
         return Symptom(name="lag", text=text, evidence={"lag_s": float(lags[-1]), "slo_s": slo})
 
     def diagnose(self, symptom: Symptom, facts: JobFacts, settings: UntriagedSettings) -> Cause | None:
-        """What is left when the doctor knows no cause."""
+        """The doctor's cause if it is sure; else a bad task, an update, or unknown."""
         failing = [task for task in facts.tasks if task.error and kind_of(task.error).name == "dependency"]
         if failing:
-            text = f"what {failing[0].task_id} depends on fails: {shortly(failing[0].error)}"
+            text = f"a dependency of {failing[0].task_id} fails: {shortly(failing[0].error)}"
             return Cause(name="dependency", text=text, confidence=0.8, evidence={"tasks": len(failing)})
         examination = examine(patient_of(facts))
         known = [
@@ -80,21 +80,21 @@ class Untriaged(Policy):
             return Cause(name="known", text=known[0].cause[:1000], confidence=known[0].confidence)
         bad = find_bad_task(facts.tasks)
         if bad is not None:
-            text = f"{bad.task_id} alone is behind: {bad.lag_s:.0f} s, for no reason that it shows"
+            text = f"only {bad.task_id} lags, by {bad.lag_s:.0f} s, and it reports no reason"
             evidence: Evidence = {"task": bad.task_id, "container": bad.container, "lag_s": bad.lag_s or 0.0}
             return Cause(name="single_task", text=text, confidence=0.5, evidence=evidence)
         busy = facts.last("busy_mean")
         if is_fresh(patient_of(facts)) and busy is not None and busy >= BUSY_MIN:
-            text = "it lags since its owner changed it, and its tasks are busy"
+            text = "it has lagged since its owner's last change, and its tasks are busy"
             return Cause(name="user_update", text=text, confidence=0.5, evidence={"busy_mean": busy})
         unknown = [rule for rule, _ in examination.not_known]
         text = f"ruled out: {_some(examination.ruled_out)}"
-        text += f"; could not be looked at: {_some(unknown)}" if unknown else ""
+        text += f"; could not be checked: {_some(unknown)}" if unknown else ""
         evidence = {"ruled_out": ", ".join(examination.ruled_out), "not_known": ", ".join(unknown)}
         return Cause(name="unknown", text=text[:2000], confidence=0.1, evidence=evidence)
 
     def resolve(self, cause: Cause, facts: JobFacts, settings: UntriagedSettings) -> Resolution:
-        """Act only where it helps most of the time; otherwise tell."""
+        """Act only where it mostly helps; otherwise raise an alert."""
         match cause.name:
             case "known":
                 return Nothing(reason=f"its cause is known: {cause.text}")
@@ -102,8 +102,9 @@ class Untriaged(Policy):
                 return RaiseAlert(
                     key="dependency",
                     severity="warning",
-                    text=f"{cause.text}; it is not scaled, that would ask more of it",
-                    what_to_do=f'to spare it: penstock job pause {facts.job} --why "its dependency is down"',
+                    text=f"{cause.text}; not scaled, as that would add load to the dependency",
+                    what_to_do="to take load off the dependency: "
+                    f'penstock job pause {facts.job} --why "its dependency is down"',
                     evidence=cause.evidence,
                 )
             case "single_task":
@@ -112,19 +113,19 @@ class Untriaged(Policy):
             case "user_update":
                 wanted = min(facts.task_count_max, ceil(facts.task_count * settings.more))
                 if wanted > facts.task_count:
-                    text = f"{facts.task_count} -> {wanted} tasks, since its owner's change"
+                    text = f"{facts.task_count} -> {wanted} tasks after its owner's change"
                     return ChangeLayer(changes={"task_count": wanted}, text=text)
         return RaiseAlert(
             key="untriaged",
             severity="warning",
-            text=f"nobody knows why it lags; {cause.text}"[:2000],
+            text=f"it lags for an unknown reason; {cause.text}"[:2000],
             what_to_do=f"see its errors: penstock task ls {facts.job}; penstock journal {facts.job}",
             evidence=cause.evidence,
         )
 
 
 def find_bad_task(tasks: tuple[TaskFacts, ...]) -> TaskFacts | None:
-    """The one task that is behind while its peers are not; None if there are several, or too few to say."""
+    """The only task that lags; None if several lag, or there are too few to compare."""
     lags = [task.lag_s for task in tasks if task.lag_s is not None]
     if len(lags) < len(tasks) or len(tasks) < 3:
         return None

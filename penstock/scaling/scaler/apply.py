@@ -1,4 +1,4 @@
-"""From a decision to what is written, told and remembered of it, clamped. Pure."""
+"""From a decision to its config change, journal entry, alerts and record, within all limits. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.jobs.tasks import PARTITION_TASKS
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.policies.policy import ChangeLayer, ControlSettings, RaiseAlert, Symptom, Verdict
 from penstock.scaling.policies.round import (
+    Candidate,
     FleetState,
-    JobRecord,
-    Rival,
+    PolicyRecord,
     RoundDecision,
     RoundJob,
     decide_round,
@@ -27,17 +27,17 @@ from penstock.scaling.scaler.decide import record_applied
 from penstock.scaling.scaler.observation import (
     KINDS,
     TINY,
-    Action,
+    AvailableResources,
     Decision,
     Hold,
-    JobFacts,
+    JobShape,
     Observation,
     Rebalance,
     Remaining,
     Resize,
-    Room,
+    ScalerJobFacts,
     ScalerMemory,
-    Shape,
+    ScalingAction,
     Step,
     TaskResources,
     Untriaged,
@@ -46,26 +46,26 @@ from penstock.scaling.scaler.observation import (
     to_data,
     with_mapping,
 )
-from penstock.scaling.scaler.observe import Capacity, ScalableJob, settings_of
+from penstock.scaling.scaler.observe import ClusterCapacity, ScalableJob, settings_of
 from penstock.scaling.scaler.outcome import GAIN, SAME_INPUT
-from penstock.scaling.scaler.pipeline import Edge
+from penstock.scaling.scaler.pipeline import JobEdge
 from penstock.scaling.scaler.plan_generator import change
 from penstock.scaling.scaler.window import read_window, total
 
 NAME = "scaler"
-PRIORITY = 50  # below the straggler detector: more tasks do not mend a slow place
-# Batches that end within their trigger can still become larger: busy time alone is no need below this.
+PRIORITY = 50  # below the straggler detector: more tasks do not help against a slow host
+# Batches shorter than their trigger can still grow: below this busy time alone is no reason to scale up.
 BUSY_FULL = 0.95
 MORE_THAN_BUSY = 0.1
-# Cpu and memory alone are given back after so long: it restarts every task.
+# Cpu and memory alone are reduced only after this time, since it restarts every task.
 RESOURCES_AFTER_MIN = 60
-# These follow a change that the journal has anyway.
-NOT_TOLD = frozenset({"plan", "settle"})
+# Bounds that follow a change which is journaled itself.
+NOT_JOURNALED = frozenset({"plan", "settle"})
 _NUMBERS = re.compile(r"[-+]?\d[\d.,e+\-]*%?")
 
 
 def temper(decision: Decision, observation: Observation) -> Decision:
-    """What minutes alone cannot tell of tasks that work in batches, and of tasks that fail."""
+    """Correct a decision for what per-minute metrics cannot show: batches, and tasks that fail."""
     match decision:
         case Hold(bound="metrics"):
             return _failing(decision, observation)
@@ -77,7 +77,7 @@ def temper(decision: Decision, observation: Observation) -> Decision:
 
 
 def _failing(held: Hold, observation: Observation) -> Decision:
-    """Tasks that fail so often that nothing is known of their rates: told, and never scaled."""
+    """Tasks fail so often that their rates are not known: raise an alert, and do not scale."""
     frame, window_min = observation.frame, observation.settings.window_min
     if not isinstance(frame, Frame):
         return held
@@ -93,7 +93,7 @@ def _failing(held: Hold, observation: Observation) -> Decision:
 
 
 def _before_lag(decision: Resize, observation: Observation) -> Decision:
-    """More before there is lag, where busy time is all there is to show for it."""
+    """Hold a step up that only busy time asks for while there is no lag."""
     inputs, job = decision.inputs, observation.job
     lag_s, used, busy = inputs.get("lag_s", 0.0), inputs.get("used", 0.0), inputs.get("busy_mean", 0.0)
     fewest = job.limits.task_count_min
@@ -102,7 +102,7 @@ def _before_lag(decision: Resize, observation: Observation) -> Decision:
         return decision
     if busy < BUSY_FULL and used < busy + MORE_THAN_BUSY:
         return Hold(
-            reason=f"{busy:.0%} busy and without lag: its batches still fit between its triggers",
+            reason=f"{busy:.0%} busy without lag: its batches are still shorter than the trigger interval",
             bound="no lag",
             formula=decision.formula,
             inputs=inputs,
@@ -112,7 +112,7 @@ def _before_lag(decision: Resize, observation: Observation) -> Decision:
     minutes = observation.now_ms // MINUTE_MS - last.at_minute if last is not None else None
     if last is not None and minutes is not None and 0 <= minutes < observation.settings.observe_min:
         return Hold(
-            reason=f"{used:.0%} used, without lag; it was changed {minutes} min ago",
+            reason=f"{used:.0%} used without lag, and its last change was only {minutes} min ago",
             bound="no lag",
             formula=decision.formula,
             inputs=inputs,
@@ -121,11 +121,11 @@ def _before_lag(decision: Resize, observation: Observation) -> Decision:
     return decision
 
 
-def unless_watched(decision: Step, observation: Observation, pending: Action | None) -> Decision:
-    """More, unless the last step up is still watched and shows no gain: first it must be seen to help."""
+def unless_pending(decision: Step, observation: Observation, pending: ScalingAction | None) -> Decision:
+    """Hold a step up while the last one is not judged yet and shows no gain."""
     job = observation.job
     if isinstance(decision, Rebalance):
-        return _unless_dealt(decision, observation, pending)
+        return _unless_just_changed(decision, observation, pending)
     window = read_window(observation)
     if (
         decision.direction != "up"
@@ -135,10 +135,10 @@ def unless_watched(decision: Step, observation: Observation, pending: Action | N
     ):
         return decision
     minutes = observation.now_ms // MINUTE_MS - pending.at_minute
-    quiet_min = observation.settings.judge_after_min + observation.settings.settle_min
-    if pending.is_rebalance and 0 <= minutes < quiet_min and not window.lag_grows:
+    wait_min = observation.settings.judge_after_min + observation.settings.settle_min
+    if pending.is_rebalance and 0 <= minutes < wait_min and not window.lag_grows:
         return Hold(
-            reason=f"{decision.reason}; but partitions were dealt anew {minutes} min ago, "
+            reason=f"{decision.reason}; but partitions were rebalanced {minutes} min ago, "
             "and the lag does not grow",
             bound="outcome",
             formula=decision.formula,
@@ -162,15 +162,17 @@ def unless_watched(decision: Step, observation: Observation, pending: Action | N
     )
 
 
-def _unless_dealt(decision: Rebalance, observation: Observation, pending: Action | None) -> Decision:
-    """Partitions dealt anew, unless the last change is too young to tell what came of it."""
+def _unless_just_changed(
+    decision: Rebalance, observation: Observation, pending: ScalingAction | None
+) -> Decision:
+    """Hold a rebalance while it is too early to judge the last change."""
     settings = observation.settings
     minutes = None if pending is None else observation.now_ms // MINUTE_MS - pending.at_minute
-    quiet_min = settings.judge_after_min + settings.settle_min
-    if decision.direction == "undo" or minutes is None or not 0 <= minutes < quiet_min:
+    wait_min = settings.judge_after_min + settings.settle_min
+    if decision.direction == "undo" or minutes is None or not 0 <= minutes < wait_min:
         return decision
     return Hold(
-        reason=f"{decision.reason}; but it was changed {minutes} min ago, what came of it shows later",
+        reason=f"{decision.reason}; but its last change was {minutes} min ago, too early to judge its effect",
         bound="outcome",
         formula=decision.formula,
         inputs=decision.inputs,
@@ -178,7 +180,7 @@ def _unless_dealt(decision: Rebalance, observation: Observation, pending: Action
     )
 
 
-def _slots(shape: Shape, job: JobFacts) -> float:
+def _slots(shape: JobShape, job: ScalerJobFacts) -> float:
     return parallel(shape.task_count, shape.task.threads, job.partitions)
 
 
@@ -189,7 +191,7 @@ def _resources_alone(decision: Resize, observation: Observation) -> Decision:
     if not same or minutes >= RESOURCES_AFTER_MIN:
         return decision
     return Hold(
-        reason=f"less cpu or memory was enough for {minutes} of {RESOURCES_AFTER_MIN} min",
+        reason=f"less cpu or memory has been enough for {minutes} of the required {RESOURCES_AFTER_MIN} min",
         bound="resources alone",
         formula=decision.formula,
         inputs=decision.inputs,
@@ -197,11 +199,11 @@ def _resources_alone(decision: Resize, observation: Observation) -> Decision:
     )
 
 
-# --- what is written
+# --- the config change
 
 
-def fit(decision: Step, job: ScalableJob) -> Shape:
-    """A shape as it can be written: whole megabytes, at least what isolation needs, a person keeps theirs."""
+def fit(decision: Step, job: ScalableJob) -> JobShape:
+    """The shape as it can be written: rounded, at least the minimum of isolation, oncall's fields kept."""
     now = job.shape
     if isinstance(decision, Rebalance):
         return now if PARTITION_TASKS in job.oncall else with_mapping(now, decision.mapping)
@@ -217,13 +219,13 @@ def fit(decision: Step, job: ScalableJob) -> Shape:
         if _is_set(f"resources.{kind}", job.oncall):
             resources[kind] = getattr(now.task, kind)
     threads = now.task.threads if "threads" in job.oncall else shape.task.threads
-    # Who said which task reads what said how many tasks there are.
-    is_theirs = "task_count" in job.oncall or PARTITION_TASKS in job.oncall
-    task_count = now.task_count if is_theirs else shape.task_count
-    return Shape(
+    # A mapping set by oncall also fixes the number of tasks.
+    is_fixed = "task_count" in job.oncall or PARTITION_TASKS in job.oncall
+    task_count = now.task_count if is_fixed else shape.task_count
+    return JobShape(
         task_count=task_count,
         task=TaskResources(threads=threads, **resources),
-        # Another number of tasks is dealt evenly, unless it is one that was there before.
+        # With another number of tasks the mapping is even, unless an undo restores an old one.
         mapping=now.mapping if task_count == now.task_count else shape.mapping,
     )
 
@@ -232,8 +234,8 @@ def _is_set(path: str, oncall: frozenset[str]) -> bool:
     return any(path == own or path.startswith(f"{own}.") for own in oncall)
 
 
-def changes_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
-    """What the scaler layer must say for it: only what differs. None takes a field back."""
+def changes_of(job: ScalableJob, after: JobShape) -> dict[str, Any]:
+    """The scaler layer's changes for a shape: only fields that differ. None removes a field."""
     now, changes = job.shape, dict[str, Any]()
     if now.task_count != after.task_count:
         changes["task_count"] = after.task_count
@@ -244,80 +246,82 @@ def changes_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
         for kind in KINDS
         if (value := getattr(after.task, kind)) != getattr(now.task, kind)
     }
-    return changes | ({"resources": resources} if resources else {}) | _deal_of(job, after)
+    return changes | ({"resources": resources} if resources else {}) | _mapping_change(job, after)
 
 
-def _deal_of(job: ScalableJob, after: Shape) -> dict[str, Any]:
-    """A deal is for one number of tasks: with another, the layer says nothing of it."""
+def _mapping_change(job: ScalableJob, after: JobShape) -> dict[str, Any]:
+    """The change of the partition mapping, which holds for one number of tasks only."""
     if (after.task_count, after.mapping) == (job.shape.task_count, job.shape.mapping):
         return {}
     if after.mapping is not None:
         return {PARTITION_TASKS: [*after.mapping]}
     if PARTITION_TASKS in job.layer:
         return {PARTITION_TASKS: None}
-    if after.task_count == job.shape.task_count:  # another layer says it: the even deal, said aloud
+    if (
+        after.task_count == job.shape.task_count
+    ):  # another layer sets a mapping: write the even one explicitly
         return {PARTITION_TASKS: [*mapping_of(after, job.config.partitions)]}
     return {}
 
 
 def one_decision(
     decision: Step,
-    applied: Shape,
+    applied: JobShape,
     job: ScalableJob,
-    record: JobRecord,
+    record: PolicyRecord,
     fleet: FleetState,
     *,
     advice_only: bool,
     now_ms: Millis,
 ) -> RoundDecision:
-    """The rule that all policies share, with the scaler as the one that wants something.
+    """Apply the rules of policy rounds, with the scaler as the only candidate.
 
-    What it did before and still watches does not hold it: it judges its own actions.
+    The scaler's own open action does not hold it: it judges its actions itself.
     """
     changes = changes_of(job, applied)
     text = change(job.shape, applied)
-    why = decision.reason.removesuffix(text).rstrip(":; ")  # the action says what changes
-    bounds = f"; held by {', '.join(decision.bounds)}" if decision.bounds else ""
+    why = decision.reason.removesuffix(text).rstrip(":; ")  # the action's text has the change
+    bounds = f"; limited by {', '.join(decision.bounds)}" if decision.bounds else ""
     verdict = Verdict(
         policy=NAME,
         symptom=Symptom(name=decision.direction, text=f"{why}{bounds}"[:2000]),
         resolution=ChangeLayer(changes=changes, text=text),
     )
     settings = ControlSettings(
-        advice_only=advice_only, cooldown_s=0, check_after_s=_watched_s(decision, job.shape, applied)
+        advice_only=advice_only, cooldown_s=0, check_after_s=_check_after_s(decision, job.shape, applied)
     )
-    rival = Rival(verdict=verdict, priority=PRIORITY, settings=settings)
+    rival = Candidate(verdict=verdict, priority=PRIORITY, settings=settings)
     round_job = RoundJob(
         name=job.name, config=job.config, layer=job.layer, is_settled=job.is_settled, oncall=job.oncall
     )
     return decide_round([rival], round_job, without_own(record), fleet, now_ms=now_ms)
 
 
-def _watched_s(decision: Step, before: Shape, after: Shape) -> float:
+def _check_after_s(decision: Step, before: JobShape, after: JobShape) -> float:
     grows = after.task_count * after.task.threads > before.task_count * before.task.threads
     is_soon = grows or isinstance(decision, Rebalance)
     return 0.0 if decision.direction == "undo" else 600.0 if is_soon else 3600.0
 
 
-def without_own(record: JobRecord) -> JobRecord:
-    """The record as if the scaler watched nothing."""
+def without_own(record: PolicyRecord) -> PolicyRecord:
+    """The record without the scaler's open action."""
     if record.open is None or record.open.policy != NAME:
         return record
     return with_part(record, open=None)
 
 
-def with_part(record: JobRecord, **news: Any) -> JobRecord:
-    """The record with other parts."""
-    return JobRecord(**({name: getattr(record, name) for name in JobRecord.__struct_fields__} | news))
+def with_part(record: PolicyRecord, **news: Any) -> PolicyRecord:
+    """The record with some fields replaced."""
+    return PolicyRecord(**({name: getattr(record, name) for name in PolicyRecord.__struct_fields__} | news))
 
 
-def action_of(decision: Step, applied: Shape, observation: Observation) -> Action:
-    """What to remember of it. Without rates nothing was expected, and nothing is judged."""
+def action_of(decision: Step, applied: JobShape, observation: Observation) -> ScalingAction:
+    """The action to store. Without rates there is no expectation, and it is not judged."""
     action = record_applied(decision, applied, observation)
     if action is not None:
         return action
     job = observation.job
-    return Action(
+    return ScalingAction(
         at_minute=observation.now_ms // MINUTE_MS,
         before=job.shape,
         after=applied,
@@ -329,11 +333,11 @@ def action_of(decision: Step, applied: Shape, observation: Observation) -> Actio
     )
 
 
-# --- what is told
+# --- journal and alerts
 
 
 def key_of(decision: Decision) -> str:
-    """Tells one reason from another, whatever its numbers."""
+    """Identifies a decision by its reason without numbers, so that repeats are not journaled."""
     kind = type(decision).__name__.lower()
     bound = decision.bound if isinstance(decision, Hold) else ""
     words = _NUMBERS.sub("#", decision.reason.partition(" (")[0]) if bound in ("", "metrics") else bound
@@ -347,16 +351,16 @@ def alerts_of(
     errors: Sequence[str],
     now_ms: Millis,
 ) -> tuple[RaiseAlert, ...]:
-    """All that somebody has to look at now: levels, not events."""
+    """All alerts that hold now: levels, not events."""
     found = []
     if isinstance(decision, Untriaged):
-        said = f": {errors[0]}" if errors else ""
+        error = f": {errors[0]}" if errors else ""
         ruled_out = f"; ruled out: {', '.join(decision.ruled_out)}" if decision.ruled_out else ""
         found.append(
             RaiseAlert(
                 key="not_scaled",
-                text=f"{decision.reason}{said}{ruled_out}; it is not scaled"[:2000],
-                what_to_do="see its errors: penstock task ls JOB; what the doctor says: penstock doctor JOB",
+                text=f"{decision.reason}{error}{ruled_out}; the job is not scaled"[:2000],
+                what_to_do="see its errors: penstock task ls JOB; find the cause: penstock doctor JOB",
                 evidence=_evidence(decision.inputs),
             )
         )
@@ -370,7 +374,7 @@ def alerts_of(
                     key=f"action_{action.outcome}",
                     text=f"{change(action.before, action.after)}: "
                     + ("this did not help" if action.outcome == "ineffective" else "this broke the SLO")
-                    + "; it was taken back",
+                    + "; it was undone",
                 )
             )
             break
@@ -385,12 +389,12 @@ ACTOR = "autoscaler"
 _SCALED = ("task_count", "threads", "resources", "partition_tasks")
 
 
-class Turn:
-    """What the jobs of one round have between them."""
+class RoundContext:
+    """What all jobs of a round share: capacity left, fleet limits, task reports, the time."""
 
     def __init__(
         self,
-        capacity: Capacity,
+        capacity: ClusterCapacity,
         fleet: FleetState,
         reports: Mapping[str, Sequence[TaskReport]],
         now_ms: Millis,
@@ -399,48 +403,52 @@ class Turn:
 
     @property
     def remaining(self) -> Remaining:
-        """What is left after those that were first."""
+        """What the jobs served before have left."""
         return Remaining(room=self.capacity.remaining, privileged_only=self.capacity.privileged_only)
 
-    def short_of(self, job: ScalableJob, shape: Shape) -> str:
-        """Of which resource too little is left for a shape; "": of none."""
+    def short_of(self, job: ScalableJob, shape: JobShape) -> str:
+        """The resource that is too scarce for a shape; "" if it fits."""
         for kind in KINDS:
             more = shape.total(kind) - job.shape.total(kind)
             if more > 0 and more > getattr(self.capacity.remaining, kind) + TINY:
                 return kind
         return ""
 
-    def spend(self, job: ScalableJob, shape: Shape) -> None:
-        """A job got a shape."""
+    def spend(self, job: ScalableJob, shape: JobShape) -> None:
+        """Deduct the resources of a shape that a job got."""
         left = {
             kind: getattr(self.capacity.remaining, kind) - max(0.0, shape.total(kind) - job.shape.total(kind))
             for kind in KINDS
         }
-        self.capacity = replace(self.capacity, remaining=Room(**left))
+        self.capacity = replace(self.capacity, remaining=AvailableResources(**left))
         if (shape.task_count, shape.mapping) != (job.task_count, job.shape.mapping):
             self.fleet = replace(self.fleet, rescales_running=self.fleet.rescales_running + 1)
 
 
 def resolve(
-    job: ScalableJob, decision: Step, record: JobRecord, turn: Turn
-) -> tuple[Decision, Shape | None, JobRecord]:
-    """The decision as it can be carried out now and the record of it, or why it is not."""
+    job: ScalableJob, decision: Step, record: PolicyRecord, context: RoundContext
+) -> tuple[Decision, JobShape | None, PolicyRecord]:
+    """The decision and shape as they are applied, and the new record; or a Hold with the reason."""
     applied = fit(decision, job)
     if not changes_of(job, applied):
         theirs = ", ".join(sorted(path for path in job.oncall if path.partition(".")[0] in _SCALED))
         if not theirs:
-            return _held(decision, "but as it can be written it is so already", "shape"), None, record
-        return _held(decision, f"but oncall set {theirs}", f"oncall: {theirs}"), None, record
-    if short := turn.short_of(job, applied):
+            return (
+                _held(decision, "but rounded to what can be written it changes nothing", "shape"),
+                None,
+                record,
+            )
+        return _held(decision, f"but the oncall layer sets {theirs}", f"oncall: {theirs}"), None, record
+    if short := context.short_of(job, applied):
         return _held(decision, f"but not enough {short} is left", f"capacity: {short}"), None, record
     advice_only = job.config.scaler.advice_only
     outcome = one_decision(
-        decision, applied, job, record, turn.fleet, advice_only=advice_only, now_ms=turn.now_ms
+        decision, applied, job, record, context.fleet, advice_only=advice_only, now_ms=context.now_ms
     )
     if outcome.apply is None:
-        said = outcome.said[-1]
-        bound = f"{said.outcome}: {said.reason.rpartition(': ')[2]}"
-        return _held(decision, f"{said.outcome}: {said.reason}", bound), None, record
+        last = outcome.outcomes[-1]
+        bound = f"{last.outcome}: {last.reason.rpartition(': ')[2]}"
+        return _held(decision, f"{last.outcome}: {last.reason}", bound), None, record
     return replace(decision, reason=outcome.apply.reason), applied, outcome.record
 
 
@@ -454,15 +462,15 @@ def _held(decision: Step, why: str, bound: str) -> Hold:
     )
 
 
-def edges_of(jobs: Iterable[ScalableJob]) -> list[Edge]:
-    """Which of these jobs feeds which: one writes what the other reads."""
+def edges_of(jobs: Iterable[ScalableJob]) -> list[JobEdge]:
+    """Edges between these jobs: one writes a category that the other reads."""
     members = [*jobs]
     writers: dict[str, list[str]] = {}
     for job in members:
         for output in job.config.outputs:
             writers.setdefault(output.category, []).append(job.name)
     return [
-        Edge(above=above, below=job.name)
+        JobEdge(above=above, below=job.name)
         for job in members
         for source in job.config.inputs
         for above in writers.get(source.category, ())
@@ -470,8 +478,8 @@ def edges_of(jobs: Iterable[ScalableJob]) -> list[Edge]:
     ]
 
 
-def entry_of(job: ScalableJob, decision: Decision, applied: Shape | None, now_ms: Millis) -> Entry:
-    """A decision for the journal: inputs, formula, bounds, reason."""
+def entry_of(job: ScalableJob, decision: Decision, applied: JobShape | None, now_ms: Millis) -> Entry:
+    """The journal entry of a decision: reason, formula, inputs, bounds."""
     data = to_data(decision) | {"generation": settings_of(job.config.scaler).generation}
     done = "nothing" if isinstance(decision, Hold) else type(decision).__name__.lower()
     if applied is not None and isinstance(decision, Resize | Rebalance):

@@ -1,8 +1,7 @@
-"""The auto scaler as a service: looks at every job, decides, writes the scaler layer, checks what came of it.
+"""The auto scaler as a service: observes every job, decides, writes the scaler layer, checks the effect.
 
-By minutes for all jobs, whole pipelines together; in seconds for those that are behind. What it does is kept
-in the job's record before it is done, under the version that all policies share: of two that would act, one
-does.
+All jobs are decided by the minute, pipeline by pipeline; jobs with lag also by the second. An action is
+stored in the job's record before it is applied. Policies compare-and-set the same record: only one acts.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from penstock.core.workers import Rest, RoundPace, jobs_per_round, no_rest
 from penstock.fleet.messages import TaskReport, shortly
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
-from penstock.scaling.policies.ports import AlertSink, Kept, Records
-from penstock.scaling.policies.round import FleetState, JobRecord, forget_action
-from penstock.scaling.policies.service import Quiet, keep_quiet
+from penstock.scaling.policies.ports import AlertSink, PolicyRecords, RecordUpdate
+from penstock.scaling.policies.round import FleetState, PolicyRecord, forget_action
+from penstock.scaling.policies.service import RoundResult, save_results
 from penstock.scaling.scaler.apply import (
     NAME,
-    NOT_TOLD,
-    Turn,
+    NOT_JOURNALED,
+    RoundContext,
     action_of,
     alerts_of,
     changes_of,
@@ -35,7 +34,7 @@ from penstock.scaling.scaler.apply import (
     key_of,
     resolve,
     temper,
-    unless_watched,
+    unless_pending,
     with_part,
     without_own,
 )
@@ -43,13 +42,20 @@ from penstock.scaling.scaler.decide import LookBack, decide
 from penstock.scaling.scaler.observation import (
     Decision,
     Hold,
+    JobShape,
     Observation,
     Rebalance,
     Resize,
     ScalerMemory,
-    Shape,
 )
-from penstock.scaling.scaler.observe import Capacity, ScalableJob, SecondsBook, hasten, minutes_of, observe
+from penstock.scaling.scaler.observe import (
+    ClusterCapacity,
+    ScalableJob,
+    SecondsAggregator,
+    hasten,
+    minutes_of,
+    observe,
+)
 from penstock.scaling.scaler.observe import settings_of as scaler_settings_of
 from penstock.scaling.scaler.pattern import History
 from penstock.scaling.scaler.pipeline import decide_pipeline
@@ -57,36 +63,36 @@ from penstock.scaling.scaler.pipeline import decide_pipeline
 Reports = Mapping[str, Sequence[TaskReport]]
 
 
-class JobLayer(Protocol):
-    """Jobs, tasks and containers, as the scaler needs them."""
+class ScalableJobs(Protocol):
+    """Jobs, tasks and containers: the scaler's interface to the control plane."""
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
-        """By job that has tasks: its generation, and how many they are."""
+        """By job that has tasks: its generation and its number of tasks."""
 
     def task_reports(self) -> Reports:
-        """What tasks say now, by job."""
+        """The newest task reports, by job."""
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
-        """Those of these jobs that could be scaled."""
+        """Those of these jobs that can be scaled."""
 
-    def capacity(self) -> Capacity:
-        """What a container has, and what is left of all."""
+    def capacity(self) -> ClusterCapacity:
+        """Resources of one container, and what is left in the cluster."""
 
     def fleet(self) -> FleetState:
-        """What the whole fleet allows now."""
+        """The fleet's limits, and how much of them is in use."""
 
     def patch(self, job: str, changes: Mapping[str, Any], *, expected_version: int, reason: str) -> None:
-        """Write the scaler layer; VersionConflict if somebody wrote since."""
+        """Write the scaler layer; VersionConflict if it was written since."""
 
 
-class Minutes(Protocol):
+class MinuteMetrics(Protocol):
     """The metrics store, as the scaler needs it."""
 
     def newest(self) -> int:
         """The newest minute recorded; -1: none."""
 
     def frames(self, jobs: Sequence[str], minutes: int, *, now_ms: Millis) -> Mapping[str, Frame | NoFrame]:
-        """What a decision may look at, of many jobs."""
+        """The minutes that decisions need, of many jobs."""
 
     def history(self, job: str, *, now_ms: Millis) -> History | NoFrame:
         """The last 14 days."""
@@ -95,58 +101,60 @@ class Minutes(Protocol):
 log = structlog.get_logger(__name__)
 
 NEVER: tuple[Millis, int] = (-MINUTE_MS, -1)
-LEAST, ROUNDS = 50, 30  # jobs that a round looks at by minutes, and rounds of a second that all of them take
-RESTART_MAX_MS: Millis = 900_000  # what takes longer is not the restart alone
-FAILED_MS: Millis = 60_000  # so long after a failure what seconds show may be what it left behind
+LEAST, ROUNDS = 50, 30  # jobs decided per round at least; rounds of a second in which all jobs are decided
+RESTART_MAX_MS: Millis = 900_000  # a longer gap is not counted as a restart
+FAILED_MS: Millis = 60_000  # for this time after a failure a job is not decided by the second
 
 _ByMinutes = tuple[Observation, Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """A decision of which nothing is done, with what is remembered and told of it."""
+class _Unchanged:
+    """A decision that changes nothing, with its record and alerts to store."""
 
-    quiet: Quiet
-    may_be_over: bool  # others write to the record too: what held it may be over with the next look
+    result: RoundResult
+    was_held: bool  # by a rule that may not apply any more in the next round: read the record again
 
 
 class AutoScaler:
-    """The scaler's rounds. Requires: ticks come one after another."""
+    """The scaler's rounds. Requires: ticks do not overlap."""
 
     def __init__(
         self,
-        jobs: JobLayer,
-        minutes: Minutes,
-        records: Records,
+        jobs: ScalableJobs,
+        minutes: MinuteMetrics,
+        records: PolicyRecords,
         journal: Journal,
         alerts: AlertSink,
         *,
         heartbeat_ms: Millis,
         rest: Rest = no_rest,
     ) -> None:
-        """`rest` is called now and then in a round, for whoever waits meanwhile."""
+        """`rest` is called between slices of a round, so that other threads can run."""
         self._jobs, self._minutes, self._records = jobs, minutes, records
         self._journal, self._alerts, self._pace = journal, alerts, RoundPace(rest)
-        self._held: dict[str, _Held] = {}  # not written yet
-        self._seconds = SecondsBook(heartbeat_ms)
-        self._kept: dict[str, tuple[JobRecord, int]] = {}  # as last read or written
+        self._unchanged: dict[str, _Unchanged] = {}  # to be stored at the end of the round
+        self._seconds = SecondsAggregator(heartbeat_ms)
+        self._stored: dict[str, tuple[PolicyRecord, int]] = {}  # as last read or written
         self._looked: dict[
             str, tuple[Millis, int]
-        ] = {}  # by job: when last by minutes, and the newest one then
+        ] = {}  # by job: time of the last decision by the minute, and the newest minute then
         self._slo_s: dict[str, float] = {}
-        self._whole: dict[str, tuple[int, Millis]] = {}  # by job: generation and time of the last whole load
-        self._restarts: dict[str, float] = {}  # measured, not yet written
+        self._whole: dict[
+            str, tuple[int, Millis]
+        ] = {}  # by job: generation and time of the last complete load
+        self._restarts: dict[str, float] = {}  # measured, not stored yet
         self._failures: dict[
             str, tuple[int, Millis]
-        ] = {}  # by job: how many were told, when the last was new
+        ] = {}  # by job: failures reported, and time of the newest
         self.loads: dict[str, JobLoad | Incomplete] = {}
         self.decisions: dict[str, Decision] = {}
 
     # -- a round ----------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Millis) -> None:
-        """One look. A job that fails is left for the next."""
-        self._held.clear()  # of a round that failed
+        """One round. A job whose decision cannot be stored is decided again in the next."""
+        self._unchanged.clear()  # left over if the last round failed
         counts, reports = self._jobs.task_counts(), self._jobs.task_reports()
         self._forget(counts)
         self._add_up(counts, reports, now_ms)
@@ -167,14 +175,14 @@ class AutoScaler:
         jobs = self._readable(jobs)
         if not jobs:
             return
-        turn = Turn(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
-        self._look_at([jobs[name] for name in due if name in jobs], jobs, hurried, turn)
+        context = RoundContext(self._jobs.capacity(), self._jobs.fleet(), reports, now_ms)
+        self._decide_all([jobs[name] for name in due if name in jobs], jobs, hurried, context)
 
     def _forget(self, counts: Mapping[str, object]) -> None:
         for gone in self._looked.keys() - counts.keys():
             del self._looked[gone]
-            for kept in (
-                self._kept,
+            for by_job in (
+                self._stored,
                 self._slo_s,
                 self._whole,
                 self._restarts,
@@ -182,10 +190,10 @@ class AutoScaler:
                 self.loads,
                 self.decisions,
             ):
-                kept.pop(gone, None)
+                by_job.pop(gone, None)
 
     def _add_up(self, counts: Mapping[str, tuple[int, int]], reports: Reports, now_ms: Millis) -> None:
-        """What each job does now, for people; and how long restarts take."""
+        """Update each job's current load, which users see, and measure restarts."""
         for name, (generation, task_count) in counts.items():
             load = add_up(reports.get(name, ()), task_count=task_count, generation=generation, at_ms=now_ms)
             self.loads[name] = load
@@ -198,16 +206,16 @@ class AutoScaler:
             self._whole[name] = generation, now_ms
 
     def _count_failures(self, name: str, reports: Sequence[TaskReport], now_ms: Millis) -> None:
-        told = sum(report.restarts + sum(report.failures.values()) for report in reports)
-        before, last_ms = self._failures.get(name, (told, -FAILED_MS))
-        is_new = told > before or any(report.state == "backoff" for report in reports)
-        self._failures[name] = told, now_ms if is_new else last_ms
+        total = sum(report.restarts + sum(report.failures.values()) for report in reports)
+        before, last_ms = self._failures.get(name, (total, -FAILED_MS))
+        is_new = total > before or any(report.state == "backoff" for report in reports)
+        self._failures[name] = total, now_ms if is_new else last_ms
 
     def _has_failed(self, name: str, now_ms: Millis) -> bool:
         return 0 <= now_ms - self._failures.get(name, (0, -FAILED_MS))[1] < FAILED_MS
 
     def _behind(self, counts: Mapping[str, tuple[int, int]], reports: Reports) -> dict[str, tuple[int, int]]:
-        """Who is watched in seconds: from half of the SLO on, so that enough was seen when it is broken."""
+        """Jobs to observe by the second: from half of the SLO on, so that data is there when it is broken."""
         return {
             name: count
             for name, count in counts.items()
@@ -215,23 +223,23 @@ class AutoScaler:
         }
 
     def _lags(self, name: str, reports: Reports) -> bool:
-        """Whether it is over its SLO, as far as that is known."""
+        """Whether the job's lag is known to be over its SLO."""
         return name in self._slo_s and _lag_s(reports.get(name, ())) > self._slo_s[name]
 
     def _due(self, counts: Mapping[str, object], now_ms: Millis) -> list[str]:
-        """Who is looked at by minutes: once for each that is recorded, or when none is for a minute."""
+        """Jobs to decide by the minute: once for each recorded minute, or after a minute without one."""
         newest = self._minutes.newest()
         pipelines: dict[str, list[str]] = {}
         for name in sorted(counts):
             at_ms, minute = self._looked.get(name, NEVER)
             if minute != newest or not 0 <= now_ms - at_ms < MINUTE_MS:
                 pipelines.setdefault(name.partition(".")[0], []).append(name)
-        # Whoever waits longest is first: more jobs than a minute has time for are served all the same.
+        # Longest waiting first, so that no job starves if there are more than a minute has time for.
         waiting = sorted(
             pipelines.values(), key=lambda members: min(self._looked.get(name, NEVER)[0] for name in members)
         )
         due: list[str] = []
-        for members in waiting:  # decided on as a whole
+        for members in waiting:  # a pipeline is decided as a whole
             if len(due) < jobs_per_round(len(counts), least=LEAST, rounds=ROUNDS):
                 due += members
         self._looked |= dict.fromkeys(due, (now_ms, newest))
@@ -239,62 +247,66 @@ class AutoScaler:
 
     # -- decisions --------------------------------------------------------------------------------------
 
-    def _look_at(
+    def _decide_all(
         self,
         due: Sequence[ScalableJob],
         jobs: Mapping[str, ScalableJob],
         hurried: Mapping[str, Frame],
-        turn: Turn,
+        context: RoundContext,
     ) -> None:
-        """Decide, and serve privileged jobs first, in seconds as by minutes; then by priority."""
-        looks = self._by_minutes(due, turn)
+        """Decide and apply, privileged jobs first, then by priority; by the second before by the minute."""
+        planned = self._by_minutes(due, context)
         for is_first in (True, False):
             some = sorted(
-                (job for job in jobs.values() if job.config.privileged is is_first), key=_first_served
+                (job for job in jobs.values() if job.config.privileged is is_first), key=_serving_order
             )
-            acted = self._hurry(some, hurried, turn)
-            self._serve_looks(
-                [job for job in some if job.name in looks and job.name not in acted], looks, turn
+            acted = self._hurry(some, hurried, context)
+            self._serve_all(
+                [job for job in some if job.name in planned and job.name not in acted], planned, context
             )
 
-    def _hurry(self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], turn: Turn) -> set[str]:
-        """Jobs over their SLO get more, or another deal of partitions, at once; all else waits."""
+    def _hurry(
+        self, jobs: Sequence[ScalableJob], frames: Mapping[str, Frame], context: RoundContext
+    ) -> set[str]:
+        """Scale up or rebalance jobs over their SLO at once; any other change waits for the minute."""
         acted = set()
         for job in jobs:
             name, frame = job.name, frames.get(job.name)
             if frame is None or not job.config.scaler.enabled:
                 continue
             nothing = NoFrame(job=name, reason="")
-            by_minutes = self._observe(job, nothing, turn)
+            by_minutes = self._observe(job, nothing, context)
             observation = hasten(by_minutes, frame, job)
             decision = decide(observation)
             self.decisions[name] = decision
             is_urgent = isinstance(decision, Resize | Rebalance) and decision.direction in ("up", "rebalance")
-            if is_urgent and self._guarded(job, observation, decision, turn, is_hurried=True):
+            if is_urgent and self._guarded(job, observation, decision, context, is_hurried=True):
                 acted.add(name)
-        self._keep_held(turn.now_ms)
+        self._store_unchanged(context.now_ms)
         return acted
 
-    def _by_minutes(self, jobs: Sequence[ScalableJob], turn: Turn) -> dict[str, _ByMinutes]:
-        frames = self._frames(jobs, turn.now_ms)
-        observations = {job.name: self._observe(job, frames[job.name], turn) for job in jobs}
-        decisions = self._decide(jobs, observations, turn.now_ms)
+    def _by_minutes(self, jobs: Sequence[ScalableJob], context: RoundContext) -> dict[str, _ByMinutes]:
+        frames = self._frames(jobs, context.now_ms)
+        observations = {job.name: self._observe(job, frames[job.name], context) for job in jobs}
+        decisions = self._decide(jobs, observations, context.now_ms)
         return {name: (observation, decisions[name]) for name, observation in observations.items()}
 
-    def _serve_looks(self, jobs: Sequence[ScalableJob], looks: Mapping[str, _ByMinutes], turn: Turn) -> None:
+    def _serve_all(
+        self, jobs: Sequence[ScalableJob], planned: Mapping[str, _ByMinutes], context: RoundContext
+    ) -> None:
         for job in jobs:
-            observation, decision = looks[job.name]
-            if isinstance(decision, Resize) and turn.short_of(job, decision.shape):
-                # Others were first in this round: the largest step that fits what they left.
-                observation = replace(observation, remaining=turn.remaining)
-                decision = temper(decide(observation, self._look_back(job.name, turn.now_ms)), observation)
+            observation, decision = planned[job.name]
+            if isinstance(decision, Resize) and context.short_of(job, decision.shape):
+                # Jobs served before it used up resources: take the largest step that fits what is left.
+                observation = replace(observation, remaining=context.remaining)
+                decision = temper(decide(observation, self._look_back(job.name, context.now_ms)), observation)
             self.decisions[job.name] = decision
-            self._guarded(job, observation, decision, turn, is_hurried=False)
-        self._keep_held(turn.now_ms)
+            self._guarded(job, observation, decision, context, is_hurried=False)
+        self._store_unchanged(context.now_ms)
 
-    def _observe(self, job: ScalableJob, frame: Frame | NoFrame, turn: Turn) -> Observation:
-        reports = turn.reports.get(job.name, ())
-        return observe(job, frame, self._memory(job), turn.capacity, reports, now_ms=turn.now_ms)
+    def _observe(self, job: ScalableJob, frame: Frame | NoFrame, context: RoundContext) -> Observation:
+        reports = context.reports.get(job.name, ())
+        return observe(job, frame, self._memory(job), context.capacity, reports, now_ms=context.now_ms)
 
     def _frames(self, jobs: Sequence[ScalableJob], now_ms: Millis) -> dict[str, Frame | NoFrame]:
         by_range: dict[int, list[str]] = {}
@@ -333,160 +345,167 @@ class AutoScaler:
     def _look_back(self, job: str, now_ms: Millis) -> LookBack:
         return lambda: self._minutes.history(job, now_ms=now_ms)
 
-    # -- what becomes of a decision ---------------------------------------------------------------------
+    # -- applying a decision ----------------------------------------------------------------------------
 
     def _guarded(
         self,
         job: ScalableJob,
         observation: Observation,
         decision: Decision,
-        turn: Turn,
+        context: RoundContext,
         *,
         is_hurried: bool,
     ) -> bool:
-        """Whether something was done; what could not be kept is decided again with the next round."""
+        """Whether an action was applied; a decision that could not be stored is made again next round."""
         try:
-            return self._serve(job, observation, decision, turn, is_hurried=is_hurried)
+            return self._serve(job, observation, decision, context, is_hurried=is_hurried)
         except PenstockError as error:
-            self._not_kept(job.name, error)
+            self._retry_soon(job.name, error)
             return False
 
-    def _not_kept(self, job: str, error: PenstockError | None) -> None:
-        """It is decided again; without an error, because others served the job meanwhile."""
-        self._kept.pop(job, None)
+    def _retry_soon(self, job: str, error: PenstockError | None) -> None:
+        """Decide again in the next round. No error: another instance changed the job's record."""
+        self._stored.pop(job, None)
         self._looked[job] = NEVER
         if error is not None:
-            log.warning("a decision of the scaler was not kept", job=job, error=error.what)
-            self.decisions[job] = Hold(reason=f"the last decision was not written: {error.what}")
+            log.warning("a decision of the scaler was not stored", job=job, error=error.what)
+            self.decisions[job] = Hold(reason=f"the last decision was not stored: {error.what}")
 
     def _serve(
         self,
         job: ScalableJob,
         observation: Observation,
         decision: Decision,
-        turn: Turn,
+        context: RoundContext,
         *,
         is_hurried: bool,
     ) -> bool:
-        """Keep what was learnt, do what may be done, tell what is new."""
-        now_ms = turn.now_ms
+        """Store what was learnt, apply the action if it is allowed, journal what is new."""
+        now_ms = context.now_ms
         record, version = self._record(job.name)
-        memory = self._memory(job).learning(decision.learnt, now_ms)
+        memory = self._memory(job).with_learnt(decision.learnt, now_ms)
         if job.name in self._restarts:
-            memory = memory.restarted(self._restarts.pop(job.name))
+            memory = memory.with_restart(self._restarts.pop(job.name))
         if memory.pending is None:
-            record = without_own(record)  # it was judged: others need not wait for it any more
-        applied: Shape | None = None
+            record = without_own(record)  # the last action was judged: policies need not wait for it
+        applied: JobShape | None = None
         changed = record
         if isinstance(decision, Resize | Rebalance):
-            decision = unless_watched(decision, observation, memory.pending)
+            decision = unless_pending(decision, observation, memory.pending)
         is_held = False
         if isinstance(decision, Resize | Rebalance):
-            decision, applied, changed = resolve(job, decision, record, turn)
+            decision, applied, changed = resolve(job, decision, record, context)
             self.decisions[job.name] = decision
             is_held = applied is None
         if applied is not None:
             assert isinstance(decision, Resize | Rebalance)
-            memory = memory.acting(action_of(decision, applied, observation))
-        said = key_of(decision)
+            memory = memory.with_action(action_of(decision, applied, observation))
+        key = key_of(decision)
         is_news = applied is not None or (
-            said != memory.said and not (isinstance(decision, Hold) and decision.bound in NOT_TOLD)
+            key != memory.said and not (isinstance(decision, Hold) and decision.bound in NOT_JOURNALED)
         )
         if is_news:
-            memory = memory.telling(said)
+            memory = memory.with_journal_key(key)
         changed = with_part(changed, scaler=memory)
         if applied is not None and memory.pending is None:
-            changed = with_part(changed, open=None)  # an undo is not watched
+            changed = with_part(changed, open=None)  # the effect of an undo is not checked
         entry = entry_of(job, decision, applied, now_ms) if is_news else None
-        alerts = None if is_hurried else {NAME: self._alerts_of(job, decision, memory, turn)}
+        alerts = None if is_hurried else {NAME: self._alerts_of(job, decision, memory, context)}
         if applied is None:
-            kept = Kept(job=job.name, record=changed, version=version, entry=entry)
-            is_new = changed != self._kept[job.name][0]
-            quiet = Quiet(job=job.name, kept=kept if is_new else None, alerts=alerts)
-            self._held[job.name] = _Held(quiet=quiet, may_be_over=is_held)
+            update = RecordUpdate(job=job.name, record=changed, version=version, entry=entry)
+            is_new = changed != self._stored[job.name][0]
+            result = RoundResult(job=job.name, update=update if is_new else None, alerts=alerts)
+            self._unchanged[job.name] = _Unchanged(result=result, was_held=is_held)
             return False
         if not self._save(job.name, changed, version):
-            self._not_kept(job.name, None)
+            self._retry_soon(job.name, None)
             return False
-        self._write(job, decision, applied, changed, turn)
+        self._write(job, decision, applied, changed, context)
         if entry is not None:
             self._journal.append(None, entry)
         if alerts is not None:
             self._alerts.report(job.name, alerts, now_ms)
         return True
 
-    def _keep_held(self, now_ms: Millis) -> None:
-        """Remember and tell of what nothing is done about, many jobs at a time."""
-        held, self._held = self._held, {}
-        for names in self._pace.slices([*held]):
-            quiet = [held[name].quiet for name in names]
-            lost = keep_quiet(quiet, self._records, self._alerts, now_ms)
-            for item in quiet:
-                if item.job in lost:
-                    self._not_kept(item.job, lost[item.job])
-                elif held[item.job].may_be_over:
-                    del self._kept[item.job]
-                elif item.kept is not None:
-                    self._kept[item.job] = item.kept.record, item.kept.version + 1
+    def _store_unchanged(self, now_ms: Millis) -> None:
+        """Store the records and alerts of decisions that change nothing, many jobs at a time."""
+        unchanged, self._unchanged = self._unchanged, {}
+        for names in self._pace.slices([*unchanged]):
+            results = [unchanged[name].result for name in names]
+            lost = save_results(results, self._records, self._alerts, now_ms)
+            for result in results:
+                if result.job in lost:
+                    self._retry_soon(result.job, lost[result.job])
+                elif unchanged[result.job].was_held:
+                    del self._stored[result.job]
+                elif result.update is not None:
+                    self._stored[result.job] = result.update.record, result.update.version + 1
 
     def _write(
-        self, job: ScalableJob, decision: Decision, applied: Shape, record: JobRecord, turn: Turn
+        self,
+        job: ScalableJob,
+        decision: Decision,
+        applied: JobShape,
+        record: PolicyRecord,
+        context: RoundContext,
     ) -> None:
         changes = changes_of(job, applied)
         try:
             self._jobs.patch(job.name, changes, expected_version=job.expected_version, reason=decision.reason)
         except PenstockError:
-            # It was not done after all: nothing is watched, nothing is expected of it.
+            # The write was refused: take the action out of the record.
             memory = record.scaler or ScalerMemory()
             undone = with_part(forget_action(record, NAME), scaler=memory.without_last())
-            self._save(job.name, undone, self._kept[job.name][1])
+            self._save(job.name, undone, self._stored[job.name][1])
             raise
-        turn.spend(job, applied)
+        context.spend(job, applied)
 
     def _alerts_of(
-        self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn
+        self, job: ScalableJob, decision: Decision, memory: ScalerMemory, context: RoundContext
     ) -> tuple[RaiseAlert, ...]:
-        errors = [shortly(report.error) for report in turn.reports.get(job.name, ()) if report.error]
+        errors = [shortly(report.error) for report in context.reports.get(job.name, ()) if report.error]
         remember_min = scaler_settings_of(job.config.scaler).remember_min
-        return alerts_of(decision, memory, remember_min, errors, turn.now_ms)
+        return alerts_of(decision, memory, remember_min, errors, context.now_ms)
 
     # -- memory -----------------------------------------------------------------------------------------
 
     def _readable(self, jobs: Mapping[str, ScalableJob]) -> dict[str, ScalableJob]:
-        """Those of which it is known what is remembered."""
+        """The jobs whose record can be read."""
         found = dict(jobs)
-        for name, record in self._records.load_all([name for name in jobs if name not in self._kept]).items():
+        for name, record in self._records.load_all(
+            [name for name in jobs if name not in self._stored]
+        ).items():
             if isinstance(record, CorruptData):
-                log.warning("the scaler cannot look at a job", job=name, error=record.what)
+                log.warning("the scaler cannot read a job's record", job=name, error=record.what)
                 self.decisions[name] = Hold(reason=record.what)
                 del found[name]
             else:
-                self._kept[name] = record
+                self._stored[name] = record
         return found
 
-    def _record(self, job: str) -> tuple[JobRecord, int]:
-        if job not in self._kept:
-            self._kept[job] = self._records.load(job)
-        return self._kept[job]
+    def _record(self, job: str) -> tuple[PolicyRecord, int]:
+        if job not in self._stored:
+            self._stored[job] = self._records.load(job)
+        return self._stored[job]
 
     def _memory(self, job: ScalableJob) -> ScalerMemory:
         memory = self._record(job.name)[0].scaler
         return memory if memory is not None and memory.birth == job.birth else ScalerMemory(birth=job.birth)
 
-    def _save(self, job: str, record: JobRecord, version: int) -> bool:
-        if record == self._kept[job][0]:
+    def _save(self, job: str, record: PolicyRecord, version: int) -> bool:
+        if record == self._stored[job][0]:
             return True
         if not self._records.save(job, record, version):
-            del self._kept[job]
+            del self._stored[job]
             return False
-        self._kept[job] = record, version + 1
+        self._stored[job] = record, version + 1
         return True
 
 
-def _first_served(job: ScalableJob) -> tuple[bool, int, str]:
+def _serving_order(job: ScalableJob) -> tuple[bool, int, str]:
     return not job.config.privileged, -job.config.priority, job.name
 
 
 def _lag_s(reports: Sequence[TaskReport]) -> float:
-    """The longest that a record of any task waits, as far as tasks tell."""
+    """The longest time that a record waits for any task, as far as tasks report it."""
     return max((report.metrics.get("lag_s", 0.0) for report in reports), default=0.0)

@@ -1,7 +1,7 @@
-"""One decision about one job: the generation its settings name, on one observation. Pure.
+"""One decision about one job, by the generation in its settings, from one observation. Pure.
 
-`decide` never raises for what metrics may say. The history of 14 days is asked for only when a job would get
-less, so the caller passes how to get it, not the history.
+`decide` never raises because of metrics. The history of 14 days is read only before a step down, so the
+caller passes a function that reads it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from penstock.scaling.scaler.load import (
     known_thread_rate,
 )
 from penstock.scaling.scaler.observation import (
-    Action,
     Decision,
     Hold,
     Inputs,
+    JobShape,
     Learnt,
     Observation,
     Rebalance,
     Resize,
-    Shape,
+    ScalingAction,
     Step,
     Untriaged,
     align,
@@ -46,24 +46,24 @@ from penstock.scaling.scaler.pattern import RECENT_MIN, History, analyse
 from penstock.scaling.scaler.plan_generator import plan
 from penstock.scaling.scaler.rebalance import plan_rebalance
 from penstock.scaling.scaler.shrink import plan_down
-from penstock.scaling.scaler.window import Window, optional, read_window, total
+from penstock.scaling.scaler.window import LoadWindow, optional, read_window, total
 
-# Without estimates every resource stays as it is reserved.
+# Without estimates every reserved resource stays as it is.
 NO_ESTIMATE = Needs(*[float("nan")] * 5)
 TIME_LAGGED = "total lagged / processing rate"
 
 
-def react(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def react(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     """Algorithm 2 for one job."""
     job, settings = observation.job, observation.settings
     inputs = {**inputs_of(observation, window, load), "time_lagged": window.time_lagged}
-    # The bus knows how long the oldest record has waited: a trickle lags by equation 1 alone, and is in time.
+    # Equation 1 overstates the lag of a small input: the age of the oldest record must be over the SLO too.
     if window.time_lagged > job.slo_lag_s and load.is_lagging:
         lag = f"time_lagged {window.time_lagged:.0f} s over the SLO of {job.slo_lag_s:g} s"
         if is_imbalanced(window, settings.imbalance_at) and job.can_rebalance:
-            dealt = plan_rebalance(observation, window, f"{lag}, and its input is imbalanced", inputs)
-            if isinstance(dealt, Rebalance):
-                return dealt
+            rebalance = plan_rebalance(observation, window, f"{lag}, and its input is imbalanced", inputs)
+            if isinstance(rebalance, Rebalance):
+                return rebalance
         return _more_tasks(observation, inputs, lag)
     if window.oom > 0:
         return _more_memory(observation, window.oom, inputs)
@@ -76,11 +76,11 @@ def _more_tasks(observation: Observation, inputs: Inputs, lag: str) -> Decision:
     _, most = task_range(job)
     tasks = min(most, max(n + 1, ceil(n * (1 + settings.reactive_step))))
     tasks = max(n, align(tasks, job.partitions))
-    if tasks <= n < most:  # no number in between makes the busiest task's part smaller
+    if tasks <= n < most:  # no number in between reduces the busiest task's partitions
         tasks = min(most, -(-job.partitions // max(1, -(-job.partitions // n) - 1)))
     if tasks <= n:
         return Hold(
-            reason=f"{lag}, but {bound_of_tasks(job)} is all there is",
+            reason=f"{lag}, but the job is at its {bound_of_tasks(job)}",
             bound=bound_of_tasks(job),
             formula=TIME_LAGGED,
             inputs=inputs,
@@ -95,7 +95,7 @@ def _more_tasks(observation: Observation, inputs: Inputs, lag: str) -> Decision:
     shape, short = fitting_step(job, settings, NO_ESTIMATE, observation.remaining, tasks=tasks, threads=k)
     if shape is None:
         bound = f"capacity: {short}" if short else bound_of_tasks(job)
-        return Hold(reason=f"{lag}, but {bound} holds it", bound=bound, formula=TIME_LAGGED, inputs=inputs)
+        return Hold(reason=f"{lag}, but limited by {bound}", bound=bound, formula=TIME_LAGGED, inputs=inputs)
     return Resize(
         shape=shape,
         direction="up",
@@ -108,7 +108,7 @@ def _more_tasks(observation: Observation, inputs: Inputs, lag: str) -> Decision:
 
 def _more_memory(observation: Observation, oom: float, inputs: Inputs) -> Decision:
     job, settings = observation.job, observation.settings
-    why = f"{oom:g} tasks ended above their memory"
+    why = f"{oom:g} tasks ran out of memory"
     inputs = {**inputs, "oom": oom, "memory_mb reserved": job.shape.task.memory_mb}
     shape = with_memory_floor(job.shape, job, settings, job.shape.task.memory_mb * settings.oom_factor)
     if shape == job.shape:
@@ -133,7 +133,7 @@ def _more_memory(observation: Observation, oom: float, inputs: Inputs) -> Decisi
 
 
 def after_oom(observation: Observation, held: Hold) -> Decision:
-    """More memory for tasks that end above theirs so often that their rates have gaps: it needs no rate."""
+    """More memory for tasks that run out of it so often that their rates have gaps: no rate is needed."""
     frame, job, settings = observation.frame, observation.job, observation.settings
     if held.bound != "metrics" or isinstance(frame, NoFrame):
         return held
@@ -150,7 +150,7 @@ def after_oom(observation: Observation, held: Hold) -> Decision:
     return _more_memory(observation, oom, {"n": job.shape.task_count})
 
 
-def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Inputs) -> Decision:
+def _fewer(observation: Observation, frame: Frame, window: LoadWindow, inputs: Inputs) -> Decision:
     job, settings = observation.job, observation.settings
     n = job.shape.task_count
     fewest, most = task_range(job)
@@ -171,8 +171,8 @@ def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Input
         return Hold(reason="the lag grows", bound="lag grows", formula=TIME_LAGGED, inputs=inputs)
     lag_s = frame.values["lag_s"][-minutes:]
     oom = frame.values.get("oom")
-    quiet_of_oom = oom is None or not np.nansum(oom[-minutes:]) > 0
-    if not bool((lag_s <= job.slo_lag_s).all()) or not quiet_of_oom:  # NaN is not known to be quiet
+    had_no_oom = oom is None or not np.nansum(oom[-minutes:]) > 0
+    if not bool((lag_s <= job.slo_lag_s).all()) or not had_no_oom:  # NaN compares false
         return Hold(
             reason=f"lag, OOM or gaps within {minutes} min",
             bound="reactive_quiet_min",
@@ -185,7 +185,7 @@ def _fewer(observation: Observation, frame: Frame, window: Window, inputs: Input
         NO_ESTIMATE, job, settings, task_count=tasks, threads=job.shape.task.threads, may_shrink=False
     )
     return Resize(
-        shape=Shape(task_count=tasks, task=given),
+        shape=JobShape(task_count=tasks, task=given),
         direction="down",
         reason=f"no lag and no OOM for {minutes} min: {n} -> {tasks} tasks",
         formula=TIME_LAGGED,
@@ -197,12 +197,12 @@ LookBack = Callable[[], History | NoFrame]
 
 
 def decide(observation: Observation, look_back: LookBack | None = None) -> Decision:
-    """What to do about a job now."""
+    """The decision about a job now."""
     window = read_window(observation)
     frame = observation.frame
     if isinstance(window, Hold):
         return after_oom(observation, window)
-    assert isinstance(frame, Frame)  # there is no window without one
+    assert isinstance(frame, Frame)  # a window requires a frame
     load = assess(observation, window)
     generation = observation.settings.generation
     if generation == "reactive":
@@ -220,8 +220,8 @@ def decide(observation: Observation, look_back: LookBack | None = None) -> Decis
     return replace(decision, learnt=replace(learnt, thread_rate=rate if generation == "preactive" else None))
 
 
-def record_applied(decision: Step, applied: Shape, observation: Observation) -> Action | None:
-    """What to keep of a decision that was carried out: `applied` is the shape after all clamping."""
+def record_applied(decision: Step, applied: JobShape, observation: Observation) -> ScalingAction | None:
+    """The action to store for a decision; `applied` is the shape after all limits."""
     window = read_window(observation)
     if isinstance(window, Hold):
         return None
@@ -233,9 +233,9 @@ def _without_rate(undo: Step) -> Step:
 
 
 def _preactive(
-    observation: Observation, frame: Frame, window: Window, load: Load, look_back: LookBack | None
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, look_back: LookBack | None
 ) -> Decision:
-    """The plan, with P kept true and smaller shapes held against the past."""
+    """The plan, with P corrected, and smaller shapes checked against the history."""
     known = known_thread_rate(observation)
     if known is not None and not load.is_lagging and not window.lag_grows:
         adjusted = adjust_rate(
@@ -258,8 +258,8 @@ def _preactive(
     return decision
 
 
-def _bootstrapped(observation: Observation, frame: Frame, window: Window, decision: Hold) -> Hold:
-    """The staging period: once enough minutes under one shape were seen, they give the first P."""
+def _bootstrapped(observation: Observation, frame: Frame, window: LoadWindow, decision: Hold) -> Hold:
+    """The staging period: the first P comes from enough minutes with one shape."""
     job, settings = observation.job, observation.settings
     begin = max(job.changed_minute, job.updated_minute if job.updated_minute is not None else 0)
     settled = window.end_minute - 1 - begin - settings.settle_min
@@ -280,14 +280,14 @@ def _bootstrapped(observation: Observation, frame: Frame, window: Window, decisi
 def _held_against_past(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     decision: Resize,
     look_back: LookBack | None,
 ) -> Decision:
     history = look_back() if look_back is not None else None
     if history is None or isinstance(history, NoFrame):
-        why = "nobody gave one" if history is None else history.reason
+        why = "not available" if history is None else history.reason
         return replace(decision, bounds=(*decision.bounds, f"history off: {why}"))
     settings = observation.settings
     seen: dict[str, float] = {}
@@ -299,8 +299,8 @@ def _held_against_past(
         again = plan_down(observation, frame, window, load, dearest=dearest)
         if not isinstance(again, Resize):
             return Hold(
-                reason=f"{decision.task_count} tasks would do now, but within the last day one thread gave "
-                f"only {dearest:.3g} records/s of like input for {COST_MIN} min",
+                reason=f"{decision.task_count} tasks would be enough now, but within the last day one thread "
+                f"processed only {dearest:.3g} records/s for {COST_MIN} min at a similar input rate",
                 bound="cost",
                 formula=decision.formula,
                 inputs={**decision.inputs, **seen},
@@ -315,7 +315,7 @@ def _held_against_past(
     )
     if pattern.off:
         return replace(decision, bounds=(*decision.bounds, f"history off: {pattern.off}"))
-    # What is asked of a shape: that the peak of the next hours does not make it short again.
+    # The shape must carry the expected peak of the next hours without a step up.
     again = plan_down(
         observation,
         frame,
@@ -336,8 +336,9 @@ def _held_against_past(
         held = ("history",) if again.shape != decision.shape else ()
         return replace(again, bounds=(*bounds, *held), inputs={**again.inputs, **seen})
     return Hold(
-        reason=f"{decision.task_count} tasks would do now, but in the next {settings.history_hours:g} h "
-        f"{pattern.input_peak:.3g} records/s came on the {pattern.days} days before",
+        reason=f"{decision.task_count} tasks would be enough now, but not for the next "
+        f"{settings.history_hours:g} h: on the {pattern.days} days before up to {pattern.input_peak:.3g} "
+        "records/s arrived in these hours",
         bound="history",
         formula=decision.formula,
         inputs={**decision.inputs, **seen},

@@ -1,8 +1,8 @@
 """Resource estimators: what cpu, memory, disk and network a job needs at an input rate (Turbine V-B). Pure.
 
-Cpu by equations 2 and 3. State that is split over the tasks shrinks per task when there are more of them: by
-key count for aggregations, as of the minute with most of them, for windows that close take theirs along; by
-window, degree of matching and disorder for joins (below).
+Cpu follows equations 2 and 3. State is split over the tasks, so more tasks have less state each. Its size is
+estimated by key count for aggregations (from the minute with most keys, since closing windows delete theirs),
+and by window, degree of matching and disorder for joins.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from penstock.core.clock import Millis
 from penstock.jobs.config import JobConfig
 from penstock.scaling.metrics.frames import Frame
 from penstock.scaling.scaler.observation import (
+    AvailableResources,
+    DecisionSettings,
     Footprint,
-    JobFacts,
+    JobShape,
     JoinFacts,
-    Room,
-    Settings,
-    Shape,
+    ScalerJobFacts,
     TaskResources,
     at_work,
     parallel,
     share_of_busiest,
 )
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
 MB = 2**20
 
 
 class JoinNeeds(NamedTuple):
-    """What it will keep, and what pairs will take beyond what they take now."""
+    """A join's future state, and the additional memory for pairs."""
 
     state_mb: float
     pairs_mb: float  # of each task
 
 
 def join_facts(config: JobConfig, created_ms: Millis) -> JoinFacts | None:
-    """From a job's plan; None: it is no join, or says no window."""
+    """A join's parameters from a job's plan; None if it is no join or has no window."""
     plan = config.computation
     if plan.get("operator") != "join":
         return None
@@ -55,19 +55,19 @@ def join_facts(config: JobConfig, created_ms: Millis) -> JoinFacts | None:
 
 
 def join_state_mb(input_rate: float, kept_s: float, record_bytes: float) -> float:
-    """Proportional to what comes while a record is kept: its window, and for as long as the low is behind."""
+    """Proportional to the records that arrive while one is stored: its window plus the watermark's delay."""
     return input_rate * kept_s * record_bytes / MB
 
 
 def join_pairs_mb(rows: float, match_degree: float, record_bytes: float) -> float:
-    """The pairs that one batch makes: they are in memory together, and each has two records."""
+    """Memory for the pairs of one batch, which are in memory together; each has two records."""
     return rows * match_degree * 2 * record_bytes / MB
 
 
 def estimate_join(
-    window: Window, frame: Frame, join: JoinFacts, *, tasks: int, rate: float
+    window: LoadWindow, frame: Frame, join: JoinFacts, *, tasks: int, rate: float
 ) -> JoinNeeds | None:
-    """What it needs at `rate` records per second; None: what it keeps cannot be told apart by records."""
+    """What a join needs at `rate` records per second; None if the size of its records is not known."""
     state_bytes = optional(frame.values, "state_bytes")
     kept_s = join.window_s + disorder_s(frame, window)
     records = records_kept(frame, join, kept_s, lag_s=window.lag_s)
@@ -80,32 +80,32 @@ def estimate_join(
     )
     if not match_degree > 0:
         return JoinNeeds(state_mb, 0.0)
-    # A record meets more partners when more are kept.
+    # With more stored records a record has more matches.
     fuller = max(1.0, rate * kept_s / records)
     rows = min(float(join.batch_rows_max), rate * join.trigger_s / tasks)
     more = join_pairs_mb(rows, match_degree * (fuller - 1), record_bytes)
     return JoinNeeds(state_mb, more)
 
 
-def disorder_s(frame: Frame, window: Window) -> float:
-    """For how long records are kept because others may be late: the low is behind by this and by the lag."""
+def disorder_s(frame: Frame, window: LoadWindow) -> float:
+    """How long records are stored for late ones: the low watermark's delay without the lag."""
     behind = optional(frame.values, "watermark_lag_s")
     return max(0.0, behind - window.lag_s) if behind == behind else 0.0
 
 
 def records_kept(frame: Frame, join: JoinFacts, kept_s: float, *, lag_s: float) -> float | None:
-    """How many records came in the time whose records are kept; None: not all of that time is known."""
+    """How many records arrived in the time for which they are stored; None if minutes are missing."""
     ingest, step_s = frame.values.get("ingest_rate"), frame.step_ms / 1000
     if ingest is None:
         return None
-    unread = round(lag_s / step_s)  # what waits on the bus is not kept yet
+    unread = round(lag_s / step_s)  # unread records are not stored yet
     end = frame.first_minute + frame.minutes - unread
     steps = min(ceil(kept_s / step_s), end - join.created_ms // frame.step_ms)
     first = frame.minutes - unread - steps
     if steps < 1 or first < 0:
         return None
     rates = ingest[first : first + steps].tolist()
-    # The minute in which a job is made is not whole and may be missing.
+    # The minute in which a job is created is incomplete and may be missing.
     if steps > 1 and not isfinite(rates[0]) and join.created_ms // frame.step_ms == end - steps:
         rates = rates[1:]
     records = sum(rates) * step_s
@@ -113,10 +113,10 @@ def records_kept(frame: Frame, join: JoinFacts, kept_s: float, *, lag_s: float) 
 
 
 BITS_PER_BYTE = 8
-# Below this a thread was too idle to tell what it can do.
+# Below this busy share a thread is too idle to measure its rate.
 BUSY_MIN = 0.05
 CPU_STEP, MEMORY_STEP_MB = 0.05, 16.0
-# No task is made smaller than this, however little it was seen using.
+# Smallest resources of a task, however little it uses.
 CPU_MIN, MEMORY_MIN_MB = 0.1, 128.0
 
 
@@ -124,18 +124,18 @@ CPU_MIN, MEMORY_MIN_MB = 0.1, 128.0
 
 
 def cpu_units(x: float, p: float, k: float, n: float) -> float:
-    """Equation 2: the share of its threads that a job needs for input rate X."""
+    """Equation 2: the share of its threads that a job needs at input rate X."""
     capacity = p * k * n
     return x / capacity if capacity > 0 else inf
 
 
 def cpu_units_with_backlog(x: float, b: float, t: float, p: float, k: float, n: float) -> float:
-    """Equation 3: the same, with the backlog B gone within t."""
+    """Equation 3: the same, with the backlog B processed within t."""
     return cpu_units(x + b / t, p, k, n)
 
 
-def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
-    """P as the last minutes show it: what a busy thread processes per second; None: too idle to tell."""
+def measured_thread_rate(window: LoadWindow, job: ScalerJobFacts) -> float | None:
+    """P from the last minutes: records per second of a busy thread; None if the job is too idle."""
     if window.busy_mean < BUSY_MIN or window.processed_rate <= 0:
         return None
     shape = job.shape
@@ -148,12 +148,12 @@ def measured_thread_rate(window: Window, job: JobFacts) -> float | None:
 
 
 def aggregation_state_mb(key_count: float, key_bytes: float) -> float:
-    """Proportional to the keys kept."""
+    """Proportional to the number of stored keys."""
     return key_count * key_bytes / MB
 
 
 def fullest_minute(frame: Frame, minutes: int) -> tuple[float, float] | None:
-    """(keys, bytes of state) of the minute with most keys among the last; None: no minute has both."""
+    """(keys, bytes of state) of the recent minute with most keys; None if no minute has both."""
     keys, sizes = (frame.values.get(name) for name in ("key_count", "state_bytes"))
     if keys is None or sizes is None:
         return None
@@ -162,17 +162,17 @@ def fullest_minute(frame: Frame, minutes: int) -> tuple[float, float] | None:
 
 
 class Needs(NamedTuple):
-    """What a job needs as a whole and per task, at one input rate. Unknown: NaN, and what it has stays."""
+    """What a job needs at one input rate. NaN: not known, and the reserved amount stays."""
 
     cores: float  # all tasks together
     memory_fixed_mb: float  # of each task
-    memory_split_mb: float  # of all, split by the keys each has
-    disk_mb: float  # of all
-    network_mbps: float  # of all
+    memory_split_mb: float  # all tasks together, split by their keys
+    disk_mb: float  # all tasks together
+    network_mbps: float  # all tasks together
 
 
 def estimate_needs(
-    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, *, rate: float
+    window: LoadWindow, frame: Frame, job: ScalerJobFacts, footprint: Footprint, *, rate: float
 ) -> Needs:
     """What the job needs at `rate` records per second."""
     values = frame.values
@@ -189,14 +189,14 @@ def estimate_needs(
 
 
 def _memory(
-    window: Window, frame: Frame, job: JobFacts, footprint: Footprint, growth: float
+    window: LoadWindow, frame: Frame, job: ScalerJobFacts, footprint: Footprint, growth: float
 ) -> tuple[float, float, float]:
-    """Memory of each task, memory split over them, and by how much state grows with the rate."""
+    """Memory of each task, memory split over all tasks, and the growth factor of state."""
     measured = optional(frame.values, "memory_task_mb")
     state_mb = optional(frame.values, "state_bytes") / MB
     fullest = fullest_minute(frame, window.minutes) if job.state == "aggregation" else None
     if fullest is not None:
-        # Memory that was measured with all these keys, so that what is beyond them is found.
+        # The measured memory with all these keys: what exceeds their state is the fixed part.
         keys, size = fullest
         state_mb = aggregation_state_mb(keys, size / keys)
         measured = _largest(frame, "memory_task_mb", window.minutes)
@@ -204,7 +204,7 @@ def _memory(
         return measured, 0.0, 1.0
     split, state_growth, pairs_mb = state_mb, 1.0, 0.0
     if job.state == "join":
-        # A join keeps records, so its state follows the rate; what is kept already stays for a window.
+        # A join stores records, so its state follows the rate; records stored already stay for a window.
         state_growth = max(1.0, growth)
         split = state_mb * state_growth
         rate, tasks = growth * window.processed_rate, job.shape.task_count
@@ -214,7 +214,7 @@ def _memory(
             state_growth = split / state_mb
     share = share_of_busiest(job.shape.task_count, job.partitions)
     known = footprint.memory_fixed_mb if footprint.memory_fixed_mb is not None else 0.0
-    # What is measured beyond a task's part of the state is there however many tasks there are.
+    # Measured memory beyond a task's share of the state does not depend on the number of tasks.
     fixed = max(known, measured - state_mb * share) + pairs_mb if measured == measured else nan
     return fixed, split, state_growth
 
@@ -228,10 +228,10 @@ def _largest(frame: Frame, name: str, minutes: int) -> float:
 # --- per task
 
 
-def vertical_limit(container: Room, settings: Settings) -> Room:
-    """How large a task may be: a fifth of a container, so that it can be moved (V-E)."""
+def vertical_limit(container: AvailableResources, settings: DecisionSettings) -> AvailableResources:
+    """The largest size of a task: a fifth of a container, so that it can be moved (V-E)."""
     part = settings.vertical_share
-    return Room(
+    return AvailableResources(
         cpu=container.cpu * part,
         memory_mb=container.memory_mb * part,
         disk_mb=container.disk_mb * part,
@@ -240,9 +240,15 @@ def vertical_limit(container: Room, settings: Settings) -> Room:
 
 
 def task_resources(
-    needs: Needs, job: JobFacts, settings: Settings, *, task_count: int, threads: int, may_shrink: bool
+    needs: Needs,
+    job: ScalerJobFacts,
+    settings: DecisionSettings,
+    *,
+    task_count: int,
+    threads: int,
+    may_shrink: bool,
 ) -> TaskResources:
-    """What each of so many tasks gets: all resources together, each as its busiest task needs it."""
+    """The resources of each of `task_count` tasks, all adjusted together, as the busiest task needs them."""
     now = job.shape.task
     share = share_of_busiest(task_count, job.partitions)
     limit = vertical_limit(job.limits.container, settings)
@@ -252,7 +258,7 @@ def task_resources(
     memory = _up(
         (needs.memory_fixed_mb + needs.memory_split_mb * share) * head, MEMORY_STEP_MB, MEMORY_MIN_MB
     )
-    # With more tasks each has less state: only memory that follows the state shrinks while others grow.
+    # With more tasks each has less state, so this memory may shrink while other resources grow.
     memory_shrinks = may_shrink or needs.memory_split_mb > 0
     return TaskResources(
         threads=threads,
@@ -272,8 +278,8 @@ def task_resources(
 
 
 def _choose(needed: float, now: float, limit: float, *, shrinks: bool) -> float:
-    """What is needed, or what there is where that is not known or may not shrink; never more than the limit
-    unless it already has more."""
+    """The needed amount, or the current one if the need is not known or may not shrink. It is not above the
+    limit, unless the current one is."""
     if needed != needed:
         return now
     chosen = needed if shrinks else max(needed, now)
@@ -281,12 +287,12 @@ def _choose(needed: float, now: float, limit: float, *, shrinks: bool) -> float:
 
 
 def _up(amount: float, step: float, least: float = 1.0) -> float:
-    """Rounded up, so that small changes of an estimate change nothing."""
+    """Round up to whole steps, so that small changes of an estimate change nothing."""
     if not amount < inf:
         return amount
     return max(least, ceil(round(amount / step, 6)) * step)
 
 
-def capacity(shape: Shape, partitions: int, thread_rate: float) -> float:
-    """P * k * n, as the busiest thread has it: records per second that the job can sustain."""
+def capacity(shape: JobShape, partitions: int, thread_rate: float) -> float:
+    """P * k * n: the records per second that the job can sustain."""
     return thread_rate * parallel(shape.task_count, shape.task.threads, partitions)

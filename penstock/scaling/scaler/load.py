@@ -1,4 +1,4 @@
-"""A job's load against what it can do: the terms of equations 2 and 3 for its last minutes. Pure."""
+"""A job's load and capacity: the terms of equations 2 and 3 for its last minutes. Pure."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from numpy.typing import NDArray
 
 from penstock.scaling.metrics.frames import Frame, Points
 from penstock.scaling.scaler.estimators import BUSY_MIN, cpu_units_with_backlog, measured_thread_rate
-from penstock.scaling.scaler.observation import Inputs, JobFacts, Observation, at_work, parallel
-from penstock.scaling.scaler.window import LAG_GROWTH_MIN, Window
+from penstock.scaling.scaler.observation import Inputs, Observation, ScalerJobFacts, at_work, parallel
+from penstock.scaling.scaler.window import LAG_GROWTH_MIN, LoadWindow
 
 FORMULA = "(X + B/t) / (P*k*n)"
-# A job whose single task works while the others wait: so busy, and the rest no more than this part of it.
+# Imbalance: one task is at least so busy, and the mean is at most this part of it.
 HOT_BUSY, HOT_SHARE = 0.9, 0.6
 SATURATED = 0.95
 
 
 class Load(NamedTuple):
-    """What a decision compares."""
+    """A job's load and capacity, which a decision compares."""
 
-    input_rate: float  # X, with what the jobs above will send
-    thread_rate: float  # P; infinite for a job that has nothing to do
-    measured_rate: float | None  # P as the last minutes alone show it
-    parallel: float  # k * n, as the busiest thread has it
+    input_rate: float  # X, including what upstream jobs will send
+    thread_rate: float  # P; infinite for a job without input
+    measured_rate: float | None  # P from the last minutes alone
+    parallel: float  # k * n, effective number of threads
     capacity: float  # P * k * n
     used: float  # equation 3
     is_lagging: bool
-    is_updated: bool  # by its owner, a short time ago
-    is_at_least: bool  # P is not known, and its threads keep up with what there is: they may do more
+    is_updated: bool  # its owner changed it recently
+    is_at_least: bool  # P is only a lower bound: it is not known, and the threads keep up with the input
 
 
-def assess(observation: Observation, window: Window) -> Load:
-    """Equation 3 for the last minutes. P is what was learnt, unless an update made that void.
+def assess(observation: Observation, window: LoadWindow) -> Load:
+    """Equation 3 for the last minutes. P is the stored one, unless an update invalidated it.
 
-    Threads that are busy all the time show what they can do only where records pile up. Else they show what
-    they were given: batches that run back to back cost time however few records they have.
+    Threads that are always busy show their capacity only while lag grows. Otherwise they show their input:
+    batches that run back to back take time however few records they have.
     """
     job, settings = observation.job, observation.settings
     shape = job.shape
@@ -53,14 +53,15 @@ def assess(observation: Observation, window: Window) -> Load:
     keeps_up = window.lag_s <= job.slo_lag_s and not window.is_filling
     is_at_least = thread_rate is None and is_saturated and keeps_up
     if thread_rate is None:
-        # A job too idle to tell does at least this much with a busier thread.
+        # Lower bound for a job that is too idle for a measurement.
         thread_rate = measured if measured is not None else proved / BUSY_MIN
         if keeps_up or (not is_saturated and window.lag_s <= job.slo_lag_s):
             thread_rate = max(thread_rate, _shown_before(observation))
     else:
         thread_rate = max(thread_rate, proved)
         if measured is not None and is_saturated and not keeps_up:
-            # Busy threads that give somewhat less than before: records or state grew. Much less is a symptom.
+            # A somewhat lower rate of busy threads is normal (larger records or state). A much lower one is a
+            # symptom, and P stays.
             slower = settings.slower_at * thread_rate <= measured < thread_rate
             thread_rate = measured if slower else thread_rate
     demand = observation.demand
@@ -82,9 +83,9 @@ def assess(observation: Observation, window: Window) -> Load:
 
 
 def _shown_before(observation: Observation) -> float:
-    """What a thread of this code processed before one of the last changes; 0: nobody knows.
+    """The best rate per thread before one of the last changes, with the same code; 0 if not known.
 
-    Small batches cost nearly as much time as full ones: by its busy time a job with little to do seems slow.
+    Small batches take nearly as long as full ones, so by busy time alone a job with little input seems slow.
     """
     updated = observation.job.updated_minute
     return max(
@@ -98,7 +99,7 @@ def _shown_before(observation: Observation) -> float:
 
 
 def known_thread_rate(observation: Observation) -> float | None:
-    """P as it was learnt, if it is of the code that runs."""
+    """The stored P, if it was measured with the running code."""
     footprint, job = observation.footprint, observation.job
     rate = footprint.thread_rate
     if rate is None or not 0 < rate < inf:
@@ -109,8 +110,8 @@ def known_thread_rate(observation: Observation) -> float | None:
     return rate
 
 
-def inputs_of(observation: Observation, window: Window, load: Load) -> Inputs:
-    """The numbers behind a decision, by the paper's letters where it has them."""
+def inputs_of(observation: Observation, window: LoadWindow, load: Load) -> Inputs:
+    """The inputs of a decision, with the paper's letters where it has them."""
     job = observation.job
     return {
         "X": load.input_rate,
@@ -128,54 +129,54 @@ def inputs_of(observation: Observation, window: Window, load: Load) -> Inputs:
     }
 
 
-def is_imbalanced(window: Window, imbalance_at: float) -> bool:
-    """Whether a few tasks have most of the lag, or one is busy while the others wait."""
+def is_imbalanced(window: LoadWindow, imbalance_at: float) -> bool:
+    """Whether few tasks have most of the lag, or one is busy while the others are idle."""
     hot = window.busy >= HOT_BUSY and window.busy_mean <= HOT_SHARE * window.busy
-    return hot or window.lag_spread >= imbalance_at  # NaN is not above anything
+    return hot or window.lag_spread >= imbalance_at  # NaN compares false
 
 
 def wanted_parallel(rate: float, load: Load) -> float:
-    """As how many threads a job must work for this rate."""
+    """The effective number of threads that a rate needs."""
     return rate / load.thread_rate if load.thread_rate > 0 else inf
 
 
 def rate_after_change(observation: Observation, input_rate: float, backlog: float) -> float:
-    """What a changed job must be able to do: its input at the target share, and within t the backlog and what
-    comes in while it restarts."""
+    """The rate that a changed job must sustain: its input at the target share, plus the backlog and the input
+    during the restart within t."""
     settings = observation.settings
     catch_up = (backlog + input_rate * observation.job.restart_s) / settings.recovery_s
-    # The second keeps a job that is mostly backlog from being short again at once.
+    # The second term prevents another step up at once for a job whose load is mostly backlog.
     return max(input_rate / settings.target + catch_up, (input_rate + catch_up) / settings.up_at)
 
 
 def useful_part(observation: Observation, rate: float) -> float:
-    """Of a rate what the jobs below can follow."""
+    """The part of a rate that downstream jobs can process."""
     return rate if observation.demand is None else min(rate, observation.demand.useful_rate)
 
 
-NOISE = 0.01  # so little above what P allows is no sign that it is wrong
-STAGING_MIN = 30  # minutes of work that show what a thread can do
+NOISE = 0.01  # a rate up to this share above what P allows does not prove P wrong
+STAGING_MIN = 30  # minutes of work needed to measure the first P
 _NAMES = ("processed_rate", "busy_mean", "task_count", "lag_s")
-# What the cost of the input was is read from these.
+# Metrics that show the cost of the input.
 COST_METRICS = ("ingest_rate", "processed_rate", "busy_mean", "task_count", "lag_s", "lag_records")
-LIKE_INPUT = 1.25  # input within this factor is like that of now
-COST_MIN = 5  # minutes on end
-DEAR = 0.8  # a thread that gave less than this part of what it gives now: the input was dear then
+LIKE_INPUT = 1.25  # input rates within this factor are compared
+COST_MIN = 5  # consecutive minutes
+DEAR = 0.8  # below this share of the rate now, the input was more expensive then
 
 
-def bootstrap_rate(frame: Frame, job: JobFacts, *, minutes: int) -> float | None:
-    """P from the last `minutes` under one shape; None: too few of them show it.
+def bootstrap_rate(frame: Frame, job: ScalerJobFacts, *, minutes: int) -> float | None:
+    """P from the last `minutes` with one shape; None if too few are usable.
 
-    The median of the busier half of the minutes: idle ones tell little, and one odd minute tells nothing.
+    It is the median of the busier half of the minutes: idle minutes and outliers do not count.
     """
     count = min(minutes, frame.minutes)
     values = frame.values
     if count < STAGING_MIN or any(name not in values for name in _NAMES):
         return None
-    # Lists: of so few numbers NumPy's calls cost more than its loops save.
+    # Plain lists: for so few numbers NumPy is slower.
     processed, busy, tasks, lags = [values[name][-count:].tolist() for name in _NAMES]
     wanted, slo_lag_s = job.shape.task_count, job.slo_lag_s
-    # Threads that are busy all the time and keep up show what they were given, not what they can do.
+    # Threads that are always busy and keep up show their input, not their capacity.
     usable = [
         (share if share < 1.0 else 1.0, rate)
         for rate, share, n, lag_s in zip(processed, busy, tasks, lags, strict=True)
@@ -197,9 +198,9 @@ def _median(ordered: list[float]) -> float:
 
 
 def adjust_rate(*, p: float, x: float, slots: float, measured: float | None) -> float | None:
-    """P after a round without lag: n' = ceil(X/P) above n shows that P was too low; None: it stands.
+    """P after a round without lag: if n' = ceil(X/P) is above n, P was too low; None if P stays.
 
-    It becomes the average throughput of a thread, or what its busy time shows if that is more.
+    The new P is the mean throughput of a thread, or the measured one if that is larger.
     """
     if p * slots * (1 + NOISE) >= x:
         return None
@@ -208,21 +209,21 @@ def adjust_rate(*, p: float, x: float, slots: float, measured: float | None) -> 
 
 
 def between(sustained: float, p: float, measured: float | None) -> float:
-    """P after a step down that broke the SLO: between X/n, which was sustained, and the estimate before.
+    """P after a step down that broke the SLO: between X/n, which was sustained, and the old estimate.
 
-    Threads that are busy all the time show where in between; else it is the middle.
+    It is the measured rate if that lies in between; else the middle.
     """
     low, high = min(sustained, p), max(sustained, p)
     return measured if measured is not None and low <= measured <= high else (low + high) / 2
 
 
 def dearest_rate(
-    values: Mapping[str, Points], job: JobFacts, load: Load, *, input_rate: float
+    values: Mapping[str, Points], job: ScalerJobFacts, load: Load, *, input_rate: float
 ) -> float | None:
-    """The lowest P over five minutes with input like `input_rate`; None: not clearly below that of now.
+    """The lowest P over five minutes at a similar input rate; None if it is not clearly below P now.
 
-    Where tasks were busy all the time and records piled up, P is what they processed. Else busy time tells.
-    It counts what batches cost too, so only minutes of as many tasks as now are compared, with each other.
+    While tasks were always busy and lag grew, P is what they processed. Otherwise it comes from busy time,
+    which includes the fixed cost of batches: only minutes with the current number of tasks are compared.
     """
     rate_now, measured = load.thread_rate, load.measured_rate
     if any(name not in values for name in COST_METRICS) or not 0 < rate_now < inf:
@@ -239,7 +240,7 @@ def dearest_rate(
     threads = np.zeros(len(tasks))
     for n in np.unique(tasks[is_usable]).tolist():
         threads[tasks == n] = at_work(int(n), k, partitions)
-    # Minutes in which the number of tasks changed show a restart.
+    # Minutes in which the number of tasks changed contain a restart and are left out.
     is_same = np.zeros(len(tasks), bool)
     is_same[1:] = tasks[1:] == tasks[:-1]
     full = _ratios(processed, threads, is_full & is_same)
@@ -252,7 +253,7 @@ def dearest_rate(
 
 
 def _ratios(amounts: Points, costs: Points, usable: NDArray[np.bool_]) -> Points:
-    """Amount over cost of each five minutes on end that are all usable."""
+    """Amount over cost of each five consecutive minutes that are all usable."""
     if len(usable) < COST_MIN:
         return np.zeros(0)
     amount, cost, count = (

@@ -1,7 +1,7 @@
-"""What the scaler decides on, and what it may answer. Pure.
+"""The scaler's input (`Observation`) and its possible decisions. Pure.
 
-An answer carries its reason, formula, inputs and the bounds that held as data: the journal keeps them and
-`penstock explain` shows them.
+A decision carries its reason, formula, inputs and bounds as data: they are journaled, and `penstock explain`
+shows them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 Generation = Literal["reactive", "proactive", "preactive"]
 
 DAY_MIN = 1440
-# Between which each number must lie.
+# Smallest and largest value of each setting.
 RANGES = {
     "window_min": (1, 60),
     "settle_min": (0, 60),
@@ -53,35 +53,37 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How the scaler treats a job. Minutes are `_min`, shares are of one."""
+class DecisionSettings:
+    """Parameters of decisions about a job. Minutes end in `_min`; shares are from 0 to 1."""
 
     generation: Generation = "preactive"
-    window_min: int = 5  # what "now" is
-    settle_min: int = 1  # first minutes of changed tasks say nothing about what they can do
-    stale_min: int = 3
-    recovery_s: float = 1800.0  # t, within which a backlog should be gone
+    window_min: int = 5  # the newest minutes, which decisions are based on
+    settle_min: int = 1  # minutes ignored after a change of the tasks
+    stale_min: int = 3  # older metrics are not used
+    recovery_s: float = 1800.0  # t, the time within which a backlog should be processed
     target: float = 0.7  # a new shape is used to at most this share
-    up_at: float = 0.85  # above this share a job is short
-    down_after_min: int = 60  # for how long less must have been enough
-    reactive_quiet_min: int = DAY_MIN  # no lag and no OOM for so long (Algorithm 2, line 10)
+    up_at: float = 0.85  # above this share a job is scaled up
+    down_after_min: int = 60  # how long a smaller shape must have been enough before scaling down
+    reactive_quiet_min: int = DAY_MIN  # minutes without lag and OOM before going down (Algorithm 2, line 10)
     reactive_step: float = 0.5
-    saving_min: float = 0.1  # of the threads: less is not worth a restart
-    resource_saving_min: float = 0.3  # of cpu or memory, where the number of threads stays
+    saving_min: float = 0.1  # share of the threads: a smaller saving is not worth a restart
+    resource_saving_min: float = 0.3  # the same for cpu or memory alone
     imbalance_at: float = 0.5  # standard deviation over mean
-    memory_soft: float = 0.9  # of what is reserved: above, more is reserved before it runs out
+    memory_soft: float = 0.9  # share of the reserved memory above which more is reserved
     headroom: float = 1.2  # reserved over estimated
     oom_factor: float = 1.5
     vertical_share: float = 0.2  # of a container: no task is larger (Turbine V-E)
     update_recent_min: int = 60
-    slower_at: float = 0.5  # a thread that gives less than this share of P has another problem than load
-    history_hours: float = 4.0  # x, for which a smaller shape must have been enough in the past
+    slower_at: float = 0.5  # a thread below this share of P has a problem other than load
+    history_hours: float = (
+        4.0  # x, the hours ahead for which a smaller shape must have been enough in the past
+    )
     history_days_min: int = 3  # fewer known days are no pattern
-    unlike_at: float = 0.2  # last 30 minutes that differ by more from those of the past are unlike it
-    judge_after_min: int = 5
-    observe_min: int = 60  # a breach of the SLO so soon after going down was its doing
-    effective_at: float = 0.1  # less of the expected gain: it did not help
-    remember_min: int = 360
+    unlike_at: float = 0.2  # if the last 30 minutes differ by more from past days, these are not used
+    judge_after_min: int = 5  # minutes before the effect of a step up is judged
+    observe_min: int = 60  # an SLO breach within this time after a step down is attributed to it
+    effective_at: float = 0.1  # below this share of the expected gain a step up did not help
+    remember_min: int = 360  # for how long a bad outcome prevents the same step
 
     def __post_init__(self) -> None:
         if self.generation not in ("reactive", "proactive", "preactive"):
@@ -100,23 +102,23 @@ class Settings:
 
 def _refused(name: str, value: object, wanted: str) -> ConfigError:
     return ConfigError(
-        f"the scaler's setting {name} is {value!r}",
+        f"the scaler setting {name} is {value!r}",
         why=f"it must be {wanted}",
         fix=f"set {name} to {wanted}",
     )
 
 
-DEFAULTS = Settings()
+DEFAULTS = DecisionSettings()
 
 
 KINDS = ("cpu", "memory_mb", "disk_mb", "network_mbps")
-# What rounding may leave of a whole number.
+# Tolerance for rounding errors.
 TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResources:
-    """What each task of a job gets."""
+    """Threads and resources of each task of a job."""
 
     threads: int = 1  # k
     cpu: float = 1.0
@@ -126,15 +128,15 @@ class TaskResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A number of tasks and what each gets."""
+class JobShape:
+    """A number of tasks, the resources of each, and the partition mapping."""
 
     task_count: int  # n
     task: TaskResources
-    mapping: tuple[int, ...] | None = None  # by partition, the task that reads it; None: dealt evenly
+    mapping: tuple[int, ...] | None = None  # by partition, the task that reads it; None: spread evenly
 
     def total(self, kind: str) -> float:
-        """What all tasks together reserve of one resource."""
+        """The amount of one resource that all tasks together reserve."""
         amount: float = getattr(self.task, kind)
         return self.task_count * amount
 
@@ -151,8 +153,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """How much of each resource there is; infinite where nobody set a limit."""
+class AvailableResources:
+    """The amount of each resource that is available; infinite if it is not limited."""
 
     cpu: float = inf
     memory_mb: float = inf
@@ -160,34 +162,34 @@ class Room:
     network_mbps: float = inf
 
 
-UNLIMITED = Room()
+UNLIMITED = AvailableResources()
 
 
-def mapping_of(shape: Shape, partitions: int) -> tuple[int, ...]:
+def mapping_of(shape: JobShape, partitions: int) -> tuple[int, ...]:
     """By partition, the task that reads it."""
     return shape.mapping if shape.mapping is not None else map_partitions(partitions, shape.task_count)
 
 
-def with_mapping(shape: Shape, mapping: tuple[int, ...]) -> Shape:
-    """The same tasks with their partitions dealt so; the even deal has no name of its own."""
+def with_mapping(shape: JobShape, mapping: tuple[int, ...]) -> JobShape:
+    """The shape with this mapping; an even mapping is stored as None."""
     is_even = mapping == map_partitions(len(mapping), shape.task_count)
     return replace(shape, mapping=None if is_even else mapping)
 
 
 def busiest_partitions(task_count: int, partitions: int) -> int:
-    """How many partitions the busiest task has."""
+    """The number of partitions of the task with most of them."""
     return -(-partitions // task_count)
 
 
 def share_of_busiest(task_count: int, partitions: int) -> float:
-    """Which part of the work the busiest task has. Partitions 0: work that is split at will."""
+    """The share of the work of the task with most partitions. Partitions 0: work can be split freely."""
     if partitions <= 0:
         return 1.0 / task_count
     return busiest_partitions(task_count, partitions) / partitions
 
 
 def parallel(task_count: int, threads: int, partitions: int) -> float:
-    """As how many threads a job works, n * k at most."""
+    """The effective number of threads of a job, n * k at most."""
     if partitions <= 0:
         return float(task_count * threads)
     rounds = -(-busiest_partitions(task_count, partitions) // threads)
@@ -195,7 +197,7 @@ def parallel(task_count: int, threads: int, partitions: int) -> float:
 
 
 def at_work(task_count: int, threads: int, partitions: int) -> float:
-    """How many threads work at a time while every task is busy: a task's last round may leave some idle."""
+    """The mean number of threads that work while all tasks are busy: not every round of a task fills all."""
     if threads == 1 or partitions <= 0:
         return float(task_count * threads)
     held, more = divmod(partitions, task_count)
@@ -204,14 +206,14 @@ def at_work(task_count: int, threads: int, partitions: int) -> float:
 
 
 def rounds_for(wanted: float, partitions: int) -> int:
-    """How many partitions a thread may carry so that the job works as `wanted` threads; 0: it cannot."""
+    """How many partitions per thread give `wanted` effective threads at least; 0: not possible."""
     if wanted <= 0 or not isfinite(partitions / wanted):
         return partitions
     return min(partitions, int(partitions / wanted + TINY))
 
 
 def threads_for(wanted: float, *, task_count: int, partitions: int) -> int | None:
-    """The fewest threads per task with which so many tasks work as `wanted` threads; None: no number does."""
+    """The fewest threads per task that give `wanted` effective threads; None if no number does."""
     if partitions <= 0:
         return max(1, ceil(wanted / task_count - TINY))
     rounds = rounds_for(wanted, partitions)
@@ -219,7 +221,7 @@ def threads_for(wanted: float, *, task_count: int, partitions: int) -> int | Non
 
 
 def tasks_for(wanted: float, *, threads: int, partitions: int) -> int | None:
-    """The fewest tasks of so many threads that work as `wanted` threads; None: no number does."""
+    """The fewest tasks that give `wanted` effective threads; None if no number does."""
     if partitions <= 0:
         return max(1, ceil(wanted / threads - TINY))
     rounds = rounds_for(wanted, partitions)
@@ -227,14 +229,14 @@ def tasks_for(wanted: float, *, threads: int, partitions: int) -> int | None:
 
 
 def align(task_count: int, partitions: int) -> int:
-    """The fewest tasks whose busiest has no more partitions than with `task_count`."""
+    """The fewest tasks with the same largest number of partitions per task as `task_count` has."""
     if partitions <= 0:
         return task_count
     return -(-partitions // busiest_partitions(min(task_count, partitions), partitions))
 
 
 def next_below(task_count: int, partitions: int) -> int:
-    """The next smaller number of tasks that is aligned; 0 below one."""
+    """The next smaller aligned number of tasks; 0 if there is none."""
     if partitions <= 0 or task_count <= 1:
         return task_count - 1
     return min(task_count - 1, -(-partitions // (busiest_partitions(task_count, partitions) + 1)))
@@ -247,60 +249,60 @@ Outcome = Literal["pending", "worked", "ineffective", "broke_slo", "overruled", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinFacts:
-    """A join as its plan and its config have it."""
+    """A join's parameters from its plan and config."""
 
-    window_s: float  # for how long a record waits for others, at most
-    created_ms: Millis = 0  # before this nothing was kept
+    window_s: float  # the longest time for which a record is stored to be joined
+    created_ms: Millis = 0  # before this the join had no state
     batch_rows_max: int = 50_000
     trigger_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Within which a job's shape must stay."""
+class ShapeLimits:
+    """Limits of a job's shape."""
 
     task_count_min: int = 1
     task_count_max: int = 32
-    threads_max: int = 1  # 1: the engine gives a task one thread whatever it asks for
-    container: Room = UNLIMITED  # what one container has
-    set_by: str = ""  # the layer that set `task_count_max`, where it is a person's
+    threads_max: int = 1  # 1: the engine ignores `threads`
+    container: AvailableResources = UNLIMITED  # resources of one container
+    set_by: str = ""  # "oncall" if that layer sets `task_count_max`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What is known of a job beyond its last minutes; None: not known."""
+    """Measured properties of a job that do not come from its last minutes; None: not known."""
 
     thread_rate: float | None = None  # P, records per second one thread can sustain
-    thread_rate_minute: int | None = None  # when that was learnt: an update since then makes it void
-    memory_fixed_mb: float | None = None  # what a task uses however little it does
+    thread_rate_minute: int | None = None  # minute of the measurement; an update since then invalidates it
+    memory_fixed_mb: float | None = None  # memory of a task without load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """A job as it is set up now."""
+class ScalerJobFacts:
+    """A job's setup now, as the scaler needs it."""
 
     name: str
-    shape: Shape
-    limits: Limits = Limits()
-    partitions: int = 0  # 0: the input is split at will
+    shape: JobShape
+    limits: ShapeLimits = ShapeLimits()
+    partitions: int = 0  # 0: the input can be split freely
     priority: int = 0
     is_privileged: bool = False
     slo_lag_s: float = 90.0
     state: State = "none"
     join: JoinFacts | None = None
-    restart_s: float = 30.0  # r, for how long a change stops it, as measured
-    changed_minute: int = 0  # its tasks were last started or changed then
-    updated_minute: int | None = None  # its owner last changed code or settings then
-    is_changing: bool = False  # a plan is under way
+    restart_s: float = 30.0  # r, measured downtime of a change
+    changed_minute: int = 0  # minute of the last start or change of its tasks
+    updated_minute: int | None = None  # minute of its owner's last change of code or settings
+    is_changing: bool = False  # a plan is in progress
     can_rebalance: bool = False  # more partitions than tasks, and the load of each partition is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLoads:
-    """What each partition brings, in their order."""
+    """The load of each partition, in order."""
 
-    rates: tuple[float, ...]  # records per second that arrive
-    lags: tuple[float, ...]  # records that wait
+    rates: tuple[float, ...]  # arriving records per second
+    lags: tuple[float, ...]  # unread records
 
     def within(self, recovery_s: float) -> tuple[float, ...]:
         """X + B/t of each."""
@@ -309,39 +311,39 @@ class PartitionLoads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """What the capacity manager has left for this job, quota included."""
+    """The capacity that is left for this job, quota included."""
 
-    room: Room = UNLIMITED
-    privileged_only: bool = False  # short: only privileged jobs may grow
+    room: AvailableResources = UNLIMITED
+    privileged_only: bool = False  # capacity is short: only privileged jobs may grow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the rest of a pipeline says about a job's input."""
+    """The demand of the rest of a pipeline on a job."""
 
-    input_rate: float = 0.0  # what the jobs above it will send once their plans are carried out
-    useful_rate: float = float("inf")  # above this the jobs below it cannot follow
-    bottleneck: str = ""  # the job below that sets it
+    input_rate: float = 0.0  # what upstream jobs will send after their own decisions
+    useful_rate: float = float("inf")  # the largest rate that downstream jobs can process
+    bottleneck: str = ""  # the downstream job that limits it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """What the scaler did to a job, as it was applied, and what came of it."""
+class ScalingAction:
+    """An applied change of a job's shape, and its outcome."""
 
     at_minute: int
-    before: Shape
-    after: Shape
+    before: JobShape
+    after: JobShape
     input_rate: float  # X at the time
     rate_before: float  # processed
     rate_expected: float  # of the shape as applied
     parallel_before: float
     outcome: Outcome = "pending"
     judged_minute: int | None = None
-    rate_after: float | None = None  # processed when it was judged; None: not judged, or by an older version
+    rate_after: float | None = None  # processed when it was judged; None: not judged, or by an old version
 
     @property
     def is_rebalance(self) -> bool:
-        """Whether it dealt the partitions anew, and nothing else."""
+        """Whether it changed only the partition mapping."""
         return (self.before.task_count, self.before.task) == (
             self.after.task_count,
             self.after.task,
@@ -350,25 +352,25 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All that one decision gets."""
+    """The input of one decision."""
 
-    job: JobFacts
+    job: ScalerJobFacts
     frame: Frame | NoFrame
     now_ms: Millis
     footprint: Footprint = Footprint()
     remaining: Remaining = Remaining()
-    past: tuple[Action, ...] = ()  # oldest first
+    past: tuple[ScalingAction, ...] = ()  # oldest first
     demand: Demand | None = None
-    settings: Settings = DEFAULTS
+    settings: DecisionSettings = DEFAULTS
     by_partition: PartitionLoads | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What a decision found out; whoever asked keeps it."""
+    """What a decision learnt; the caller stores it."""
 
     thread_rate: float | None = None  # P from now on
-    judged: Action | None = None  # the last action, with its outcome
+    judged: ScalingAction | None = None  # the last action, with its outcome
     alert: str = ""
 
 
@@ -377,7 +379,7 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Nothing to do, and why; `bound` names what held it."""
+    """No change, and the reason; `bound` names the rule or limit."""
 
     reason: str
     bound: str = ""
@@ -388,9 +390,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Another shape, and why; `bounds` are those that kept it from what was wanted."""
+    """Another shape, and the reason; `bounds` are the limits that made it smaller than wanted."""
 
-    shape: Shape
+    shape: JobShape
     reason: str
     direction: Literal["up", "down", "undo"]
     formula: str = ""
@@ -401,18 +403,18 @@ class Resize:
 
     @property
     def task_count(self) -> int:
-        """How many tasks there shall be."""
+        """The new number of tasks."""
         return self.shape.task_count
 
     @property
     def task(self) -> TaskResources:
-        """What each shall get."""
+        """The new resources of each task."""
         return self.shape.task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untriaged:
-    """A symptom whose cause more resources would not cure: an alert, never a resize."""
+    """A symptom that more resources would not cure: an alert, never a resize."""
 
     reason: str
     ruled_out: tuple[str, ...]
@@ -423,7 +425,7 @@ class Untriaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalance:
-    """Spread the partitions over the tasks anew: by partition, the task that shall read it."""
+    """Another partition mapping: by partition, the task that shall read it."""
 
     mapping: tuple[int, ...]
     reason: str
@@ -440,7 +442,7 @@ Decision = Hold | Resize | Untriaged | Rebalance
 
 
 def to_data(decision: Decision) -> dict[str, Any]:
-    """A decision as JSON values, for the journal."""
+    """A decision as JSON values for the journal."""
     data: dict[str, Any] = {
         "decision": type(decision).__name__.lower(),
         "reason": decision.reason,
@@ -473,7 +475,7 @@ def to_data(decision: Decision) -> dict[str, Any]:
 
 
 def is_short_of_room(decision: Decision) -> bool:
-    """Whether it would have been more if more were left in the cluster."""
+    """Whether the cluster's capacity made the step smaller."""
     match decision:
         case Hold(bound=bound):
             return bound.startswith("capacity")
@@ -484,38 +486,38 @@ def is_short_of_room(decision: Decision) -> bool:
 
 PAST_MAX = 20
 RESTARTS_MAX = 3
-RESTART_S = 30.0  # until one was measured
-# A learnt rate that differs by less than this is the same.
+RESTART_S = 30.0  # used until a restart was measured
+# A measured rate that differs by less than this share counts as unchanged.
 SAME_RATE = 0.01
 
 
 class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The scaler's part of a job's record."""
+    """The scaler's part of a job's policy record."""
 
-    birth: str = ""  # of the job: one of the same name that came later is another
+    birth: str = ""  # birth id of the job: a later job of the same name has another
     thread_rate: float | None = None  # P
     thread_rate_minute: int | None = None
-    past: tuple[Action, ...] = ()  # oldest first
+    past: tuple[ScalingAction, ...] = ()  # oldest first
     restarts_s: tuple[float, ...] = ()  # as measured, newest last
-    said: str = ""  # what the journal last heard, as a key: the same is not told twice
+    said: str = ""  # key of the last journaled decision, so that repeats are not journaled
 
     @property
     def footprint(self) -> Footprint:
-        """What decisions know of the job beyond its metrics."""
+        """The measured properties that decisions use."""
         return Footprint(thread_rate=self.thread_rate, thread_rate_minute=self.thread_rate_minute)
 
     @property
     def restart_s(self) -> float:
-        """For how long a change stops the job: the longest of the last few."""
+        """Expected downtime of a change: the longest of the last measured ones."""
         return max(self.restarts_s, default=RESTART_S)
 
     @property
-    def pending(self) -> Action | None:
-        """What was done and is not judged yet."""
+    def pending(self) -> ScalingAction | None:
+        """The last action, if it is not judged yet."""
         return self.past[-1] if self.past and self.past[-1].outcome == "pending" else None
 
-    def learning(self, learnt: Learnt, now_ms: Millis) -> ScalerMemory:
-        """With what a decision found out."""
+    def with_learnt(self, learnt: Learnt, now_ms: Millis) -> ScalerMemory:
+        """The memory with what a decision learnt."""
         memory = self
         if learnt.judged is not None and self.past:
             memory = _with(memory, past=(*self.past[:-1], learnt.judged))
@@ -524,24 +526,24 @@ class ScalerMemory(msgspec.Struct, frozen=True, kw_only=True):
             memory = _with(memory, thread_rate=rate, thread_rate_minute=now_ms // MINUTE_MS)
         return memory
 
-    def acting(self, action: Action) -> ScalerMemory:
-        """With something that is done now. What was still watched is overruled by it."""
+    def with_action(self, action: ScalingAction) -> ScalerMemory:
+        """The memory with an action that is applied now; it overrules a pending one."""
         past = self.past
         if self.pending is not None:
             past = (*past[:-1], with_changes(past[-1], outcome="overruled", judged_minute=action.at_minute))
         return _with(self, past=(*past, action)[-PAST_MAX:])
 
     def without_last(self) -> ScalerMemory:
-        """What was to be done was not done after all, and will be told when it is."""
+        """The memory without the last action, whose write was refused; the next one is journaled again."""
         return _with(self, past=self.past[:-1], said="")
 
-    def restarted(self, seconds: float) -> ScalerMemory:
-        """With one more measured restart."""
+    def with_restart(self, seconds: float) -> ScalerMemory:
+        """The memory with one more measured restart."""
         return _with(self, restarts_s=(*self.restarts_s, round(seconds, 1))[-RESTARTS_MAX:])
 
-    def telling(self, said: str) -> ScalerMemory:
-        """With what the journal hears now."""
-        return self if said == self.said else _with(self, said=said)
+    def with_journal_key(self, key: str) -> ScalerMemory:
+        """The memory with the key of a decision that is journaled now."""
+        return self if key == self.said else _with(self, said=key)
 
 
 def _with(memory: ScalerMemory, **news: object) -> ScalerMemory:

@@ -1,4 +1,4 @@
-"""What the scaler decides on, from what a job's config, its metrics and its memory say. Pure."""
+"""Builds the scaler's `Observation` from a job's config, metrics and memory. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.core.clock import Millis
 from penstock.fleet.messages import TaskReport
 from penstock.jobs.config import JobConfig, ScalerSettings
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame, NoFrame, Points
-from penstock.scaling.metrics.minutes import MinuteBook
+from penstock.scaling.metrics.minutes import MinuteAggregator
 from penstock.scaling.scaler.estimators import join_facts
 from penstock.scaling.scaler.load import STAGING_MIN
 from penstock.scaling.scaler.observation import (
     DAY_MIN,
     KINDS,
-    JobFacts,
-    Limits,
+    AvailableResources,
+    DecisionSettings,
+    JobShape,
     Observation,
     Remaining,
-    Room,
+    ScalerJobFacts,
     ScalerMemory,
-    Settings,
-    Shape,
+    ShapeLimits,
     State,
     TaskResources,
     with_mapping,
@@ -36,10 +36,10 @@ from penstock.scaling.scaler.observation import (
 from penstock.scaling.scaler.rebalance import can_rebalance, loads_of
 from penstock.scaling.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED
 
-# Where a container says how much it has, a task may grow to a fifth of it (V-E); else it keeps one thread.
+# Limit of threads per task if containers declare their size; a fifth of a container limits it further (V-E).
 THREADS_MAX = 64
 STALE_STEPS = 4
-JOIN_MORE_MIN = 30  # beyond its window: for disorder and lag
+JOIN_MORE_MIN = 30  # minutes beyond a join's window, for disorder and lag
 _OWN = ("generation", "recovery_s", "target", "up_at", "history_hours")
 _STATES: Mapping[str, State] = {"join": "join"}
 
@@ -54,60 +54,60 @@ class ScalableJob:
     expected_version: int
     generation: int
     task_count: int
-    mapping: tuple[int, ...] = ()  # by partition, the task that reads it; none: not known
-    is_settled: bool  # runs, with no plan open and nothing held
-    config: JobConfig  # what runs
-    layer: Mapping[str, Any] = field(default_factory=dict)  # what the scaler layer says
-    oncall: frozenset[str] = frozenset()  # paths that a person has set: then they are theirs
+    mapping: tuple[int, ...] = ()  # by partition, the task that reads it; empty: not known
+    is_settled: bool  # running, without an open plan or hold
+    config: JobConfig  # the running config
+    layer: Mapping[str, Any] = field(default_factory=dict)  # the scaler layer
+    oncall: frozenset[str] = frozenset()  # paths set in the oncall layer, which the scaler may not change
     created_ms: Millis = 0
-    changed_ms: Millis = 0  # its running config was last changed then
-    updated_ms: Millis | None = None  # its owner changed it then, after it was made
+    changed_ms: Millis = 0  # time of the last change of its running config
+    updated_ms: Millis | None = None  # time of its owner's last change after its creation
 
     @property
-    def shape(self) -> Shape:
-        """Its tasks as they run."""
+    def shape(self) -> JobShape:
+        """Its tasks as they run now."""
         resources = self.config.resources
         task = TaskResources(
             threads=self.config.threads, **{kind: float(getattr(resources, kind)) for kind in KINDS}
         )
-        shape = Shape(task_count=self.task_count, task=task)
+        shape = JobShape(task_count=self.task_count, task=task)
         return with_mapping(shape, self.mapping) if self.mapping else shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """What one container has, and what is left of all; infinite where nobody set a limit."""
+class ClusterCapacity:
+    """Resources of one container, and what is left in the cluster; infinite if not limited."""
 
-    container: Room = field(default_factory=Room)
-    remaining: Room = field(default_factory=Room)
+    container: AvailableResources = field(default_factory=AvailableResources)
+    remaining: AvailableResources = field(default_factory=AvailableResources)
     privileged_only: bool = False
 
 
 @lru_cache(maxsize=1024)
-def settings_of(given: ScalerSettings) -> Settings:
-    """The scaler's settings for a job."""
+def settings_of(given: ScalerSettings) -> DecisionSettings:
+    """Decision settings from a job's config."""
     own = {name: getattr(given, name) for name in _OWN}
-    quiet: dict[str, Any] = {}
+    idle: dict[str, Any] = {}
     if given.quiet_s is not None:
         minutes = min(14 * DAY_MIN, max(1, ceil(given.quiet_s / 60)))
-        quiet = {"down_after_min": minutes, "reactive_quiet_min": minutes}
-    return Settings(settle_min=min(60, ceil(given.settle_s / 60)), **quiet, **own)
+        idle = {"down_after_min": minutes, "reactive_quiet_min": minutes}
+    return DecisionSettings(settle_min=min(60, ceil(given.settle_s / 60)), **idle, **own)
 
 
 @lru_cache(maxsize=1024)
-def _in_steps(settings: Settings, settle_s: float, step_ms: int) -> Settings:
-    """The same where a "minute" is a step of seconds."""
+def _in_steps(settings: DecisionSettings, settle_s: float, step_ms: int) -> DecisionSettings:
+    """The settings for frames whose "minute" is a step of some seconds."""
     return replace(settings, settle_min=min(60, ceil(settle_s * 1000 / step_ms)), stale_min=STALE_STEPS)
 
 
-def minutes_needed(settings: Settings) -> int:
-    """How much of the past a decision may look at, the 14 days apart."""
-    quiet = settings.reactive_quiet_min if settings.generation == "reactive" else settings.down_after_min
-    return min(14 * DAY_MIN, max(2 * STAGING_MIN, quiet + settings.window_min))
+def minutes_needed(settings: DecisionSettings) -> int:
+    """How many minutes a decision may read, apart from the history of 14 days."""
+    idle = settings.reactive_quiet_min if settings.generation == "reactive" else settings.down_after_min
+    return min(14 * DAY_MIN, max(2 * STAGING_MIN, idle + settings.window_min))
 
 
 def minutes_of(job: ScalableJob) -> int:
-    """The same for one job: a join is looked at for as long as it keeps records, up to a day."""
+    """The same for one job: for a join at least the time for which it stores records, up to a day."""
     needed, join = minutes_needed(settings_of(job.config.scaler)), join_facts(job.config, job.created_ms)
     return needed if join is None else max(needed, min(DAY_MIN, ceil(join.window_s / 60) + JOIN_MORE_MIN))
 
@@ -116,16 +116,16 @@ def observe(
     job: ScalableJob,
     frame: Frame | NoFrame,
     memory: ScalerMemory,
-    capacity: Capacity,
+    capacity: ClusterCapacity,
     reports: Sequence[TaskReport] = (),
     *,
     now_ms: Millis,
 ) -> Observation:
-    """A job by its minutes; by partition, as its tasks say now."""
+    """The observation of a job from its minutes, and from its tasks' newest reports by partition."""
     config = job.config
     updated = job.updated_ms
     by_partition = loads_of(reports, job.mapping, generation=job.generation)
-    facts = JobFacts(
+    facts = ScalerJobFacts(
         name=job.name,
         shape=job.shape,
         limits=_limits(job, capacity.container),
@@ -154,7 +154,7 @@ def observe(
 
 
 def hasten(observation: Observation, frame: Frame, job: ScalableJob) -> Observation:
-    """The same job by its seconds: nothing is judged; what is remembered or was updated counts as of now."""
+    """The observation by the second: no action is pending, and updates and bad outcomes count as of now."""
     settings, facts, now_minute = observation.settings, observation.job, observation.now_ms // MINUTE_MS
     step = observation.now_ms // frame.step_ms
     updated = facts.updated_minute
@@ -185,10 +185,10 @@ def hasten(observation: Observation, frame: Frame, job: ScalableJob) -> Observat
     )
 
 
-def _limits(job: ScalableJob, container: Room) -> Limits:
+def _limits(job: ScalableJob, container: AvailableResources) -> ShapeLimits:
     config = job.config
     has_threads = config.isolation == "process" and container.cpu < inf
-    return Limits(
+    return ShapeLimits(
         task_count_min=config.scaler.task_count_min,
         task_count_max=config.task_count_max,
         threads_max=max(THREADS_MAX if has_threads else 1, config.threads),
@@ -205,7 +205,7 @@ def _state(config: JobConfig) -> State:
 
 
 def _with_read_limit(frame: Frame | NoFrame, config: JobConfig, task_count: int) -> Frame | NoFrame:
-    """A task that reads as much per trigger as it may is busy, however fast it is done with it."""
+    """Count a task that reads its maximum per trigger as busy, however short its batches are."""
     trigger_ms = config.trigger_ms
     if isinstance(frame, NoFrame) or trigger_ms <= 0:
         return frame
@@ -233,12 +233,12 @@ class _Steps:
     rows: deque[Points] = field(default_factory=lambda: deque(maxlen=STEPS))
 
 
-class SecondsBook:
-    """The last steps of the jobs that are watched. Requires: looks come one after another."""
+class SecondsAggregator:
+    """The last steps of some seconds of the jobs with lag. Requires: calls do not overlap."""
 
     def __init__(self, heartbeat_ms: Millis) -> None:
         self.step_ms = 2 * heartbeat_ms
-        self._book = MinuteBook(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
+        self._book = MinuteAggregator(self.step_ms, covered_min_ms=heartbeat_ms / 2, whole_batches=True)
         self._steps: dict[str, _Steps] = {}
 
     def observe(
@@ -247,12 +247,12 @@ class SecondsBook:
         watched: Mapping[str, tuple[int, int]],
         reports: Mapping[str, Sequence[TaskReport]],
     ) -> None:
-        """One look at the jobs that are watched: by job, its generation and number of tasks."""
+        """Add reports. `watched`: by job, its generation and number of tasks."""
         ended = self._book.observe(now_ms, watched, reports)
         if ended is not None:
             for name, row in zip(ended.jobs, ended.values, strict=True):
                 self._put(name, ended.minute, row)
-        # Only now: the step that ended was still of what was watched before.
+        # Forget jobs only now, since the step that ended was for those watched before.
         for gone in self._steps.keys() - watched.keys():
             del self._steps[gone]
         for name, (generation, _) in watched.items():
@@ -265,16 +265,16 @@ class SecondsBook:
         if steps is None:
             return
         if steps.last >= 0 and not 0 < step - steps.last <= STEPS:
-            steps.rows.clear()  # what was seen before a gap and after it is not one stretch
+            steps.rows.clear()  # rows before and after a gap do not belong together
         if not np.isnan(row[_RATES]).any():
             steps.last = step
             steps.rows.append(row)
 
     def frame(self, job: str) -> Frame | NoFrame:
-        """The last seconds of a job, or why they say nothing."""
+        """The last seconds of a job, or why they cannot be used."""
         steps = self._steps.get(job)
         if steps is None or not steps.rows:
-            return NoFrame(job=job, reason="not seen for long enough")
+            return NoFrame(job=job, reason="it has not been observed for long enough")
         columns = np.array(steps.rows).T[_COLUMNS]
         return Frame(
             job=job,

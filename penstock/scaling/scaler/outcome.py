@@ -1,6 +1,6 @@
-"""What came of the scaler's last action, as it was applied: undo what did not help, and remember it. Pure.
+"""The outcome of the scaler's last action: actions that did not help are undone and remembered. Pure.
 
-Nothing is judged that a person changed since, nor before the tasks have settled.
+An action is not judged before the tasks have settled, nor if a person changed the shape since.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from penstock.scaling.scaler.estimators import capacity
 from penstock.scaling.scaler.growth import fits, task_range
 from penstock.scaling.scaler.load import SATURATED, Load, between, inputs_of, known_thread_rate
 from penstock.scaling.scaler.observation import (
-    Action,
     Inputs,
+    JobShape,
     Learnt,
     Observation,
     Outcome,
     Rebalance,
     Resize,
-    Shape,
+    ScalingAction,
     Step,
     mapping_of,
     parallel,
 )
-from penstock.scaling.scaler.window import Window
+from penstock.scaling.scaler.window import LoadWindow
 
-# Input that grew by more than this since explains a lag without the action.
+# If the input grew by more than this factor since, it explains the lag, not the action.
 SAME_INPUT = 1.1
-# With so much more input, or so much more processed than in the trial, a step that did not help is worth
-# another try: what limited it then does not limit it now.
+# A step that did not help is tried again if the input or the processed rate is higher than then by these
+# factors: what limited the job then does not limit it now.
 MORE_INPUT = 1.25
 MORE_PROCESSED = 1.25
 GAIN = "(processed - before) / (expected - before)"
 
 
-def record(decision: Step, applied: Shape, observation: Observation, window: Window, load: Load) -> Action:
-    """What to remember of an action. The expectation is that of the shape as applied, not as wished."""
+def record(
+    decision: Step, applied: JobShape, observation: Observation, window: LoadWindow, load: Load
+) -> ScalingAction:
+    """The action to store. Its expected rate is that of the applied shape, not of the wanted one."""
     job = observation.job
     limit = capacity(applied, job.partitions, load.thread_rate)
     needed = load.input_rate + window.lag_records / observation.settings.recovery_s
     if isinstance(decision, Rebalance):
         limit = decision.rate_expected
-    return Action(
+    return ScalingAction(
         at_minute=minute_of(observation.now_ms),
         before=job.shape,
         after=applied,
@@ -52,18 +54,18 @@ def record(decision: Step, applied: Shape, observation: Observation, window: Win
         rate_before=window.processed_rate,
         rate_expected=min(limit, needed),
         parallel_before=load.parallel,
-        # What is undone is not judged again: it would be undone in turn.
+        # An undo is not judged, or it would be undone in turn.
         outcome="worked" if decision.direction == "undo" else "pending",
     )
 
 
 def minute_of(now_ms: Millis) -> int:
-    """The minute a moment lies in."""
+    """The minute of a time."""
     return now_ms // MINUTE_MS
 
 
-def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt, Step | None]:
-    """The outcome of the last action if it can be told now, and what undoes it if it should be undone."""
+def judge(observation: Observation, window: LoadWindow, load: Load) -> tuple[Learnt, Step | None]:
+    """The outcome of the last action if it can be judged now, and an undo if it did not help."""
     action = observation.past[-1] if observation.past else None
     if action is None or action.outcome != "pending":
         return Learnt(), None
@@ -71,7 +73,7 @@ def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt,
         return _judged(observation, window, action, "overruled"), None
     since = window.end_minute - 1 - action.at_minute
     if load.is_lagging and (window.processed_min <= 0 or window.failures > 0):
-        # What it calls hangs, or its tasks fail: whatever the step did, it does not show now.
+        # A dependency hangs or tasks fail, so the effect of the step cannot be measured.
         if since < observation.settings.observe_min:
             return Learnt(), None
         return _judged(observation, window, action, "inconclusive"), None
@@ -84,7 +86,7 @@ def judge(observation: Observation, window: Window, load: Load) -> tuple[Learnt,
 
 
 def _judge_up(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Resize | None]:
     settings = observation.settings
     if since < settings.judge_after_min + settings.settle_min:
@@ -95,18 +97,18 @@ def _judge_up(
     if helped:
         return _judged(observation, window, action, "worked"), None
     alert = (
-        f"{action.after.task_count} tasks of {action.after.task.threads} threads were to process "
-        f"{action.rate_expected:.3g} records/s and process {window.processed_rate:.3g}, "
-        f"{action.rate_before:.3g} before: more does not help"
+        f"{action.after.task_count} tasks of {action.after.task.threads} threads process "
+        f"{window.processed_rate:.3g} records/s; {action.rate_expected:.3g} were expected, and it was "
+        f"{action.rate_before:.3g} before: more tasks or threads do not help"
     )
     learnt = _judged(observation, window, action, "ineffective", alert=alert)
     return learnt, _undo(observation, window, load, action, learnt, alert)
 
 
 def _judge_rebalance(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Rebalance | None]:
-    """Partitions that were dealt anew helped if there is no lag, if it falls, or if more is processed."""
+    """A rebalance helped if there is no lag, if it falls, or if more is processed."""
     settings, job = observation.settings, observation.job
     if since < settings.judge_after_min + settings.settle_min:
         return Learnt(), None
@@ -117,7 +119,7 @@ def _judge_rebalance(
     if not load.is_lagging or is_falling or enough:
         return _judged(observation, window, action, "worked"), None
     alert = (
-        f"the partitions were dealt anew, and the lag is still {window.lag_s:.0f} s: "
+        f"the partitions were rebalanced, and the lag is still {window.lag_s:.0f} s: "
         f"{window.processed_rate:.3g} records/s are processed, {action.rate_before:.3g} before"
     )
     learnt = _judged(observation, window, action, "ineffective", alert=alert)
@@ -127,7 +129,7 @@ def _judge_rebalance(
     return learnt, Rebalance(
         mapping=before,
         direction="undo",
-        reason=f"{alert}; back to the deal before",
+        reason=f"{alert}; back to the mapping before",
         formula=GAIN,
         inputs=_compared(observation, window, load, action),
         rate_expected=action.rate_before,
@@ -136,14 +138,14 @@ def _judge_rebalance(
 
 
 def _judge_down(
-    observation: Observation, window: Window, load: Load, action: Action, since: int
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, since: int
 ) -> tuple[Learnt, Resize | None]:
     shrank = parallel_of(action.after, observation) < action.parallel_before
     is_saturated = window.busy_mean >= SATURATED
-    # Threads that are busy all the time will break the SLO: nobody needs to wait for it.
+    # Threads that are always busy will break the SLO, so do not wait until they do.
     broke = load.is_lagging or (is_saturated and load.used > observation.settings.up_at)
     if broke and shrank and window.input_rate <= SAME_INPUT * action.input_rate:
-        # The estimate of P was too high; what the larger shape did is a lower bound.
+        # The estimate of P was too high; the rate of the larger shape is a lower bound.
         sustained = action.input_rate / action.parallel_before
         p = known_thread_rate(observation) or load.thread_rate
         measured = load.measured_rate if is_saturated else None
@@ -162,7 +164,7 @@ def _judge_down(
 
 
 def _undo(
-    observation: Observation, window: Window, load: Load, action: Action, learnt: Learnt, why: str
+    observation: Observation, window: LoadWindow, load: Load, action: ScalingAction, learnt: Learnt, why: str
 ) -> Resize | None:
     job = observation.job
     fewest, most = task_range(job)
@@ -179,7 +181,7 @@ def _undo(
     )
 
 
-def _compared(observation: Observation, window: Window, load: Load, action: Action) -> Inputs:
+def _compared(observation: Observation, window: LoadWindow, load: Load, action: ScalingAction) -> Inputs:
     return {
         **inputs_of(observation, window, load),
         "processed": window.processed_rate,
@@ -189,7 +191,7 @@ def _compared(observation: Observation, window: Window, load: Load, action: Acti
 
 
 def _judged(
-    observation: Observation, window: Window, action: Action, outcome: Outcome, alert: str = ""
+    observation: Observation, window: LoadWindow, action: ScalingAction, outcome: Outcome, alert: str = ""
 ) -> Learnt:
     judged = replace(
         action,
@@ -200,16 +202,16 @@ def _judged(
     return Learnt(judged=judged, alert=alert)
 
 
-def parallel_of(shape: Shape, observation: Observation) -> float:
-    """As how many threads a shape works on this job's partitions."""
+def parallel_of(shape: JobShape, observation: Observation) -> float:
+    """The effective number of threads of a shape on this job's partitions."""
     return parallel(shape.task_count, shape.task.threads, observation.job.partitions)
 
 
-# --- what is remembered
+# --- remembered outcomes
 
 
-def ups_that_did_not_help(observation: Observation, window: Window) -> Action | None:
-    """The newest remembered step up that did not help, unless the code or what limited it changed since."""
+def ups_that_did_not_help(observation: Observation, window: LoadWindow) -> ScalingAction | None:
+    """The newest step up that did not help, unless the code or the job's limit changed since."""
     for action in reversed(observation.past):
         if (
             action.outcome == "ineffective"
@@ -222,8 +224,8 @@ def ups_that_did_not_help(observation: Observation, window: Window) -> Action | 
     return None
 
 
-def rebalance_that_did_not_help(observation: Observation, window: Window) -> Action | None:
-    """The newest remembered new deal of partitions that did not help, unless the code changed since."""
+def rebalance_that_did_not_help(observation: Observation, window: LoadWindow) -> ScalingAction | None:
+    """The newest rebalance that did not help, unless the code changed since."""
     for action in reversed(observation.past):
         is_one = action.is_rebalance and action.outcome == "ineffective"
         if is_one and _is_remembered(observation, window, action):
@@ -231,8 +233,8 @@ def rebalance_that_did_not_help(observation: Observation, window: Window) -> Act
     return None
 
 
-def down_that_broke(observation: Observation, window: Window, slots: float) -> Action | None:
-    """A remembered step down, to no less than this one, that broke the SLO at no more input than now."""
+def down_that_broke(observation: Observation, window: LoadWindow, slots: float) -> ScalingAction | None:
+    """A step down that broke the SLO, to at least as many threads and with no more input than now."""
     for action in reversed(observation.past):
         if (
             action.outcome == "broke_slo"
@@ -244,17 +246,17 @@ def down_that_broke(observation: Observation, window: Window, slots: float) -> A
     return None
 
 
-def _is_limited_as_then(window: Window, action: Action) -> bool:
-    """Whether the job processes no more than in the trial: then what held it then may hold it now.
+def _is_limited_as_then(window: LoadWindow, action: ScalingAction) -> bool:
+    """Whether the job processes no more than after that step, so that the same limit may hold now.
 
-    A sink that takes so much and no more gives few tasks as much as many. A dependency that was slow in the
-    trial and is well again gives them more.
+    A sink with a fixed maximum limits few tasks as much as many. A dependency that was slow then and has
+    recovered does not limit the job any more.
     """
     then = action.rate_after if action.rate_after is not None else action.rate_before
     return window.processed_rate <= MORE_PROCESSED * then
 
 
-def _is_remembered(observation: Observation, window: Window, action: Action) -> bool:
+def _is_remembered(observation: Observation, window: LoadWindow, action: ScalingAction) -> bool:
     judged = action.judged_minute if action.judged_minute is not None else action.at_minute
     updated = observation.job.updated_minute
     if updated is not None and updated >= action.at_minute:

@@ -1,7 +1,7 @@
-"""The pattern analyzer: what the last 14 days say about a smaller shape (Turbine V-C). Pure.
+"""The pattern analyzer: checks a smaller shape against the last 14 days (Turbine V-C). Pure.
 
-A step down is kept only if the smaller shape would have carried the next x hours on the days before. When the
-last half hour is unlike the same half hours of those days, the past says nothing and is not asked.
+A step down is allowed only if the smaller shape would have carried the next x hours on the days before. If
+the input of the last half hour differs from the same half hour on those days, the history is not used.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scaling.metrics.frames import Points
-from penstock.scaling.scaler.observation import DAY_MIN, Settings
+from penstock.scaling.scaler.observation import DAY_MIN, DecisionSettings
 
 DAYS = 14
 RECENT_MIN = 30
-# Of a day's stretch so much must be known; and so many standard deviations between days are usual.
+# Share of a day's stretch that must be known; deviation between days, in standard deviations, that is normal.
 KNOWN_MIN = 0.8
 USUAL_DEVIATIONS = 3.0
-# One day in fourteen may be odd. A peak of one weekday shows on two.
+# One day in fourteen may be an outlier. A weekly peak is there on two.
 ODD_DAYS = 1 / 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Per minute, what a job's input was, up to 14 days back; NaN where nobody knows."""
+    """A job's input per minute, up to 14 days back; NaN if not known."""
 
     first_minute: int
     input_rate: Points
     key_count: Points | None = None
     last_day: Mapping[str, Points] = field(
         default_factory=dict
-    )  # by metric, what tells the cost of the input
+    )  # by metric, the last day of those that show the cost of the input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """What the past says about the next hours: the input and keys to be ready for; `off` says why nothing."""
+    """The expected peak of input and keys in the next hours; `off` is the reason if there is none."""
 
     off: str = ""
     days: int = 0
     recent_rate: float = 0.0
     usual_rate: float = 0.0
-    input_peak: float = 0.0  # on all days but the odd ones, smoothed as decisions see it
+    input_peak: float = 0.0  # without outlier days, averaged over a decision's window
     key_peak: float = float("nan")
 
 
-def analyse(history: History, recent: Points, *, end_minute: int, settings: Settings) -> Pattern:
-    """The pattern of the next `history_hours` from `end_minute` on, the first minute not yet seen.
+def analyse(history: History, recent: Points, *, end_minute: int, settings: DecisionSettings) -> Pattern:
+    """The pattern of the next `history_hours` from `end_minute` on, the first minute without data.
 
     `recent` is the input of the last half hour.
     """
     hours_min = max(1, round(settings.history_hours * 60))
     days_back = _days(history.input_rate, history.first_minute, end_minute)
     ahead = _cleaned(days_back[:, :hours_min])
-    # A row ends at this time of the day after it; the last row's end is now.
+    # A row ends at this time of the following day; the last row ends now.
     before = _cleaned(days_back[:-1, -RECENT_MIN:])
     known, usual_known = _is_known(ahead), _is_known(before)
     days = int(known.sum())
     if min(days, int(usual_known.sum())) < settings.history_days_min:
-        return Pattern(off=f"{days} days of history are no pattern", days=days)
+        return Pattern(off=f"{days} days of history are too few", days=days)
     if len(recent) < RECENT_MIN or not _is_known(recent[None, :])[0]:
         return Pattern(off="the last half hour has gaps", days=days)
     recent_rate = float(np.nanmean(recent))
@@ -69,7 +69,7 @@ def analyse(history: History, recent: Points, *, end_minute: int, settings: Sett
     usual, spread = float(means.mean()), float(means.std())
     if abs(recent_rate - usual) > max(settings.unlike_at * usual, USUAL_DEVIATIONS * spread):
         return Pattern(
-            off=f"{recent_rate:.3g} records/s in the last half hour are unlike the usual {usual:.3g}",
+            off=f"{recent_rate:.3g} records/s in the last half hour differ from the usual {usual:.3g}",
             days=days,
             recent_rate=recent_rate,
             usual_rate=usual,
@@ -89,10 +89,10 @@ def _key_peak(history: History, end_minute: int, minutes: int, known: NDArray[np
     if history.key_count is None or len(history.key_count) != len(history.input_rate):
         return float("nan")
     keys = _cleaned(_days(history.key_count, history.first_minute, end_minute)[:, :minutes][known])
-    kept = keys[_is_known(keys)]
-    if not len(kept):
+    known_days = keys[_is_known(keys)]
+    if not len(known_days):
         return float("nan")
-    return float(np.sort(np.nanmax(kept, axis=1))[max(0, len(kept) - 1 - odd)])
+    return float(np.sort(np.nanmax(known_days, axis=1))[max(0, len(known_days) - 1 - odd)])
 
 
 def _days(points: Points, first_minute: int, end_minute: int) -> Points:
@@ -109,7 +109,7 @@ def _days(points: Points, first_minute: int, end_minute: int) -> Points:
 
 
 def _cleaned(rows: Points) -> Points:
-    """What cannot be is not known."""
+    """Replace invalid values by NaN."""
     with np.errstate(invalid="ignore"):
         return np.where((rows >= 0) & (rows < np.inf), rows, np.nan)
 

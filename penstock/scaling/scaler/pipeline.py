@@ -1,7 +1,7 @@
-"""A whole pipeline in one step: rates are carried through its graph, so that every job is sized for what the
-jobs above it will send once their own plans are carried out (DS2; StreamOps 5.1). Pure.
+"""Decides a whole pipeline in one step: rates are propagated through its graph, so that every job is sized
+for what its upstream jobs will send after their own decisions (DS2; StreamOps 5.1). Pure.
 
-And back: no job is made larger than the jobs below it can follow at their largest.
+Backwards as well: no job is made larger than its downstream jobs can follow at their largest size.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.scaling.scaler.decide import LookBack, decide
 from penstock.scaling.scaler.growth import task_range, threads_limit
 from penstock.scaling.scaler.load import Load, assess
 from penstock.scaling.scaler.observation import Decision, Demand, Hold, Observation, Resize, parallel
-from penstock.scaling.scaler.window import Window, optional, read_window
+from penstock.scaling.scaler.window import LoadWindow, optional, read_window
 
 _DRAIN_METRICS = ("ingest_rate", "processed_rate", "lag_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class JobEdge:
     """One job feeds another. Selectivity: records sent per record processed; None: as measured."""
 
     above: str
@@ -34,20 +34,20 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    window: Window
+class _Measured:
+    window: LoadWindow
     load: Load
     rate_max: float  # at the largest shape its limits allow
 
 
 def decide_pipeline(
     observations: Mapping[str, Observation],
-    edges: Iterable[Edge],
+    edges: Iterable[JobEdge],
     look_back: Mapping[str, LookBack] | None = None,
 ) -> dict[str, Decision]:
-    """A decision for every job, those above first. One without numbers holds, and tells others nothing."""
+    """A decision for every job, upstream first. A job without metrics holds, and does not affect others."""
     graph = _graph(observations, edges)
-    seen = {name: found for name in graph if (found := _look(observations[name])) is not None}
+    seen = {name: found for name in graph if (found := _measure(observations[name])) is not None}
     _set_selectivities(graph, observations, seen)
     useful = _useful_rates(graph, seen)
     decisions: dict[str, Decision] = {}
@@ -76,10 +76,10 @@ def decide_pipeline(
 def _without_drained(
     graph: Any, observations: Mapping[str, Observation], drained: Mapping[str, Points], name: str
 ) -> tuple[Frame | NoFrame, Points]:
-    """A job's minutes without what came only because a job above worked off a backlog that is gone by now.
+    """A job's minutes without the input that came only while an upstream job drained a backlog, now gone.
 
-    And by minute, how much of what it processed itself was such work; empty: nothing. While the backlog is
-    there, its rate is what the jobs below must take. Afterwards it tells nothing of what they will need.
+    Also returns, by minute, the part of its own rate that drained its backlog; empty if there is none. While
+    the backlog drains, downstream jobs must take that rate. Afterwards it does not predict their input.
     """
     frame, job = observations[name].frame, observations[name].job
     if isinstance(frame, NoFrame) or any(metric not in frame.values for metric in _DRAIN_METRICS):
@@ -107,7 +107,7 @@ def _without_drained(
 
 
 def _in_minutes_of(frame: Frame, points: Points, first_minute: int) -> Points:
-    """Numbers that begin with another minute, as this frame has its minutes; 0 where there are none."""
+    """Align points to this frame's minutes; 0 for missing minutes."""
     found = np.zeros(frame.minutes)
     begin = max(frame.first_minute, first_minute)
     end = min(frame.first_minute + frame.minutes, first_minute + len(points))
@@ -118,19 +118,19 @@ def _in_minutes_of(frame: Frame, points: Points, first_minute: int) -> Points:
     return found
 
 
-def _graph(observations: Mapping[str, Observation], edges: Iterable[Edge]) -> Any:
+def _graph(observations: Mapping[str, Observation], edges: Iterable[JobEdge]) -> Any:
     graph = nx.DiGraph()
     graph.add_nodes_from(sorted(observations))
     for edge in edges:
         if edge.above in graph and edge.below in graph:
             graph.add_edge(edge.above, edge.below, selectivity=edge.selectivity)
-    # Jobs in a circle cannot be sized one after the other: each is decided by what it is seen doing.
+    # Jobs in a cycle have no order: each is decided by its own measurements.
     for circle in list(nx.strongly_connected_components(graph)):
         graph.remove_edges_from([*graph.subgraph(circle).edges])
     return graph
 
 
-def _look(observation: Observation) -> _Seen | None:
+def _measure(observation: Observation) -> _Measured | None:
     window = read_window(observation)
     if isinstance(window, Hold):
         return None
@@ -138,13 +138,13 @@ def _look(observation: Observation) -> _Seen | None:
     job = observation.job
     _, most = task_range(job)
     slots = parallel(most, threads_limit(job, observation.settings), job.partitions)
-    return _Seen(window, load, load.thread_rate * slots)
+    return _Measured(window, load, load.thread_rate * slots)
 
 
 def _set_selectivities(
-    graph: Any, observations: Mapping[str, Observation], seen: Mapping[str, _Seen]
+    graph: Any, observations: Mapping[str, Observation], seen: Mapping[str, _Measured]
 ) -> None:
-    """What an edge carries, best where one job alone feeds another: then it is what arrives there."""
+    """Fill in measured selectivities. If a job has one upstream job, its input rate is the best measure."""
     for above, below in graph.edges:
         given = graph.edges[above, below]["selectivity"]
         if given is not None and 0 <= given < inf:
@@ -161,8 +161,8 @@ def _set_selectivities(
         graph.edges[above, below]["selectivity"] = measured
 
 
-def _useful_rates(graph: Any, seen: Mapping[str, _Seen]) -> dict[str, tuple[float, str]]:
-    """Per job the rate above which no job below it can follow, and which of them that is."""
+def _useful_rates(graph: Any, seen: Mapping[str, _Measured]) -> dict[str, tuple[float, str]]:
+    """Per job the largest rate that a downstream job can follow, and the name of the bottleneck."""
     useful: dict[str, tuple[float, str]] = {}
     for name in reversed(list(nx.topological_sort(graph))):
         best: tuple[float, str] = (0.0, "")
@@ -174,7 +174,11 @@ def _useful_rates(graph: Any, seen: Mapping[str, _Seen]) -> dict[str, tuple[floa
 
 
 def _taken(
-    graph: Any, seen: Mapping[str, _Seen], useful: Mapping[str, tuple[float, str]], name: str, consumer: str
+    graph: Any,
+    seen: Mapping[str, _Measured],
+    useful: Mapping[str, tuple[float, str]],
+    name: str,
+    consumer: str,
 ) -> tuple[float, str]:
     selectivity = graph.edges[name, consumer]["selectivity"]
     if consumer not in seen or selectivity <= 0:
@@ -184,12 +188,12 @@ def _taken(
         for other in graph.predecessors(consumer)
         if other != name and other in seen
     )
-    limit, who = min((seen[consumer].rate_max, consumer), useful[consumer])
-    return max(0.0, limit - others) / selectivity, who
+    limit, bottleneck = min((seen[consumer].rate_max, consumer), useful[consumer])
+    return max(0.0, limit - others) / selectivity, bottleneck
 
 
-def _rate_after(observation: Observation, seen: _Seen, decision: Decision, sent: float) -> float:
-    """What the job will process once its decision is carried out: its input and its backlog within t."""
+def _rate_after(observation: Observation, seen: _Measured, decision: Decision, sent: float) -> float:
+    """The rate of the job after its decision: its input, and its backlog within t."""
     shape = decision.shape if isinstance(decision, Resize) else observation.job.shape
     slots = parallel(shape.task_count, shape.task.threads, observation.job.partitions)
     needed = max(sent, seen.load.input_rate) + seen.window.lag_records / observation.settings.recovery_s

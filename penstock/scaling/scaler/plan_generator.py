@@ -1,7 +1,7 @@
 """The plan generator: one decision from symptoms and estimates (Turbine V-B, V-D, V-E). Pure.
 
-Three guarantees: a plan leaves no healthy job unhealthy; a problem without a found cause does not scale; all
-resources are adjusted together. Up at once, vertical first; down is `shrink.py`.
+Three guarantees: a plan makes no healthy job unhealthy; a problem of unknown cause does not scale the job;
+all resources are adjusted together. Steps up are immediate, vertical first; steps down are in `shrink.py`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from penstock.scaling.scaler.load import (
 from penstock.scaling.scaler.observation import (
     Decision,
     Hold,
+    JobShape,
     Observation,
     Rebalance,
     Resize,
-    Shape,
     Untriaged,
     align,
     mapping_of,
@@ -46,16 +46,16 @@ from penstock.scaling.scaler.observation import (
 from penstock.scaling.scaler.outcome import ups_that_did_not_help
 from penstock.scaling.scaler.rebalance import plan_rebalance
 from penstock.scaling.scaler.shrink import plan_down
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
-NOTHING = "nothing is processed, though records wait"
-# A job that lags after an update gets so much more at once: it helps most of the time (V-D).
+NOTHING = "nothing is processed although records wait"
+# A job that lags after an update gets at least this factor at once, which mostly helps (V-D).
 UPDATE_STEP = 1.5
 UP_FORMULA = "(X/target + (B + X*restart_s)/t) / P, at least (X + (B + X*restart_s)/t) / (up_at*P)"
 
 
-def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
-    """What to do about a job, given its last minutes."""
+def plan(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
+    """The decision about a job from its last minutes."""
     job = observation.job
     fewest, most = task_range(job)
     n = job.shape.task_count
@@ -64,12 +64,12 @@ def plan(observation: Observation, frame: Frame, window: Window, load: Load) -> 
     if n < fewest:
         needed = _by_symptoms(observation, frame, window, load)
         if isinstance(needed, Resize) and needed.direction == "up" and needed.task_count >= fewest:
-            return needed  # at once: its least first would be one restart more
+            return needed  # in one step: going to the minimum first would be another restart
         return _into_limits(observation, frame, window, load, fewest)
     return _by_symptoms(observation, frame, window, load)
 
 
-def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
+def _by_symptoms(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
     settings = observation.settings
     if load.is_lagging:
         return _lagging(observation, frame, window, load)
@@ -78,7 +78,7 @@ def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: L
     if load.used > settings.up_at:
         if window.is_stuck:
             return Hold(
-                reason=f"{NOTHING}: more tasks would wait as these do",
+                reason=f"{NOTHING}: more tasks would wait as well",
                 bound="nothing processed",
                 formula=FORMULA,
                 inputs=inputs_of(observation, window, load),
@@ -86,40 +86,42 @@ def _by_symptoms(observation: Observation, frame: Frame, window: Window, load: L
         if load.is_at_least:
             return Hold(
                 reason=f"{window.busy_mean:.0%} busy, and it keeps up: its lag is {window.lag_s:.0f} s and "
-                f"does not grow; one thread gives at least {load.thread_rate:.3g} records/s",
+                f"does not grow; one thread processes at least {load.thread_rate:.3g} records/s",
                 bound="keeps up",
                 formula=FORMULA,
                 inputs=inputs_of(observation, window, load),
             )
         if not window.is_filling and _used_on_average(window, load) <= settings.up_at:
             return Hold(
-                reason=f"would be {load.used:.0%} used by the newest minutes, "
-                f"{_used_on_average(window, load):.0%} by all of {window.minutes}, and it keeps up",
+                reason=f"{load.used:.0%} used by the newest minutes' input, "
+                f"{_used_on_average(window, load):.0%} by the mean of {window.minutes} min, and it keeps up",
                 bound="no lag",
                 formula=FORMULA,
                 inputs=inputs_of(observation, window, load),
             )
         if is_imbalanced(window, settings.imbalance_at) and window.busy_mean <= settings.up_at:
             return Hold(
-                reason=f"would be {load.used:.0%} used, but by a few of its tasks: they are "
-                f"{window.busy_mean:.0%} busy on average, the busiest {window.busy:.0%}",
+                reason=f"{load.used:.0%} used, but only few tasks are busy: "
+                f"{window.busy_mean:.0%} on average, the busiest {window.busy:.0%}",
                 bound="imbalance",
                 formula=FORMULA,
                 inputs={**inputs_of(observation, window, load), "lag_spread": window.lag_spread},
             )
-        return _up(observation, frame, window, load, why=f"would be {load.used:.0%} used")
+        return _up(observation, frame, window, load, why=f"{load.used:.0%} used")
     if _is_near_limit(observation, frame):
         return _more_memory(observation, frame, window, load)
     return plan_down(observation, frame, window, load)
 
 
-def _used_on_average(window: Window, load: Load) -> float:
-    """How much of it is used, not by the newest minutes but by all that are looked at: those may be noise."""
+def _used_on_average(window: LoadWindow, load: Load) -> float:
+    """The used share by the mean input of all minutes: the newest ones may be noise."""
     more = max(0.0, window.input_rate - window.input_mean) if load.input_rate <= window.input_rate else 0.0
     return load.used - more / load.capacity if load.capacity > 0 else load.used
 
 
-def _into_limits(observation: Observation, frame: Frame, window: Window, load: Load, tasks: int) -> Decision:
+def _into_limits(
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, tasks: int
+) -> Decision:
     job, settings = observation.job, observation.settings
     fewest, most = task_range(job)
     n = job.shape.task_count
@@ -127,14 +129,18 @@ def _into_limits(observation: Observation, frame: Frame, window: Window, load: L
     given = task_resources(
         needs, job, settings, task_count=tasks, threads=job.shape.task.threads, may_shrink=False
     )
-    shape = Shape(task_count=tasks, task=given)
+    shape = JobShape(task_count=tasks, task=given)
     inputs = inputs_of(observation, window, load)
     if tasks > n and (short := fits(job, shape, observation.remaining)):
-        return Hold(reason=f"below its {fewest} tasks, but {short} is short", bound=short, inputs=inputs)
+        return Hold(
+            reason=f"below its minimum of {fewest} tasks, but not enough {short} is left",
+            bound=short,
+            inputs=inputs,
+        )
     return Resize(
         shape=shape,
         direction="up" if tasks > n else "down",
-        reason=f"{n} tasks are outside {fewest} to {most}",
+        reason=f"{n} tasks are outside the limits of {fewest} to {most}",
         formula="limits",
         inputs=inputs,
         bounds=(bound_of_tasks(job),),
@@ -145,8 +151,8 @@ def _into_limits(observation: Observation, frame: Frame, window: Window, load: L
 # --- symptoms
 
 
-def _lagging(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
-    """Lag over the SLO: find the cause first (V-D). Only "too little, and not skewed" means more."""
+def _lagging(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
+    """Lag over the SLO: find the cause first (V-D). Only too few resources without skew mean a step up."""
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
     lag = f"lag {window.lag_s:.0f} s over the SLO of {job.slo_lag_s:g} s"
@@ -167,15 +173,15 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
             inputs=inputs,
         )
     if is_imbalanced(window, settings.imbalance_at):
-        dealt = plan_rebalance(observation, window, _uneven(window, lag), inputs)
-        if isinstance(dealt, Rebalance):
-            return dealt
-        # P is a mean over all tasks: where most of them wait, a hot one makes it look as if all were slow.
+        rebalance = plan_rebalance(observation, window, _uneven(window, lag), inputs)
+        if isinstance(rebalance, Rebalance):
+            return rebalance
+        # P is a mean over all tasks: if most are idle, one hot task makes all look slow.
         if min(load.used, window.busy_mean) <= settings.up_at and window.oom <= 0:
             enough = f"too few resources: tasks are {window.busy_mean:.0%} busy on average"
             return Untriaged(
-                reason=f"{lag}, of a few tasks: skewed input, which more tasks do not cure",
-                ruled_out=(enough, dealt),
+                reason=f"{lag}, caused by few tasks with skewed input, which more tasks would not help",
+                ruled_out=(enough, rebalance),
                 formula=FORMULA,
                 inputs={**inputs, "lag_spread": window.lag_spread, "busy": window.busy},
             )
@@ -183,7 +189,7 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
         drained_s = _drained_s(window, load)
         if drained_s <= job.restart_s:
             return Hold(
-                reason=f"{lag}, but it is gone in {drained_s:.0f} s; a restart takes {job.restart_s:.0f} s",
+                reason=f"{lag}, but it drains in {drained_s:.0f} s; a restart takes {job.restart_s:.0f} s",
                 bound="restart cost",
                 formula="B / (P*k*n - X)",
                 inputs=inputs,
@@ -194,7 +200,7 @@ def _lagging(observation: Observation, frame: Frame, window: Window, load: Load)
     return _enough_but_lagging(observation, frame, window, load, lag)
 
 
-def _uneven(window: Window, lag: str) -> str:
+def _uneven(window: LoadWindow, lag: str) -> str:
     return (
         f"{lag}: its tasks' lag differs by {window.lag_spread:.0%}, "
         f"the busiest is {window.busy:.0%} busy of {window.busy_mean:.0%} on average"
@@ -202,14 +208,14 @@ def _uneven(window: Window, lag: str) -> str:
 
 
 def _enough_but_lagging(
-    observation: Observation, frame: Frame, window: Window, load: Load, lag: str
+    observation: Observation, frame: Frame, window: LoadWindow, load: Load, lag: str
 ) -> Decision:
     inputs = inputs_of(observation, window, load)
     t = observation.settings.recovery_s
     falls = -min(window.lag_growth, window.lag_step)
     if falls > 0 and window.lag_records <= falls * t:
         return Hold(
-            reason=f"{lag}, and it drains: gone in {window.lag_records / falls:.0f} s",
+            reason=f"{lag}, and it drains in {window.lag_records / falls:.0f} s",
             bound="draining",
             formula=FORMULA,
             inputs=inputs,
@@ -230,10 +236,11 @@ def _enough_but_lagging(
     measured = load.measured_rate
     if measured is not None and measured < observation.settings.slower_at * load.thread_rate:
         cause = (
-            f"a thread gives {measured / load.thread_rate:.0%} of what it gave: a dependency, a host or a bug"
+            f"a thread processes {measured / load.thread_rate:.0%} of its former rate: "
+            "a dependency, a host or a bug"
         )
     elif window.busy_mean >= SATURATED:
-        cause = "its threads work all the time, and what waits does not get less"
+        cause = "its threads are always busy, and the lag does not fall"
     else:
         cause = f"its threads are only {window.busy_mean:.0%} busy: it waits for something"
     return Untriaged(reason=f"{lag}, but {cause}", ruled_out=tuple(ruled_out), formula=FORMULA, inputs=inputs)
@@ -243,7 +250,7 @@ def _enough(load: Load) -> str:
     return f"too few resources: {load.used:.0%} used"
 
 
-def _drained_s(window: Window, load: Load) -> float:
+def _drained_s(window: LoadWindow, load: Load) -> float:
     spare = load.capacity - load.input_rate
     return window.lag_records / spare if spare > 0 else inf
 
@@ -254,7 +261,7 @@ def _drained_s(window: Window, load: Load) -> float:
 def _up(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     *,
     why: str,
@@ -270,7 +277,7 @@ def _up(
     if parallel(tasks, threads, job.partitions) <= load.parallel:
         held = bounds or ((f"{observation.demand.bottleneck} below",) if observation.demand else ("shape",))
         return Hold(
-            reason=f"{why}, but {', '.join(held)} is all there is",
+            reason=f"{why}, but the job is at its limit: {', '.join(held)}",
             bound=held[-1],
             formula=UP_FORMULA,
             inputs=inputs,
@@ -301,7 +308,7 @@ def _up(
     )
     if shape is None:
         return Hold(
-            reason=f"{why}, but not enough {short} is left for any step",
+            reason=f"{why}, but not enough {short} is left for any step up",
             bound=f"capacity: {short}",
             formula=UP_FORMULA,
             inputs=inputs,
@@ -313,7 +320,7 @@ def _up(
     return Resize(
         shape=shape,
         direction="up",
-        reason=f"{why}: needs {rate:.3g} records/s{how}, one thread gives {load.thread_rate:.3g}; "
+        reason=f"{why}: needs {rate:.3g} records/s{how}, one thread processes {load.thread_rate:.3g}; "
         + change(job.shape, shape),
         formula=UP_FORMULA,
         inputs={**inputs, "wanted k*n": wanted, "target": settings.target},
@@ -335,8 +342,8 @@ def _disk_of_busiest(observation: Observation, frame: Frame) -> float:
     return optional(frame.values, "disk_mb") * share_of_busiest(job.shape.task_count, job.partitions)
 
 
-def _more_memory(observation: Observation, frame: Frame, window: Window, load: Load) -> Decision:
-    """More memory or disk per task; where a task may not be larger and state is split, more tasks."""
+def _more_memory(observation: Observation, frame: Frame, window: LoadWindow, load: Load) -> Decision:
+    """More memory or disk per task; at the size limit of a task more tasks, if state is split."""
     job, settings = observation.job, observation.settings
     inputs = {
         **inputs_of(observation, window, load),
@@ -345,14 +352,14 @@ def _more_memory(observation: Observation, frame: Frame, window: Window, load: L
         "memory_mb reserved": job.shape.task.memory_mb,
     }
     killed = window.oom > 0
-    why = f"{window.oom:g} tasks ended above their memory" if killed else "memory or disk is nearly used up"
+    why = f"{window.oom:g} tasks ran out of memory" if killed else "memory or disk is nearly full"
     needs = estimate_needs(window, frame, job, observation.footprint, rate=load.input_rate)
     n, k = job.shape.task_count, job.shape.task.threads
     factor = settings.oom_factor if killed else 1.0
     needs = needs._replace(memory_split_mb=needs.memory_split_mb * factor)
     tasks = tasks_for_memory(needs, job, settings, n)
     given = task_resources(needs, job, settings, task_count=tasks or n, threads=k, may_shrink=False)
-    shape = Shape(task_count=tasks or n, task=given)
+    shape = JobShape(task_count=tasks or n, task=given)
     if killed and shape.task_count == n:
         shape = with_memory_floor(shape, job, settings, job.shape.task.memory_mb * factor)
     if shape.task_count == n and _is_no_larger(shape, job.shape):
@@ -381,12 +388,12 @@ def _more_memory(observation: Observation, frame: Frame, window: Window, load: L
     )
 
 
-def _is_no_larger(shape: Shape, than: Shape) -> bool:
+def _is_no_larger(shape: JobShape, than: JobShape) -> bool:
     return shape.task.memory_mb <= than.task.memory_mb and shape.task.disk_mb <= than.task.disk_mb
 
 
-def change(before: Shape, after: Shape) -> str:
-    """What changes, in words."""
+def change(before: JobShape, after: JobShape) -> str:
+    """The difference of two shapes as text."""
     parts = []
     if before.task_count != after.task_count:
         parts.append(f"{before.task_count} -> {after.task_count} tasks")

@@ -1,4 +1,4 @@
-"""When and how partitions are dealt anew: Algorithm 2, lines 3 and 4, by what each of them brings. Pure."""
+"""Rebalancing: when and how partitions are assigned to other tasks (Algorithm 2, lines 3 and 4). Pure."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ from penstock.fleet.messages import TaskReport
 from penstock.jobs.tasks import describe_moves
 from penstock.scaling.scaler.observation import Inputs, Observation, PartitionLoads, Rebalance, mapping_of
 from penstock.scaling.scaler.outcome import rebalance_that_did_not_help
-from penstock.scaling.scaler.window import Window
+from penstock.scaling.scaler.window import LoadWindow
 
-# Less of the busiest task's load than this is not worth stopping the job for.
+# A smaller reduction of the busiest task's load is not worth a restart of the job.
 GAIN_MIN = 0.15
-# So much more than the best that was found is as good, if it takes fewer moves. It must be less than what is
-# worth a stop, or the next look would go for the rest: 1 - 1 / NEARLY < GAIN_MIN.
+# A mapping up to this factor worse than the best one is taken if it needs fewer moves. The difference must be
+# below GAIN_MIN, or the next round would rebalance again: 1 - 1 / NEARLY < GAIN_MIN.
 NEARLY = 1.15
-# Loads are compared as whole parts of their sum: ties are ties, whatever the unit.
+# Loads are compared as integer parts of their sum, so that equal loads stay equal in any unit.
 _PARTS = 10**9
 _STEPS_MAX = 10_000
 
-Mapped = tuple[int, ...]
+TaskMapping = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
-    """Another deal that is worth it."""
+class BetterMapping:
+    """Another mapping whose gain is worth a restart."""
 
-    mapping: Mapped
-    moved: tuple[int, ...]  # partitions that get another task
-    share_before: float  # of all load: what the busiest task has
+    mapping: TaskMapping
+    moved: tuple[int, ...]  # partitions that move to another task
+    share_before: float  # the busiest task's share of the load
     share_after: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """No deal is better by enough. `hot`: the partition that alone is the reason, if one is."""
+class NoBetterMapping:
+    """No mapping is better by enough. `hot`: the single partition that is the reason, if there is one."""
 
     reason: str
-    share: float = 0.0  # what the busiest task has
-    share_best: float = 0.0  # and would have at best
+    share: float = 0.0  # the busiest task's share of the load
+    share_best: float = 0.0  # its share with the best mapping found
     hot: int | None = None
 
 
-def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN) -> Dealt | Kept:
-    """A better deal of these partitions over as many tasks. Requires: no task is without one now."""
+def find_better_mapping(
+    loads: Sequence[float], mapping: TaskMapping, *, gain_min: float = GAIN_MIN
+) -> BetterMapping | NoBetterMapping:
+    """A better mapping for the same number of tasks. Requires: each task has a partition now."""
     tasks = max(mapping, default=-1) + 1
     assert len(loads) == len(mapping) and set(mapping) == set(range(tasks)), "each task has a partition"
     total = sum(loads)
     if not all(isfinite(load) and load >= 0 for load in loads) or not isfinite(total):
-        return Kept(reason="the load of a partition is not known")
+        return NoBetterMapping(reason="the load of a partition is not known")
     if total <= 0:
-        return Kept(reason="nothing comes, and nothing waits")
+        return NoBetterMapping(reason="no records arrive, and none wait")
     parts = np.array([round(load / total * _PARTS) for load in loads], np.int64)
     before = _busiest(parts, mapping, tasks)
     from_scratch = _last(_polished(parts, _longest_first(parts, tasks), tasks))
@@ -70,7 +72,7 @@ def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN)
     found = next((one for one in path if _busiest(parts, one, tasks) <= enough), None)
     if found is None:
         found = _renamed(from_scratch, mapping, tasks)
-    return Dealt(
+    return BetterMapping(
         mapping=found,
         moved=tuple(p for p, (old, new) in enumerate(zip(mapping, found, strict=True)) if old != new),
         share_before=before / _PARTS,
@@ -78,20 +80,20 @@ def deal(loads: Sequence[float], mapping: Mapped, *, gain_min: float = GAIN_MIN)
     )
 
 
-def _kept(parts: Ints, before: int, best: int, tasks: int, gain_min: float) -> Kept:
+def _kept(parts: Ints, before: int, best: int, tasks: int, gain_min: float) -> NoBetterMapping:
     share, share_best = before / _PARTS, best / _PARTS
     hot = int(parts.argmax())
     is_even = (1 - gain_min) * before * tasks <= _PARTS
     if int(parts[hot]) > (1 - gain_min) * before and not is_even:
-        return Kept(
+        return NoBetterMapping(
             reason=f"partition {hot} alone has {int(parts[hot]) / _PARTS:.0%} of the load, "
             f"its task {share:.0%}: a hot key",
             share=share,
             share_best=share_best,
             hot=hot,
         )
-    return Kept(
-        reason=f"the busiest task has {share:.0%} of the load, and {share_best:.0%} with the best deal found",
+    return NoBetterMapping(
+        reason=f"the busiest task has {share:.0%} of the load, and {share_best:.0%} with the best mapping",
         share=share,
         share_best=share_best,
     )
@@ -107,13 +109,13 @@ def _busiest(parts: Ints, mapping: Sequence[int], tasks: int) -> int:
     return int(_loads(parts, mapping, tasks).max())
 
 
-def _longest_first(parts: Ints, tasks: int) -> Mapped:
-    """LPT: the largest first, each to the task with least; of equal ones the first."""
+def _longest_first(parts: Ints, tasks: int) -> TaskMapping:
+    """LPT: the largest partition first, each to the task with the least load; ties to the first task."""
     loads, mapping = [0] * tasks, [0] * len(parts)
     idle = set(range(tasks))
     order = np.argsort(-parts, kind="stable").tolist()
     for place, partition in enumerate(order):
-        # As many partitions are left as tasks without one: those are for them.
+        # The last partitions go to tasks that have none yet.
         candidates = idle if len(order) - place <= len(idle) else range(tasks)
         task = min(candidates, key=lambda each: (loads[each], each))
         mapping[partition] = task
@@ -122,8 +124,8 @@ def _longest_first(parts: Ints, tasks: int) -> Mapped:
     return tuple(mapping)
 
 
-def _polished(parts: Ints, mapping: Mapped, tasks: int) -> Iterator[Mapped]:
-    """The deal, and what it becomes by one move or exchange after the other that helps a busiest task."""
+def _polished(parts: Ints, mapping: TaskMapping, tasks: int) -> Iterator[TaskMapping]:
+    """The mapping, improved step by step by moves and exchanges that reduce a busiest task's load."""
     yield mapping
     for _ in range(_STEPS_MAX):
         better = _step(parts, mapping, tasks)
@@ -133,11 +135,11 @@ def _polished(parts: Ints, mapping: Mapped, tasks: int) -> Iterator[Mapped]:
         yield mapping
 
 
-def _step(parts: Ints, mapping: Mapped, tasks: int) -> Mapped | None:
-    """The move or exchange that leaves a busiest task and its partner with least; None: nothing helps."""
+def _step(parts: Ints, mapping: TaskMapping, tasks: int) -> TaskMapping | None:
+    """The move or exchange that is best for a busiest task and its partner; None if none helps."""
     loads, owners = _loads(parts, mapping, tasks), np.asarray(mapping)
     most = int(loads.max())
-    for task in np.flatnonzero(loads == most).tolist():  # all that are busiest: names do not matter
+    for task in np.flatnonzero(loads == most).tolist():  # several tasks may be the busiest
         own, others = np.flatnonzero(owners == task), np.flatnonzero(owners != task)
         best: tuple[int, int, int, int] | None = None  # (load of the larger, is an exchange, partition, what)
         if len(own) > 1 and tasks > 1:
@@ -161,24 +163,26 @@ def _step(parts: Ints, mapping: Mapped, tasks: int) -> Mapped | None:
     return None
 
 
-def _last(path: Iterator[Mapped]) -> Mapped:
+def _last(path: Iterator[TaskMapping]) -> TaskMapping:
     *_, found = path
     return found
 
 
-def _renamed(deal: Mapped, mapping: Mapped, tasks: int) -> Mapped:
-    """The same deal with the tasks named so that few partitions change theirs."""
-    common = Counter(zip(deal, mapping, strict=True))
+def _renamed(find_better_mapping: TaskMapping, mapping: TaskMapping, tasks: int) -> TaskMapping:
+    """The same grouping with tasks renamed so that few partitions move."""
+    common = Counter(zip(find_better_mapping, mapping, strict=True))
     names: dict[int, int] = {}
     for (new, old), _ in sorted(common.items(), key=lambda item: (-item[1], item[0])):
         if new not in names and old not in names.values():
             names[new] = old
     free = iter(sorted(set(range(tasks)) - set(names.values())))
-    return tuple(names[new] if new in names else names.setdefault(new, next(free)) for new in deal)
+    return tuple(
+        names[new] if new in names else names.setdefault(new, next(free)) for new in find_better_mapping
+    )
 
 
 FORMULA = "X + B/t of each partition, the largest first to the task with least"
-# What is remembered and told of a deal has a place for each.
+# A mapping is stored and journaled with one entry per partition, so their number is limited.
 PARTITIONS_MAX = 1024
 _RATE = re.compile(r"input_rate\.(\d{1,4})")
 
@@ -186,7 +190,7 @@ _RATE = re.compile(r"input_rate\.(\d{1,4})")
 def loads_of(
     reports: Iterable[TaskReport], mapping: tuple[int, ...], *, generation: int
 ) -> PartitionLoads | None:
-    """What each partition brings, as its task says; None: of one of them nobody says it."""
+    """The load of each partition from task reports; None if it is missing for a partition."""
     rates: dict[int, float] = {}
     lags: dict[int, float] = {}
     for report in reports:
@@ -209,24 +213,24 @@ def _rates(metrics: Mapping[str, float]) -> dict[int, float]:
 
 
 def can_rebalance(partitions: int, task_count: int, loads: PartitionLoads | None) -> bool:
-    """Whether partitions can be dealt anew: several tasks, more partitions, each of a known load."""
+    """Whether rebalancing is possible: several tasks, more partitions than tasks, each with a known load."""
     return loads is not None and 1 < task_count < partitions <= PARTITIONS_MAX
 
 
-def plan_rebalance(observation: Observation, window: Window, why: str, inputs: Inputs) -> Rebalance | str:
-    """Another deal that makes the busiest task's part clearly smaller, or why there is none."""
+def plan_rebalance(observation: Observation, window: LoadWindow, why: str, inputs: Inputs) -> Rebalance | str:
+    """A mapping that clearly reduces the busiest task's load, or why there is none."""
     job, settings = observation.job, observation.settings
     loads = observation.by_partition
     if not job.can_rebalance or loads is None:
         return _why_not(observation)
     before = mapping_of(job.shape, job.partitions)
     if len(loads.rates) != len(before):
-        return "partitions that can be dealt anew: they are being changed"
+        return "rebalancing: the number of partitions is being changed"
     if rebalance_that_did_not_help(observation, window) is not None:
-        return "partitions dealt anew: it was tried and did not help"
-    found = deal(loads.within(settings.recovery_s), before)
-    if isinstance(found, Kept):
-        return f"partitions dealt anew: {found.reason}"
+        return "rebalancing: it was tried and did not help"
+    found = find_better_mapping(loads.within(settings.recovery_s), before)
+    if isinstance(found, NoBetterMapping):
+        return f"rebalancing: {found.reason}"
     needed = window.input_rate + window.lag_records / settings.recovery_s
     return Rebalance(
         mapping=found.mapping,
@@ -241,7 +245,7 @@ def plan_rebalance(observation: Observation, window: Window, why: str, inputs: I
             "share_after": found.share_after,
             "moved": len(found.moved),
         },
-        # The busiest task has so much less to do that the job can process so much more.
+        # The busiest task limits the job: its load falls by this factor, so the job's rate can rise by it.
         rate_expected=min(needed, window.processed_rate * found.share_before / found.share_after),
     )
 
@@ -249,10 +253,7 @@ def plan_rebalance(observation: Observation, window: Window, why: str, inputs: I
 def _why_not(observation: Observation) -> str:
     job = observation.job
     if not 1 < job.shape.task_count < job.partitions:
-        return (
-            "partitions that can be dealt anew: "
-            f"{job.shape.task_count} tasks read {job.partitions} partitions"
-        )
+        return f"rebalancing: {job.shape.task_count} tasks read {job.partitions} partitions"
     if job.partitions > PARTITIONS_MAX:
-        return f"partitions that can be dealt anew: they are more than {PARTITIONS_MAX}"
-    return "partitions that can be dealt anew: what each of them brings is not known"
+        return f"rebalancing: the job has more than {PARTITIONS_MAX} partitions"
+    return "rebalancing: the load of each partition is not known"

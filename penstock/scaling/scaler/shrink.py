@@ -1,7 +1,7 @@
-"""When a job gets less, and how much less (Turbine V-B guarantee 1, V-C). Pure.
+"""Scaling down: when, and how far (Turbine V-B guarantee 1, V-C). Pure.
 
-Only after less has been enough for a while, down to the largest need in that time, never while a backlog
-drains or lag grows, and only if what is saved is worth a restart.
+A job goes down only after a smaller shape has been enough for some time, to the largest need in that time,
+never while a backlog drains or lag grows, and only if the saving is worth a restart.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from penstock.scaling.scaler.load import (
 )
 from penstock.scaling.scaler.observation import (
     Decision,
+    DecisionSettings,
     Hold,
     Inputs,
-    JobFacts,
+    JobShape,
     Observation,
     Resize,
-    Settings,
-    Shape,
+    ScalerJobFacts,
     TaskResources,
     parallel,
     tasks_for,
     threads_for,
 )
 from penstock.scaling.scaler.outcome import down_that_broke
-from penstock.scaling.scaler.window import Window, optional
+from penstock.scaling.scaler.window import LoadWindow, optional
 
 DOWN_FORMULA = "max over the time of (X/target + (B + X*restart_s)/t) / P, at least 2*B/slo_lag_s / P"
 
@@ -44,22 +44,22 @@ DOWN_FORMULA = "max over the time of (X/target + (B + X*restart_s)/t) / P, at le
 def plan_down(
     observation: Observation,
     frame: Frame,
-    window: Window,
+    window: LoadWindow,
     load: Load,
     *,
     input_floor: float = 0.0,
     key_floor: float = 0.0,
     dearest: float = inf,
 ) -> Decision:
-    """Less, if it has been enough for long; else why not. The floors are what must be carried besides.
+    """A smaller shape, or why not. The floors are an input rate and a key count that it must carry as well.
 
-    `dearest`: what a thread gave when the same input was dearest, as far as the caller knows.
+    `dearest`: the lowest rate of a thread at a similar input, if the caller knows it.
     """
     job, settings = observation.job, observation.settings
     inputs = inputs_of(observation, window, load)
-    # The need of the whole time is not below that of now: where that saves nothing, nobody need look further.
+    # The need of the whole time is at least the current one: if that saves nothing, stop here.
     least = load.input_rate / (settings.target * load.thread_rate) if load.thread_rate > 0 else 0.0
-    # In whole threads; what is hardly above a whole number is for `_size` to round.
+    # In whole threads; `_size` rounds values that are slightly above a whole number.
     most = floor(job.shape.task_count * job.shape.task.threads * (1 - settings.saving_min))
     may_save = least <= most + 1e-6
     if may_save:
@@ -86,7 +86,7 @@ def plan_down(
     bounds = ("memory per task",) if for_memory > tasks else ()
     tasks = for_memory
     given = task_resources(needs, job, settings, task_count=tasks, threads=threads, may_shrink=True)
-    shape = Shape(task_count=tasks, task=given)
+    shape = JobShape(task_count=tasks, task=given)
     if not _saves_threads(job, settings, tasks, threads):
         if not _saves_resources(job, settings, shape):
             return Hold(
@@ -95,14 +95,14 @@ def plan_down(
                 formula=DOWN_FORMULA,
                 inputs=inputs,
             )
-        shape = Shape(task_count=job.shape.task_count, task=_same_threads(observation, needs))
+        shape = JobShape(task_count=job.shape.task_count, task=_same_threads(observation, needs))
     return _checked(observation, window, load, shape, input_max, bounds, inputs)
 
 
 def _at_its_dearest(
     observation: Observation, frame: Frame, load: Load, inputs: Inputs, dearest: float
 ) -> tuple[Load, Inputs]:
-    """The load with P as low as it was for like input within the time, or as the caller knows it was."""
+    """The load with the lowest P at a similar input, from these minutes or from the caller."""
     minutes = observation.settings.down_after_min
     tail = {name: points[-minutes:] for name, points in frame.values.items()}
     seen = dearest_rate(tail, observation.job, load, input_rate=inputs["X max"])
@@ -114,14 +114,14 @@ def _at_its_dearest(
 
 def _checked(
     observation: Observation,
-    window: Window,
+    window: LoadWindow,
     load: Load,
-    shape: Shape,
+    shape: JobShape,
     input_max: float,
     bounds: tuple[str, ...],
     inputs: Inputs,
 ) -> Decision:
-    """Guarantee 1, once more on the shape itself: it carries the largest input of the time."""
+    """Guarantee 1, checked on the final shape: it carries the largest input of the time."""
     job, settings = observation.job, observation.settings
     slots = parallel(shape.task_count, shape.task.threads, job.partitions)
     carries = load.thread_rate * slots
@@ -134,7 +134,7 @@ def _checked(
         )
     if short := fits(job, shape, observation.remaining):
         return Hold(
-            reason=f"fewer tasks need more {short} each than is left",
+            reason=f"fewer tasks would need more {short} each, and not enough is left",
             bound=f"capacity: {short}",
             formula=DOWN_FORMULA,
             inputs=inputs,
@@ -158,7 +158,7 @@ def _checked(
         shape=shape,
         direction="down",
         reason=f"{input_max:.3g} records/s at most for {settings.down_after_min} min, "
-        f"one thread gives {load.thread_rate:.3g}: {what}",
+        f"one thread processes {load.thread_rate:.3g}: {what}",
         formula=DOWN_FORMULA,
         inputs={**inputs, "k*n after": slots},
         bounds=bounds,
@@ -169,11 +169,11 @@ def _checked(
 # --- how much
 
 
-def _size(observation: Observation, window: Window, load: Load, input_rate: float) -> tuple[int, int]:
-    """Tasks and threads for an input rate: fewer tasks first, then fewer threads; never more than now."""
+def _size(observation: Observation, window: LoadWindow, load: Load, input_rate: float) -> tuple[int, int]:
+    """Tasks and threads for an input rate: fewer tasks first, then fewer threads; not more than now."""
     job = observation.job
     n, k, partitions = job.shape.task_count, job.shape.task.threads, job.partitions
-    # What waits is more seconds of work for a smaller job: that too stays well within the SLO.
+    # A smaller job needs longer for the unread records: that must stay well within the SLO.
     backlog = window.lag_records
     rate = max(rate_after_change(observation, input_rate, backlog), 2 * backlog / job.slo_lag_s)
     wanted = wanted_parallel(rate, load)
@@ -186,13 +186,13 @@ def _size(observation: Observation, window: Window, load: Load, input_rate: floa
     return tasks, k if threads is None or threads > k else max(1, threads)
 
 
-def _saves_threads(job: JobFacts, settings: Settings, tasks: int, threads: int) -> bool:
+def _saves_threads(job: ScalerJobFacts, settings: DecisionSettings, tasks: int, threads: int) -> bool:
     now = job.shape.task_count * job.shape.task.threads
     return tasks * threads <= now * (1 - settings.saving_min)
 
 
 def _may_save_resources(observation: Observation, frame: Frame) -> bool:
-    """Whether the newest minute alone shows cpu or memory that nobody uses."""
+    """Whether cpu or memory was clearly unused in the newest minute."""
     job, settings = observation.job, observation.settings
     task = job.shape.task
     keep = (1 - settings.resource_saving_min) / settings.headroom
@@ -201,7 +201,7 @@ def _may_save_resources(observation: Observation, frame: Frame) -> bool:
     return memory < task.memory_mb * keep or cores < job.shape.task_count * task.cpu * keep
 
 
-def _saves_resources(job: JobFacts, settings: Settings, shape: Shape) -> bool:
+def _saves_resources(job: ScalerJobFacts, settings: DecisionSettings, shape: JobShape) -> bool:
     keep = 1 - settings.resource_saving_min
     return any(0 < shape.total(kind) <= keep * job.shape.total(kind) for kind in ("cpu", "memory_mb"))
 
@@ -221,36 +221,38 @@ def _same_threads(observation: Observation, needs: Needs) -> TaskResources:
 # --- when
 
 
-def _why_not_now(observation: Observation, window: Window) -> tuple[str, str] | None:
+def _why_not_now(observation: Observation, window: LoadWindow) -> tuple[str, str] | None:
     job = observation.job
     if window.oom > 0 or window.failures > 0:
         return "its tasks failed in the last minutes", "failures"
     if window.lag_grows:
         return f"the lag grows by {window.lag_growth:.3g} records/s", "lag grows"
     if window.lag_s > job.slo_lag_s / 2:
-        return f"a lag of {window.lag_s:.0f} s drains first", "draining"
+        return f"its lag of {window.lag_s:.0f} s must drain first", "draining"
     return None
 
 
-def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[float, Needs, float] | str:
-    """The largest input of the time, what was needed then and for how many keys, or why the time does not
-    count.
-    """
+def _look_back(
+    observation: Observation, frame: Frame, window: LoadWindow
+) -> tuple[float, Needs, float] | str:
+    """The largest input of the time, the needs and keys then; or why these minutes cannot be used."""
     job, settings = observation.job, observation.settings
     minutes = settings.down_after_min
     settled = window.end_minute - 1 - job.changed_minute - settings.settle_min
     if settled < minutes or frame.minutes < minutes:
-        return f"less was enough for {min(settled, frame.minutes)} of {minutes} min"
+        return (
+            f"a smaller shape has been enough for {min(settled, frame.minutes)} of the required {minutes} min"
+        )
     tail = {name: points[-minutes:] for name, points in frame.values.items() if len(points) >= minutes}
     if not np.all(tail["task_count"] == job.shape.task_count):
         return f"the number of tasks changed within {minutes} min"
     ingest, lag_s, lag = tail["ingest_rate"], tail["lag_s"], tail["lag_records"]
     if not all(np.isfinite(points).all() and points.min() >= 0 for points in (ingest, lag_s, lag)):
-        return f"there are gaps within {minutes} min"
+        return f"metrics are missing within the last {minutes} min"
     if lag_s.max() > job.slo_lag_s / 2:
-        return f"a backlog of {lag_s.max():.0f} s was drained within {minutes} min"
+        return f"a backlog of {lag_s.max():.0f} s was drained within the last {minutes} min"
     if _largest(tail, "oom") > 0:
-        return f"tasks ended above their memory within {minutes} min"
+        return f"tasks ran out of memory within the last {minutes} min"
     input_max = float(_smoothed(ingest, min(settings.window_min, minutes)).max())
     if lag[-1] - lag[0] > 0.005 * 60 * minutes * input_max:
         return "the lag grew over the time"
@@ -270,8 +272,8 @@ def _look_back(observation: Observation, frame: Frame, window: Window) -> tuple[
     return input_max, needs, max(keys, keys_max) if keys > 0 else 0.0
 
 
-def _keys_estimated(job: JobFacts, frame: Frame, window: Window) -> float:
-    """For how many keys memory was estimated; NaN or 0: without any."""
+def _keys_estimated(job: ScalerJobFacts, frame: Frame, window: LoadWindow) -> float:
+    """The key count that the memory estimate is based on; NaN or 0 if it uses none."""
     fullest = fullest_minute(frame, window.minutes) if job.state == "aggregation" else None
     return optional(frame.values, "key_count") if fullest is None else fullest[0]
 
@@ -285,6 +287,6 @@ def _largest(tail: dict[str, Points], name: str) -> float:
 
 
 def _smoothed(points: Points, width: int) -> Points:
-    """Means of so many minutes, as decisions see them."""
+    """Moving average over `width` minutes, as decisions use it."""
     sums = np.cumsum(np.concatenate(([0.0], points)))
     return np.asarray((sums[width:] - sums[:-width]) / width)

@@ -14,8 +14,8 @@ from penstock.jobs.config import JobConfig
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
 from penstock.scaling.policies.facts import JobFacts, TaskFacts
 from penstock.scaling.policies.policy import Action, ChangeLayer, RaiseAlert
-from penstock.scaling.policies.ports import Kept, ManagedJob
-from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals, flat
+from penstock.scaling.policies.ports import ManagedJob, RecordUpdate
+from penstock.scaling.policies.round import FleetState, PolicyRecord, RoundJob, Signals, flat
 from tests.builders import a_stored_config, an_output
 
 NOW_MS = 1_790_000_000_000
@@ -81,24 +81,26 @@ def a_job(**changes: Any) -> RoundJob:
 class MemoryRecords:
     """The store of records, in memory."""
 
-    kept: dict[str, tuple[JobRecord, int]] = field(default_factory=dict)
+    kept: dict[str, tuple[PolicyRecord, int]] = field(default_factory=dict)
     journal: MemoryJournal = field(default_factory=lambda: MemoryJournal())
 
-    def load(self, job: str) -> tuple[JobRecord, int]:
-        return self.kept.get(job, (JobRecord(), 0))
+    def load(self, job: str) -> tuple[PolicyRecord, int]:
+        return self.kept.get(job, (PolicyRecord(), 0))
 
-    def save(self, job: str, record: JobRecord, version: int) -> bool:
+    def save(self, job: str, record: PolicyRecord, version: int) -> bool:
         if self.load(job)[1] != version:
             return False
         self.kept[job] = record, version + 1
         return True
 
-    def load_all(self, jobs: Sequence[str]) -> dict[str, tuple[JobRecord, int] | CorruptData]:
+    def load_all(self, jobs: Sequence[str]) -> dict[str, tuple[PolicyRecord, int] | CorruptData]:
         return {job: self.load(job) for job in jobs}
 
-    def keep(self, kept: Sequence[Kept]) -> frozenset[str]:
-        lost = frozenset(item.job for item in kept if not self.save(item.job, item.record, item.version))
-        self.journal.kept += [item.entry for item in kept if item.job not in lost and item.entry is not None]
+    def save_all(self, updates: Sequence[RecordUpdate]) -> frozenset[str]:
+        lost = frozenset(item.job for item in updates if not self.save(item.job, item.record, item.version))
+        self.journal.kept += [
+            item.entry for item in updates if item.job not in lost and item.entry is not None
+        ]
         return lost
 
 

@@ -1,4 +1,4 @@
-"""Users' policies that misbehave, through the desk and its processes on a real store: each costs its own answer."""
+"""Users' policies that misbehave, through the policy manager and its processes on a real store: each costs its own answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from penstock.scaling.metrics.frames import METRICS
 from penstock.scaling.metrics.retriever import history
-from tests.scaling.policies.desk_kit import JOB, TASKS, Scene, a_scene
+from tests.scaling.policies.manager_kit import JOB, TASKS, Scene, a_scene
 
 CODE = """
 import math
@@ -110,7 +110,7 @@ def of_file(child: Path) -> str:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("policies")
     with a_scene(folder, of_file(folder / "child")) as scene:
         scene.add({"good": scene.own("Good", advice_only=True)})
         yield scene
@@ -122,28 +122,28 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         ("raises", "raised", "KeyError: 'nothing'"),
         ("quits", "raised", "ended without an answer"),
         ("greedy", "raised", "MemoryError"),
-        ("number", "nonsense", "resolve returned int '17'"),
-        ("nan", "nonsense", "tasks cannot be: 1 to 8"),
-        ("negative", "nonsense", "int '-3' tasks cannot be"),
-        ("zero", "nonsense", "int '0' tasks cannot be"),
-        ("many", "nonsense", "tasks cannot be: 1 to 8"),
-        ("truth", "nonsense", "tasks cannot be: 1 to 8"),
-        ("words", "nonsense", "not numbers that can be: threads"),
+        ("number", "nonsense", "returned int '17'"),
+        ("nan", "nonsense", "must be from 1 to 8"),
+        ("negative", "nonsense", "its task_count is int '-3'"),
+        ("zero", "nonsense", "its task_count is int '0'"),
+        ("many", "nonsense", "must be from 1 to 8"),
+        ("truth", "nonsense", "must be from 1 to 8"),
+        ("words", "nonsense", "invalid values of threads"),
         ("nan_cpu", "nonsense", "resources.cpu"),
-        ("less_than_nothing", "nonsense", "not numbers that can be: resources.cpu"),
+        ("less_than_nothing", "nonsense", "invalid values of resources.cpu"),
         ("gpu", "nonsense", "resources.gpu"),
         ("no_change", "nonsense", "may not change nothing"),
         ("hollow", "nonsense", "may not change nothing"),
         ("unknown", "nonsense", "may not change owner, package"),
-        ("deep", "nonsense", "its answer cannot be"),
+        ("deep", "nonsense", "its verdict is invalid"),
         ("stranger", "nonsense", "not tasks of this job: demo.other/0"),
-        ("elsewhere", "nonsense", "c77, which has no task of this job"),
-        ("nowhere", "nonsense", "would leave the job no container"),
+        ("elsewhere", "nonsense", "c77, where no task of this job can run"),
+        ("nowhere", "nonsense", "excludes all containers of the job"),
         ("for_ever", "nonsense", "minutes"),
         ("novel", "nonsense", "2000"),
         ("alarmist", "nonsense", "key"),
         ("huge", "nonsense", "longer than 1048576 bytes"),
-        ("nan_evidence", "nonsense", "number that is none"),
+        ("nan_evidence", "nonsense", "NaN or infinite"),
     ],
 )
 def test_an_answer_that_cannot_be_changes_nothing_and_says_why(scene: Scene, how: str, told: str, why: str):
@@ -207,7 +207,9 @@ class Fewer(Sick):
         assert changes == [8, 4], counts
         assert len(scene.written()) == 2
         said = scene.round(minutes=2)
-        assert said["more"][0].outcome == "useless" and said["fewer"][0].reason.endswith("it is so already")
+        assert said["more"][0].outcome == "useless" and said["fewer"][0].reason.endswith(
+            "the config has these values already"
+        )
 
 
 def test_a_fleet_that_only_advises_does_nothing_and_says_so(tmp_path: Path):
@@ -223,21 +225,24 @@ def test_a_fleet_that_may_rescale_nobody_says_so(tmp_path: Path):
     with a_scene(tmp_path, code, rescales_max=0) as scene:
         scene.add({"good": scene.own("Good")})
         (found,) = scene.round()["good"]
-        assert found.outcome == "held" and "0 jobs of the fleet are being rescaled, the limit" in found.reason
+        assert (
+            found.outcome == "held"
+            and "0 jobs of the fleet are being rescaled; no more may be at a time" in found.reason
+        )
         assert scene.written() == []
 
 
 @pytest.mark.parametrize(
     ("settings", "what", "fix"),
     [
-        ({"every_s": 0}, "policies.stragglers.every_s cannot be: Expected `float` >= 1.0", "oncall set"),
-        ({"priority": 5000}, "policies.stragglers.priority cannot be", "policies.stragglers.priority=VALUE"),
-        ({"cooldown_s": -1}, "policies.stragglers.cooldown_s cannot be", "within its range"),
-        ({"from_hour": 22}, "from_hour and to_hour need each other", "within its range"),
-        ({"from_hour": 24, "to_hour": 1}, "policies.stragglers.from_hour cannot be", "within its range"),
-        ({"z_min": "large"}, "policies.stragglers.z_min cannot be", "policies.stragglers.z_min=VALUE"),
-        ({"z_mni": 3}, "policies.stragglers.z_mni is no setting", "did you mean `z_min`?"),
-        ({"code": "ab/x.py:Y"}, "policies.stragglers.code cannot be", "within its range"),
+        ({"every_s": 0}, "policies.stragglers.every_s is invalid: Expected `float` >= 1.0", "oncall set"),
+        ({"priority": 5000}, "policies.stragglers.priority is invalid", "policies.stragglers.priority=VALUE"),
+        ({"cooldown_s": -1}, "policies.stragglers.cooldown_s is invalid", "set a valid value"),
+        ({"from_hour": 22}, "from_hour and to_hour must be set together", "set a valid value"),
+        ({"from_hour": 24, "to_hour": 1}, "policies.stragglers.from_hour is invalid", "set a valid value"),
+        ({"z_min": "large"}, "policies.stragglers.z_min is invalid", "policies.stragglers.z_min=VALUE"),
+        ({"z_mni": 3}, "policies.stragglers.z_mni is not a setting", "did you mean `z_min`?"),
+        ({"code": "ab/x.py:Y"}, "policies.stragglers.code is invalid", "set a valid value"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_three_parts_and_the_others_go_on(
@@ -270,7 +275,7 @@ def test_metrics_that_cannot_be_used_lead_to_no_action_and_say_why(scene: Scene)
         assert found.outcome == "broken" and scene.written() == before
         return found.reason
 
-    assert "lag_s unknown in 3 of " in why(minutes=2)
+    assert "lag_s missing in 3 of " in why(minutes=2)
     assert "min ago" in why(minutes=60)
     scene.record(30, until_ms=scene.clock.now_ms() + 120_000, lag_s=500.0)
     (found,) = scene.round(minutes=2)["stragglers"]
@@ -293,9 +298,9 @@ def test_reports_that_cannot_be_are_no_minutes(scene: Scene):
         }
         scene.beat()
         scene.plane._record()
-    answer = scene.desk.manage(JOB, policy="stragglers", is_dry=True, asked_by="a test")
+    answer = scene.manager.manage(JOB, policy="stragglers", is_dry=True, asked_by="a test")
     (found,) = answer["said"]
-    assert found["outcome"] == "broken" and "lag_s unknown" in found["reason"] and answer["change"] is None
+    assert found["outcome"] == "broken" and "lag_s missing" in found["reason"] and answer["change"] is None
     frame = history(scene.plane.metrics, JOB, tuple(METRICS), 8, now_ms=scene.clock.now_ms())
     known = {name for name, points in frame.values.items() if np.isfinite(points).any()}
     assert known <= {"task_count", "restarts", "oom", "exceptions"}

@@ -9,8 +9,8 @@ import pytest
 from penstock.core.errors import CorruptData, NotFound, Refused
 from penstock.core.workers import InlineWorkers
 from penstock.scaling.metrics.frames import NoFrame
-from penstock.scaling.policies.desk import SplitWorkers, managed_to_json
 from penstock.scaling.policies.policy import Cause, Nothing, Policy, Symptom
+from penstock.scaling.policies.policy_manager import SplitWorkers, round_to_json
 from penstock.scaling.policies.service import ROUND_MS
 from tests.scaling.policies.kit import NOW_MS, a_frame
 from tests.scaling.policies.test_policy_service import LaterWorkers, Raises, Scaler, Setup
@@ -75,7 +75,7 @@ def test_a_look_acts_remembers_and_tells():
 def test_a_dry_look_leaves_no_trace():
     setup = Setup(Scaler())
     done = setup.service.manage(JOB, now=now, is_dry=True)
-    assert managed_to_json(done)["change"]["outcome"] == "would be done"
+    assert round_to_json(done)["change"]["outcome"] == "would be done"
     assert setup.fleet.applied == [] and setup.journal.kept == [] and setup.records.kept == {}
     assert setup.alerts.now == {}
 
@@ -83,8 +83,8 @@ def test_a_dry_look_leaves_no_trace():
 def test_one_policy_is_asked_alone_and_a_wrong_name_is_told():
     setup = Setup(Scaler(), Raises())
     done = setup.service.manage(JOB, now=now, policy="raises")
-    assert [(said.policy, said.outcome) for said in done.decision.said] == [("raises", "broken")]
-    assert "KeyError" in done.decision.said[0].reason and setup.fleet.applied == []
+    assert [(said.policy, said.outcome) for said in done.decision.outcomes] == [("raises", "broken")]
+    assert "KeyError" in done.decision.outcomes[0].reason and setup.fleet.applied == []
     with pytest.raises(NotFound, match="no policy 'scaller'") as caught:
         setup.service.manage(JOB, now=now, policy="scaller")
     assert "scaler" in caught.value.fix
@@ -96,7 +96,7 @@ def test_a_policy_that_is_off_is_named():
     setup = Setup(Scaler())
     setup.fleet.settings = {"scaler": {"enabled": False}}
     done = setup.service.manage(JOB, now=now)
-    assert done.off == ("scaler",) and managed_to_json(done)["said"][0]["outcome"] == "off"
+    assert done.off == ("scaler",) and round_to_json(done)["said"][0]["outcome"] == "off"
 
 
 def test_a_scheduled_round_gives_way():
@@ -116,7 +116,7 @@ def test_a_second_look_is_refused_while_the_first_is_under_way():
     first.start()
     try:
         assert policy.asked.wait(LIMIT_S)
-        with pytest.raises(Refused, match="under way"):
+        with pytest.raises(Refused, match=r"run on .* already"):
             setup.service.manage(JOB, now=now)
         setup.service.tick(NOW_MS)
         assert setup.journal.kept == [], "the schedule leaves it alone"
@@ -136,7 +136,7 @@ def test_another_instance_that_wrote_first_is_told():
         return found
 
     setup.records.load = load_and_lose  # type: ignore[method-assign]
-    with pytest.raises(Refused, match="another control plane"):
+    with pytest.raises(Refused, match="at the same time"):
         setup.service.manage(JOB, now=now, asked_by="olga")
     assert setup.fleet.applied == []
 
@@ -182,8 +182,8 @@ def test_a_policy_whose_turn_does_not_come_costs_its_own_answer():
     assert setup.fleet.applied == []
     setup.service.tick(NOW_MS + ROUND_MS)
     assert [policy for _, policy, _ in setup.fleet.applied] == ["scaler"]
-    said = {said.policy: said for said in setup.service.last[JOB].said}
-    assert "turn did not come" in said["seldom"].reason
+    said = {said.policy: said for said in setup.service.last[JOB].outcomes}
+    assert "was not started" in said["seldom"].reason
 
 
 def test_an_instance_that_stands_by_gives_its_rounds_up():

@@ -28,7 +28,7 @@ from penstock.scaling.policies.policy import (
     split_settings,
 )
 from penstock.scaling.policies.process import (
-    OwnPolicy,
+    BuiltInPolicy,
     facts_from_json,
     facts_to_json,
     find_misdeclared,
@@ -78,17 +78,17 @@ def test_the_three_steps_follow_one_another_and_end_early():
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (Says(symptom="lag"), "detect returned"),
-        (Says(symptom=Symptom(name="Not A Word", text="x")), "cannot be"),
-        (Says(cause=0.7), "diagnose returned"),
-        (Says(cause=Cause(name="sure", text="x", confidence=1.7)), "cannot be"),
-        (Says(cause=Cause(name="sure", text="x", evidence={"a": float("nan")})), "number that is none"),
-        (Says(resolution=None), "resolve returned"),
+        (Says(symptom="lag"), "detect must return"),
+        (Says(symptom=Symptom(name="Not A Word", text="x")), "is invalid"),
+        (Says(cause=0.7), "diagnose must return"),
+        (Says(cause=Cause(name="sure", text="x", confidence=1.7)), "is invalid"),
+        (Says(cause=Cause(name="sure", text="x", evidence={"a": float("nan")})), "NaN or infinite"),
+        (Says(resolution=None), "resolve must return"),
         (Says(resolution=ChangeLayer(changes={}, text="x")), "nothing"),
         (Says(resolution=ChangeLayer(changes={"privileged": True}, text="x")), "privileged"),
         (Says(resolution=ChangeLayer(changes={"command": ["rm"]}, text="x")), "command"),
-        (Says(resolution=ChangeLayer(changes={"task_count": 0}, text="x")), "tasks cannot be"),
-        (Says(resolution=ChangeLayer(changes={"task_count": True}, text="x")), "tasks cannot be"),
+        (Says(resolution=ChangeLayer(changes={"task_count": 0}, text="x")), "must be from 1"),
+        (Says(resolution=ChangeLayer(changes={"task_count": True}, text="x")), "must be from 1"),
         (Says(resolution=ChangeLayer(changes={"task_count": 17}, text="above the partitions")), "1 to 16"),
         (
             Says(resolution=ChangeLayer(changes={"resources": {"memory_mb": -1}}, text="x")),
@@ -96,15 +96,15 @@ def test_the_three_steps_follow_one_another_and_end_early():
         ),
         (Says(resolution=ChangeLayer(changes={"resources": 4}, text="x")), "resources"),
         (Says(resolution=ChangeLayer(changes={"trigger_ms": "fast"}, text="x")), "trigger_ms"),
-        (Says(resolution=ChangeLayer(changes={"threads": object()}, text="x")), "cannot be"),
+        (Says(resolution=ChangeLayer(changes={"threads": object()}, text="x")), "is invalid"),
         (Says(resolution=MoveTasks(tasks=("other/0",), text="x")), "not tasks of this job"),
-        (Says(resolution=MoveTasks(tasks=(), text="x")), "no task"),
+        (Says(resolution=MoveTasks(tasks=(), text="x")), "names none"),
         (Says(resolution=ExcludeContainers(containers=("c9",), tasks=(), text="x")), "c9"),
         (
             Says(
                 resolution=ExcludeContainers(containers=("c0", "c1", "c2", "c3", "spare"), tasks=(), text="x")
             ),
-            "no container",
+            "excludes all containers",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_settings_are_typed_and_have_defaults():
         ({"cooldown_s": 1e9}, "policies.night.cooldown_s", "1000000000"),
         ({"from_hour": 24, "to_hour": 3}, "policies.night.from_hour", "24"),
         ({"from_hour": 22}, "policies.night", "from_hour"),
-        ({"flor": 6}, "policies.night.flor", "night has"),
+        ({"flor": 6}, "policies.night.flor", "settings of night are"),
         ({"code": "../../etc/passwd:x"}, "policies.night.code", "passwd"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_policy_that_declares_what_is_not_is_refused(wrong):
     policy = type("Wrong", (Policy,), {"name": "wrong", **wrong})()
     assert find_misdeclared(policy)
     with pytest.raises(AssertionError):
-        OwnPolicy(policy)
+        BuiltInPolicy(policy)
 
 
 @given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(float("nan"))), min_size=1, max_size=30))

@@ -14,7 +14,7 @@ from penstock.core.system_clock import SystemClock
 from penstock.core.workers import InlineWorkers
 from penstock.scaling.metrics.frames import NoFrame
 from penstock.scaling.policies.policy import Cause, ChangeLayer, Policy, Symptom
-from penstock.scaling.policies.process import OwnPolicy
+from penstock.scaling.policies.process import BuiltInPolicy
 from penstock.scaling.policies.service import PolicyService
 from tests.scaling.policies.kit import (
     NOW_MS,
@@ -75,7 +75,7 @@ class Setup:
         self.service = self.instance(*policies, workers=workers, load=load)
 
     def instance(self, *policies: Policy, workers=None, load=None) -> PolicyService:
-        own = [OwnPolicy(policy) for policy in policies]
+        own = [BuiltInPolicy(policy) for policy in policies]
         return PolicyService(
             self.fleet,
             self.records,
@@ -144,7 +144,7 @@ def test_policies_that_raise_hang_or_talk_nonsense_cost_nobody_else(threads):
     setup.service.tick(NOW_MS)
     until(lambda: setup.service.tick(NOW_MS) or setup.fleet.applied)
     assert [policy for _, policy, _ in setup.fleet.applied] == ["scaler"]
-    said = {said.policy: said for said in setup.service.last["shops.total"].said}
+    said = {said.policy: said for said in setup.service.last["shops.total"].outcomes}
     assert {name: found.outcome for name, found in said.items()} == {
         "scaler": "applied",
         "raises": "broken",
@@ -156,11 +156,11 @@ def test_policies_that_raise_hang_or_talk_nonsense_cost_nobody_else(threads):
     # While it hangs it is not asked again; when it comes back its old answer is nobody's.
     later = NOW_MS + 3_600_000
     setup.service.tick(later)
-    until(lambda: setup.service.tick(later) or "not ended" in str(setup.service.last["shops.total"].said))
+    until(lambda: setup.service.tick(later) or "not ended" in str(setup.service.last["shops.total"].outcomes))
     Hangs.go_on.set()
     until(lambda: not threads.busy())
     setup.service.tick(later)
-    assert "late" not in str(setup.service.last["shops.total"].said)
+    assert "late" not in str(setup.service.last["shops.total"].outcomes)
 
 
 def test_a_hanging_policy_of_one_job_does_not_hold_up_another(threads):
@@ -227,8 +227,11 @@ def test_settings_out_of_range_are_told_and_the_rest_goes_on():
     setup.fleet.settings = {"nonsense": {"every_s": -3}, "unheard_of": {}, "scaler": {"cooldown_s": 60}}
     setup.service.tick(NOW_MS)
     assert len(setup.fleet.applied) == 1
-    said = {said.policy: said.reason for said in setup.service.last["shops.total"].said}
-    assert "policies.nonsense.every_s" in said["nonsense"] and "no policy 'unheard_of'" in said["unheard_of"]
+    said = {said.policy: said.reason for said in setup.service.last["shops.total"].outcomes}
+    assert (
+        "policies.nonsense.every_s" in said["nonsense"]
+        and "the policy 'unheard_of' does not exist" in said["unheard_of"]
+    )
     assert setup.alerts.keys() == {"policy_settings"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.alarms.checks import Observed, decide_levels
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.doctor.doctor import examine
-from penstock.scaling.policies.balance import WAIT_S, starved_tasks, told
+from penstock.scaling.policies.balance import WAIT_S, describe_starved, starved_tasks
 from penstock.scaling.policies.facts import task_facts
 from tests.scaling.policies.test_doctor import TROUBLES, a_config, a_patient, found
 
@@ -34,8 +34,8 @@ REPORTS = [
 def test_who_waits_is_told_with_who_holds_the_slots_of_that_container():
     first, second = starved_tasks(REPORTS)
     assert (first.task_id, first.by, first.slots) == ("a.count/0", "slow.slow", 2.0)
-    assert told(first) == (
-        "a.count/0 has waited 45 s for a slot of c1: slow.slow holds 2.0 of its slots, 98% of it in its own code"
+    assert describe_starved(first) == (
+        "a.count/0 has waited 45 s for a slot of c1: slow.slow uses 2.0 of its slots, 98% of it in its own code"
     )
     assert (second.task_id, second.by) == ("b.count/1", ""), "nothing of c1 says what happens on c2"
     assert starved_tasks(SLOW) == ()
@@ -60,7 +60,7 @@ def test_the_doctor_names_the_culprit_to_the_victim_and_the_slow_code_to_its_own
         tasks=task_facts(SLOW),
     )
     owner = found(slow, "slow_code")
-    assert "its own code takes 20.1 ms for a record, so a task does at most 49.8 records/s" in owner.cause
+    assert "its own code takes 20.1 ms per record, so a task processes at most 49.8 records/s" in owner.cause
     assert "isolation=process resources.memory_mb=1024" in owner.todo[1].command
     for patient in (TROUBLES["starved"], slow):
         assert "lag_waiting" not in {finding.name for finding in examine(patient).findings}

@@ -15,8 +15,8 @@ from penstock.scaling.policies.policy import (
     Verdict,
     evaluate,
 )
-from penstock.scaling.policies.round import FleetState, JobRecord, Rival, decide_round
-from penstock.scaling.policies.untriaged import Untriaged, UntriagedSettings, find_bad_task
+from penstock.scaling.policies.round import Candidate, FleetState, PolicyRecord, decide_round
+from penstock.scaling.policies.untriaged import UntriagedPolicy, UntriagedSettings, find_bad_task
 from tests.scaling.policies.kit import NOW_MS, a_config, a_frame, a_job, a_task, some_facts
 from tests.scaling.policies.test_doctor import WELL
 
@@ -25,7 +25,7 @@ LAGS = WELL | {"lag_s": 300.0, "busy_mean": 0.6}
 
 def look(*tasks, frame=None, settings=None, **changes) -> Verdict:
     facts = some_facts(*tasks, frame=a_frame(60, **(LAGS | (frame or {}))), **changes)
-    verdict = evaluate(Untriaged(), facts, settings or UntriagedSettings())
+    verdict = evaluate(UntriagedPolicy(), facts, settings or UntriagedSettings())
     assert isinstance(verdict, Verdict), verdict
     return verdict
 
@@ -62,8 +62,8 @@ def test_a_single_bad_task_is_moved_once():
     tasks = [a_task(n, lag_s=300.0 if n == 2 else 1.0) for n in range(4)]
     verdict = look(*tasks)
     assert isinstance(verdict.resolution, MoveTasks) and verdict.resolution.tasks == ("shops.total/2",)
-    rival = Rival(verdict=verdict, priority=-50, settings=ControlSettings())
-    first = decide_round([rival], a_job(), JobRecord(), FleetState(), now_ms=NOW_MS)
+    rival = Candidate(verdict=verdict, priority=-50, settings=ControlSettings())
+    first = decide_round([rival], a_job(), PolicyRecord(), FleetState(), now_ms=NOW_MS)
     assert first.apply is not None
     record, moves = first.record, 0
     for minute in range(1, 120):
@@ -75,7 +75,7 @@ def test_a_single_bad_task_is_moved_once():
 def test_after_its_owners_update_a_busy_job_gets_more_within_its_limit():
     verdict = look(user_update_ms=NOW_MS - 60_000)
     assert verdict.resolution == ChangeLayer(
-        changes={"task_count": 6}, text="4 -> 6 tasks, since its owner's change"
+        changes={"task_count": 6}, text="4 -> 6 tasks after its owner's change"
     )
     full = look(user_update_ms=NOW_MS - 60_000, config=a_config(task_count_max=4, partitions=4))
     assert isinstance(full.resolution, Nothing | RaiseAlert)

@@ -11,44 +11,44 @@ import numpy as np
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.scaler.decide import decide, record_applied
 from penstock.scaling.scaler.observation import (
-    Action,
+    AvailableResources,
     Decision,
+    DecisionSettings,
     Footprint,
-    JobFacts,
-    Limits,
+    JobShape,
     Observation,
     PartitionLoads,
     Remaining,
     Resize,
-    Room,
-    Settings,
-    Shape,
+    ScalerJobFacts,
+    ScalingAction,
+    ShapeLimits,
     TaskResources,
     parallel,
 )
 from penstock.scaling.scaler.pattern import History
 
-PROACTIVE = Settings(generation="proactive")
+PROACTIVE = DecisionSettings(generation="proactive")
 START = 30_000_000  # a minute since the epoch
-CONTAINER = Room(cpu=20, memory_mb=20_480, disk_mb=102_400, network_mbps=10_000)
+CONTAINER = AvailableResources(cpu=20, memory_mb=20_480, disk_mb=102_400, network_mbps=10_000)
 
 
-def a_shape(task_count: int = 4, **task: Any) -> Shape:
-    return Shape(task_count=task_count, task=TaskResources(**task))
+def a_shape(task_count: int = 4, **task: Any) -> JobShape:
+    return JobShape(task_count=task_count, task=TaskResources(**task))
 
 
-def a_job(task_count: int = 4, **changes: Any) -> JobFacts:
-    limits = changes.pop("limits", Limits(task_count_max=32, container=CONTAINER))
+def a_job(task_count: int = 4, **changes: Any) -> ScalerJobFacts:
+    limits = changes.pop("limits", ShapeLimits(task_count_max=32, container=CONTAINER))
     task = changes.pop("task", TaskResources())
-    return JobFacts(
+    return ScalerJobFacts(
         name="job",
-        shape=Shape(task_count=task_count, task=task),
+        shape=JobShape(task_count=task_count, task=task),
         limits=limits,
         **{"partitions": 32, "changed_minute": START - 10_000, "restart_s": 0.0, **changes},
     )
 
 
-def a_frame(job: JobFacts, *, minutes: int = 90, end: int = START, **metrics: Any) -> Frame:
+def a_frame(job: ScalerJobFacts, *, minutes: int = 90, end: int = START, **metrics: Any) -> Frame:
     """Constant or given numbers. Without others: a healthy job, half busy, one record/s per per cent of a thread."""
     plain = {
         "ingest_rate": 200.0,
@@ -67,7 +67,7 @@ def a_frame(job: JobFacts, *, minutes: int = 90, end: int = START, **metrics: An
     return Frame(job=job.name, first_minute=end - minutes, values=values)
 
 
-def an_observation(job: JobFacts | None = None, **changes: Any) -> Observation:
+def an_observation(job: ScalerJobFacts | None = None, **changes: Any) -> Observation:
     """Metrics by their names; everything else as a field of the observation."""
     job = job if job is not None else a_job()
     fields = {"footprint", "remaining", "past", "demand", "settings", "frame", "now_ms", "by_partition"}
@@ -84,7 +84,7 @@ def loads(*rates: float, lags: tuple[float, ...] = ()) -> PartitionLoads:
     return PartitionLoads(rates=rates, lags=lags or (0.0,) * len(rates))
 
 
-def share_busy(job: JobFacts) -> float:
+def share_busy(job: ScalerJobFacts) -> float:
     """How busy tasks are on average when the busiest is busy all the time: some have a partition less."""
     n, k = job.shape.task_count, job.shape.task.threads
     if not job.partitions:
@@ -95,7 +95,7 @@ def share_busy(job: JobFacts) -> float:
 
 
 def at_rest(
-    job: JobFacts, *, thread_rate: float, input_rate: float, backlog: float = 0.0, **changes: Any
+    job: ScalerJobFacts, *, thread_rate: float, input_rate: float, backlog: float = 0.0, **changes: Any
 ) -> Observation:
     """A job as it looks under an input rate and backlog, whatever its shape: busy as far as it must be."""
     slots = parallel(job.shape.task_count, job.shape.task.threads, job.partitions)
@@ -120,19 +120,19 @@ def at_rest(
 class JobModel:
     """A job that reads what arrives, as fast as its shape lets it, and stands still while it restarts."""
 
-    job: JobFacts
+    job: ScalerJobFacts
     thread_rate: float
     input_rate: Callable[[int], float]
-    settings: Settings = PROACTIVE
+    settings: DecisionSettings = PROACTIVE
     footprint: Footprint = field(default_factory=Footprint)
     remaining: Remaining = field(default_factory=Remaining)
     history: History | None = None
     sink_rate_max: float = float("inf")
     minute: int = START
     backlog: float = 0.0
-    past: tuple[Action, ...] = ()
+    past: tuple[ScalingAction, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
-    resizes: list[tuple[int, Shape]] = field(default_factory=list)
+    resizes: list[tuple[int, JobShape]] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
     _rows: list[tuple[float, ...]] = field(default_factory=list)
     _first: int = START

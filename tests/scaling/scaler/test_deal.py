@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.jobs.tasks import map_partitions
-from penstock.scaling.scaler.rebalance import GAIN_MIN, Dealt, Kept, deal
+from penstock.scaling.scaler.rebalance import GAIN_MIN, BetterMapping, NoBetterMapping, find_better_mapping
 
 
 @st.composite
@@ -36,8 +36,8 @@ def busiest(loads: list[int], mapping: tuple[int, ...]) -> int:
 @given(deals())
 def test_every_partition_has_a_task_and_every_task_a_partition(case: tuple[list[int], tuple[int, ...]]):
     loads, mapping = case
-    found = deal(loads, mapping)
-    if isinstance(found, Dealt):
+    found = find_better_mapping(loads, mapping)
+    if isinstance(found, BetterMapping):
         assert len(found.mapping) == len(mapping) and set(found.mapping) == set(mapping)
         assert found.moved == tuple(p for p in range(len(mapping)) if mapping[p] != found.mapping[p]) != ()
 
@@ -45,8 +45,8 @@ def test_every_partition_has_a_task_and_every_task_a_partition(case: tuple[list[
 @given(deals())
 def test_what_is_done_is_worth_it(case: tuple[list[int], tuple[int, ...]]):
     loads, mapping = case
-    found, before, total = deal(loads, mapping), busiest(loads, mapping), sum(loads)
-    if isinstance(found, Dealt):
+    found, before, total = find_better_mapping(loads, mapping), busiest(loads, mapping), sum(loads)
+    if isinstance(found, BetterMapping):
         after = busiest(loads, found.mapping)
         assert after <= (1 - GAIN_MIN) * before * (1 + 1e-6)
         assert (found.share_before, found.share_after) == pytest.approx((before / total, after / total))
@@ -61,15 +61,17 @@ def test_what_is_done_is_worth_it(case: tuple[list[int], tuple[int, ...]]):
 def test_it_settles(case: tuple[list[int], tuple[int, ...]]):
     """Asked again with the same loads after it was done, it has nothing to do."""
     loads, mapping = case
-    found = deal(loads, mapping)
-    if isinstance(found, Dealt):
-        assert isinstance(deal(loads, found.mapping), Kept)
+    found = find_better_mapping(loads, mapping)
+    if isinstance(found, BetterMapping):
+        assert isinstance(find_better_mapping(loads, found.mapping), NoBetterMapping)
 
 
 @given(deals(), st.sampled_from([2, 10, 1000, 1_000_000]))
 def test_the_unit_does_not_matter(case: tuple[list[int], tuple[int, ...]], unit: int):
     loads, mapping = case
-    assert deal([load * unit for load in loads], mapping) == deal(loads, mapping)
+    assert find_better_mapping([load * unit for load in loads], mapping) == find_better_mapping(
+        loads, mapping
+    )
 
 
 @given(deals(), st.randoms(use_true_random=False))
@@ -78,41 +80,44 @@ def test_the_names_of_the_tasks_do_not_matter(case: tuple[list[int], tuple[int, 
     loads, mapping = case
     names = [*range(max(mapping) + 1)]
     rng.shuffle(names)  # type: ignore[attr-defined]
-    one, other = deal(loads, mapping), deal(loads, tuple(names[task] for task in mapping))
-    if isinstance(one, Kept) and isinstance(other, Kept):
+    one, other = (
+        find_better_mapping(loads, mapping),
+        find_better_mapping(loads, tuple(names[task] for task in mapping)),
+    )
+    if isinstance(one, NoBetterMapping) and isinstance(other, NoBetterMapping):
         assert one.share == pytest.approx(other.share)
 
 
 @given(deals(), st.floats(0.2, 0.6))
 def test_who_asks_for_more_gets_no_more_often_a_deal(case: tuple[list[int], tuple[int, ...]], gain: float):
     loads, mapping = case
-    if isinstance(deal(loads, mapping, gain_min=gain), Dealt):
-        assert isinstance(deal(loads, mapping), Dealt)
+    if isinstance(find_better_mapping(loads, mapping, gain_min=gain), BetterMapping):
+        assert isinstance(find_better_mapping(loads, mapping), BetterMapping)
 
 
 def test_hot_partitions_of_one_task_are_spread_by_one_move():
-    found = deal([90, 90, 90, 2, 2, 2], (0, 0, 0, 1, 1, 1))
-    assert isinstance(found, Dealt) and len(found.moved) == 1
+    found = find_better_mapping([90, 90, 90, 2, 2, 2], (0, 0, 0, 1, 1, 1))
+    assert isinstance(found, BetterMapping) and len(found.moved) == 1
     assert found.share_before == pytest.approx(270 / 276) and found.share_after < 0.7
 
 
 def test_partitions_that_bring_little_stay_where_they_are():
     loads = [40, 30, 20, 10, *[1] * 20]
-    found = deal(loads, map_partitions(24, 3))
-    assert isinstance(found, Dealt) and len(found.moved) <= 5, found
+    found = find_better_mapping(loads, map_partitions(24, 3))
+    assert isinstance(found, BetterMapping) and len(found.moved) <= 5, found
 
 
 def test_one_hot_partition_is_told_apart():
-    found = deal([1000, 10, 10, 10, 10, 10], (0, 0, 0, 1, 1, 1))
-    assert isinstance(found, Kept) and found.hot == 0 and "partition 0 alone" in found.reason
+    found = find_better_mapping([1000, 10, 10, 10, 10, 10], (0, 0, 0, 1, 1, 1))
+    assert isinstance(found, NoBetterMapping) and found.hot == 0 and "partition 0 alone" in found.reason
     # A task that has it and much else is relieved of the rest.
-    assert isinstance(deal([1000, 300, 300, 10, 10, 10], (0, 0, 0, 1, 1, 1)), Dealt)
+    assert isinstance(find_better_mapping([1000, 300, 300, 10, 10, 10], (0, 0, 0, 1, 1, 1)), BetterMapping)
 
 
 @pytest.mark.parametrize(
     ("loads", "reason"),
     [
-        ([0.0] * 4, "nothing comes"),
+        ([0.0] * 4, "no records arrive"),
         ([1.0, float("nan"), 1.0, 1.0], "not known"),
         ([1.0, float("inf"), 1.0, 1.0], "not known"),
         ([1.0, -1.0, 1.0, 1.0], "not known"),
@@ -121,5 +126,5 @@ def test_one_hot_partition_is_told_apart():
     ],
 )
 def test_loads_that_say_nothing_change_nothing(loads: list[float], reason: str):
-    found = deal(loads, (0, 0, 1, 1))
-    assert isinstance(found, Kept) and reason in found.reason and found.hot is None
+    found = find_better_mapping(loads, (0, 0, 1, 1))
+    assert isinstance(found, NoBetterMapping) and reason in found.reason and found.hot is None

@@ -19,12 +19,12 @@ from penstock.scaling.scaler.estimators import (
     measured_thread_rate,
     task_resources,
 )
-from penstock.scaling.scaler.observation import Footprint, Hold, JobFacts, Observation, TaskResources
-from penstock.scaling.scaler.window import Window, read_window
+from penstock.scaling.scaler.observation import Footprint, Hold, Observation, ScalerJobFacts, TaskResources
+from penstock.scaling.scaler.window import LoadWindow, read_window
 from tests.scaling.scaler.jobs import PROACTIVE, a_job, an_observation
 
 
-def seen(observation: Observation) -> tuple[Window, Frame]:
+def seen(observation: Observation) -> tuple[LoadWindow, Frame]:
     window = read_window(observation)
     assert not isinstance(window, Hold) and isinstance(observation.frame, Frame)
     return window, observation.frame
@@ -126,7 +126,7 @@ def test_what_is_not_measured_stays_as_it_is():
 
 @given(st.floats(0.1, 1e6), st.integers(1, 32), st.integers(1, 32))
 def test_a_task_of_more_tasks_never_needs_more(state_mb: float, tasks: int, more: int):
-    job: JobFacts = a_job(4, state="aggregation")
+    job: ScalerJobFacts = a_job(4, state="aggregation")
     window, frame = seen(an_observation(job, state_bytes=state_mb * MB, key_count=10.0, memory_task_mb=500.0))
     needs = estimate_needs(window, frame, job, Footprint(), rate=200)
     few = task_resources(needs, job, PROACTIVE, task_count=tasks, threads=1, may_shrink=True)

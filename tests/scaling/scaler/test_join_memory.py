@@ -12,7 +12,7 @@ from penstock.jobs.config import validate_config
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame
 from penstock.scaling.scaler.estimators import MB, Needs, estimate_needs, join_pairs_mb, join_state_mb
 from penstock.scaling.scaler.observation import Hold, JoinFacts, ScalerMemory
-from penstock.scaling.scaler.observe import Capacity, ScalableJob, minutes_of, observe
+from penstock.scaling.scaler.observe import ClusterCapacity, ScalableJob, minutes_of, observe
 from penstock.scaling.scaler.window import read_window
 from tests.scaling.scaler.jobs import START
 from tests.streams.plans import jobs_of
@@ -57,7 +57,7 @@ def needs_of(job: ScalableJob, *, rate: float | None = None, minutes: int = 90, 
     values = {name: np.full(minutes, value) if np.isscalar(value) else value for name, value in plain.items()}
     frame = Frame(job=job.name, first_minute=START - minutes, values=values)
     now_ms = START * MINUTE_MS
-    observation = observe(job, frame, ScalerMemory(), Capacity(), now_ms=now_ms)
+    observation = observe(job, frame, ScalerMemory(), ClusterCapacity(), now_ms=now_ms)
     assert isinstance(observation.frame, Frame)
     window = read_window(observation)
     assert not isinstance(window, Hold), window
@@ -84,7 +84,9 @@ def kept_mb(records: float) -> float:
 )
 def test_the_window_is_read_from_the_plan(how: dict[str, Any], window_s: float):
     job = a_join(**how)
-    observation = observe(job, frame_of_nothing(), ScalerMemory(), Capacity(), now_ms=START * MINUTE_MS)
+    observation = observe(
+        job, frame_of_nothing(), ScalerMemory(), ClusterCapacity(), now_ms=START * MINUTE_MS
+    )
     assert observation.job.state == "join"
     assert observation.job.join == JoinFacts(window_s=window_s, created_ms=LONG_AGO_MS)
 
@@ -101,7 +103,9 @@ def test_other_jobs_have_no_join():
         name="p.once", birth="b", pipeline="p", expected_version=1, generation=1, task_count=1,
         is_settled=True, config=config,
     )  # fmt: skip
-    observation = observe(job, frame_of_nothing(), ScalerMemory(), Capacity(), now_ms=START * MINUTE_MS)
+    observation = observe(
+        job, frame_of_nothing(), ScalerMemory(), ClusterCapacity(), now_ms=START * MINUTE_MS
+    )
     assert observation.job.join is None and observation.job.state == "aggregation"
 
 

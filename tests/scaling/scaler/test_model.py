@@ -9,7 +9,7 @@ from math import pi, sin
 import numpy as np
 import pytest
 
-from penstock.scaling.scaler.observation import Footprint, Limits, Resize, Settings, Untriaged
+from penstock.scaling.scaler.observation import DecisionSettings, Footprint, Resize, ShapeLimits, Untriaged
 from penstock.scaling.scaler.pattern import History
 from tests.scaling.scaler.jobs import CONTAINER, START, JobModel, a_job
 
@@ -59,8 +59,8 @@ def test_a_backlog_is_worked_off_and_the_tasks_go_again():
 
 def test_the_reactive_generation_gets_there_in_more_steps():
     step = {"input_rate": lambda minute: 250.0 if minute < START + 30 else 1500.0}
-    reactive = a_model(4, **step, settings=Settings(generation="reactive")).run(300)
-    proactive = a_model(4, **step, settings=Settings(generation="proactive")).run(300)
+    reactive = a_model(4, **step, settings=DecisionSettings(generation="reactive")).run(300)
+    proactive = a_model(4, **step, settings=DecisionSettings(generation="proactive")).run(300)
     assert len(reactive.resizes) > len(proactive.resizes) >= 1
     assert max(reactive.lags) > max(proactive.lags)
     assert reactive.lags[-1] < 90 and proactive.lags[-1] < 90
@@ -84,7 +84,7 @@ def test_a_p_that_was_too_high_is_found_out_and_does_not_flap():
         10,
         lambda minute: 700.0,
         partitions=0,
-        settings=Settings(generation="preactive"),
+        settings=DecisionSettings(generation="preactive"),
         footprint=Footprint(thread_rate=2 * P),
     ).run(600)
     directions = [decision.direction for decision in model.decisions if isinstance(decision, Resize)]
@@ -98,14 +98,16 @@ def test_a_p_that_was_too_low_is_found_out_without_acting():
         10,
         lambda minute: 600.0,
         partitions=0,
-        settings=Settings(generation="preactive"),
+        settings=DecisionSettings(generation="preactive"),
         footprint=Footprint(thread_rate=P / 2),
     ).run(50)
     assert model.resizes == [] and model.footprint.thread_rate == pytest.approx(P)
 
 
 def test_staging_gives_the_first_p():
-    model = a_model(10, noisy(600, 1), partitions=0, settings=Settings(generation="preactive")).run(60)
+    model = a_model(10, noisy(600, 1), partitions=0, settings=DecisionSettings(generation="preactive")).run(
+        60
+    )
     assert model.footprint.thread_rate == pytest.approx(P, rel=0.01)
 
 
@@ -113,10 +115,10 @@ def test_patterns_of_the_past_save_restarts():
     """Figure 9: with a daily pattern the preactive generation changes less often, and keeps the SLO too."""
     past = np.array([daily(minute) for minute in range(START - 14 * DAY, START + 2 * DAY)])
     history = History(first_minute=START - 14 * DAY, input_rate=past)
-    limits = Limits(task_count_max=32, container=CONTAINER)
+    limits = ShapeLimits(task_count_max=32, container=CONTAINER)
 
     def two_days(generation: str) -> JobModel:
-        settings = Settings(generation=generation, history_hours=12.0)  # type: ignore[arg-type]
+        settings = DecisionSettings(generation=generation, history_hours=12.0)  # type: ignore[arg-type]
         model = a_model(20, daily, partitions=0, settings=settings, history=history)
         model.job = replace(model.job, limits=limits)
         return model.run(2 * DAY, every=5)

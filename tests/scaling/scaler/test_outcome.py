@@ -9,15 +9,15 @@ import pytest
 
 from penstock.scaling.scaler.decide import decide, record_applied
 from penstock.scaling.scaler.observation import (
-    Action,
+    AvailableResources,
+    DecisionSettings,
     Footprint,
     Hold,
-    Limits,
     Observation,
     Remaining,
     Resize,
-    Room,
-    Settings,
+    ScalingAction,
+    ShapeLimits,
     Untriaged,
     to_data,
 )
@@ -27,7 +27,7 @@ P = 100.0
 LAGGING = {"lag_s": 500.0, "lag_records": 1e6, "busy_mean": 1.0}
 
 
-def an_action(before: int, after: int, minutes_ago: int = 20, **changes: Any) -> Action:
+def an_action(before: int, after: int, minutes_ago: int = 20, **changes: Any) -> ScalingAction:
     plain = {
         "at_minute": START - minutes_ago,
         "input_rate": 600.0,
@@ -35,10 +35,10 @@ def an_action(before: int, after: int, minutes_ago: int = 20, **changes: Any) ->
         "rate_expected": 800.0,
         "parallel_before": float(before),
     }
-    return Action(before=a_shape(before), after=a_shape(after), **{**plain, **changes})
+    return ScalingAction(before=a_shape(before), after=a_shape(after), **{**plain, **changes})
 
 
-def after_up(processed: float, action: Action | None = None, **changes: Any) -> Observation:
+def after_up(processed: float, action: ScalingAction | None = None, **changes: Any) -> Observation:
     plain = {
         "ingest_rate": 600.0,
         "processed_rate": processed,
@@ -55,7 +55,7 @@ def test_what_did_not_help_is_undone_remembered_and_told():
     assert isinstance(decision, Resize) and (decision.direction, decision.task_count) == ("undo", 4)
     judged = decision.learnt.judged
     assert judged is not None and (judged.outcome, judged.judged_minute) == ("ineffective", START)
-    assert "more does not help" in decision.learnt.alert
+    assert "more tasks or threads do not help" in decision.learnt.alert
     assert to_data(decision)["outcome_of_last"] == "ineffective"
     # Back at four tasks, the same lag is not answered by the same step again.
     again = an_observation(
@@ -100,7 +100,7 @@ def test_what_a_person_changed_since_is_not_judged():
 
 
 def test_an_undo_stays_within_limits_and_what_is_left():
-    narrow = replace(after_up(processed=410.0).job, limits=Limits(task_count_min=6))
+    narrow = replace(after_up(processed=410.0).job, limits=ShapeLimits(task_count_min=6))
     decision = decide(replace(after_up(processed=410.0), job=narrow))
     assert not (isinstance(decision, Resize) and decision.task_count < 6)
     down = an_action(8, 4, rate_before=300.0, input_rate=300.0)
@@ -109,7 +109,7 @@ def test_an_undo_stays_within_limits_and_what_is_left():
         past=(down,),
         ingest_rate=300.0,
         processed_rate=250.0,
-        remaining=Remaining(room=Room(cpu=1)),
+        remaining=Remaining(room=AvailableResources(cpu=1)),
         **LAGGING,
     )
     decision = decide(broke)
@@ -125,7 +125,7 @@ def test_a_step_down_that_broke_the_slo_is_undone_and_corrects_p():
         ingest_rate=700.0,
         processed_rate=500.0,
         footprint=Footprint(thread_rate=200.0),
-        settings=Settings(generation="preactive"),
+        settings=DecisionSettings(generation="preactive"),
         **LAGGING,
     )
     decision = decide(lagging)
@@ -134,7 +134,7 @@ def test_a_step_down_that_broke_the_slo_is_undone_and_corrects_p():
     assert decision.learnt.judged is not None and decision.learnt.judged.outcome == "broke_slo"
     idle = decide(replace(lagging, frame=an_observation(lagging.job, **{**LAGGING, "busy_mean": 0.6}).frame))
     assert idle.learnt.thread_rate == pytest.approx((70 + 200) / 2)  # between X/n and P
-    proactive = decide(replace(lagging, settings=Settings(generation="proactive")))
+    proactive = decide(replace(lagging, settings=DecisionSettings(generation="proactive")))
     assert proactive.learnt.thread_rate is None
 
 

@@ -12,17 +12,17 @@ from penstock.scaling.scaler.load import STAGING_MIN, adjust_rate, between, boot
 from penstock.scaling.scaler.observation import (
     DAY_MIN,
     Decision,
+    DecisionSettings,
     Footprint,
     Hold,
     Resize,
-    Settings,
     TaskResources,
 )
 from penstock.scaling.scaler.pattern import DAYS, History, Pattern, analyse
 from tests.scaling.scaler.jobs import START, a_frame, a_job, at_rest
 
 P = 100.0
-PREACTIVE = Settings(generation="preactive")
+PREACTIVE = DecisionSettings(generation="preactive")
 BEGIN = START - DAYS * DAY_MIN
 
 
@@ -52,7 +52,7 @@ def test_a_job_goes_down_where_the_past_agrees():
 def test_the_next_hours_of_the_past_veto():
     decision = with_history(days(peak=1300.0))
     assert isinstance(decision, Hold) and decision.bound == "history"
-    assert "1.3e+03 records/s came" in decision.reason and decision.inputs["X peak ahead"] == 1300
+    assert "1.3e+03 records/s arrived" in decision.reason and decision.inputs["X peak ahead"] == 1300
 
 
 def test_down_only_to_what_the_past_needed():
@@ -76,7 +76,7 @@ def test_one_odd_day_is_no_pattern_but_one_weekday_is():
 def test_the_past_is_off_when_the_last_half_hour_is_unlike_it():
     decision = with_history(days(quiet=300.0, peak=1300.0))
     assert isinstance(decision, Resize) and decision.task_count == 2
-    assert any("unlike" in bound for bound in decision.bounds)
+    assert any("differ from" in bound for bound in decision.bounds)
 
 
 def pattern_of(rates: Points, recent: float = 140.0) -> Pattern:
@@ -98,7 +98,7 @@ def test_few_days_are_no_pattern(known_days: int):
     rates[: (DAYS - known_days) * DAY_MIN - 60] = np.nan
     decision = with_history(rates)
     assert isinstance(decision, Resize)
-    assert any("no pattern" in bound for bound in decision.bounds)
+    assert any("too few" in bound for bound in decision.bounds)
 
 
 def test_without_history_the_plan_stands_and_says_so():

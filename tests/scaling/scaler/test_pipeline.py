@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.scaling.metrics.frames import NoFrame
-from penstock.scaling.scaler.observation import Decision, Hold, Limits, Observation, Resize
-from penstock.scaling.scaler.pipeline import Edge, decide_pipeline
+from penstock.scaling.scaler.observation import Decision, Hold, Observation, Resize, ShapeLimits
+from penstock.scaling.scaler.pipeline import JobEdge, decide_pipeline
 from tests.scaling.scaler.jobs import CONTAINER, a_job, an_observation, at_rest
 
 P = 100.0
-CHAIN = (Edge(above="read", below="count"), Edge(above="count", below="store"))
+CHAIN = (JobEdge(above="read", below="count"), JobEdge(above="count", below="store"))
 
 
 def a_stage(
     task_count: int, input_rate: float, backlog: float = 0.0, most: int = 64, **changes: Any
 ) -> Observation:
-    job = a_job(task_count, partitions=0, limits=Limits(task_count_max=most, container=CONTAINER))
+    job = a_job(task_count, partitions=0, limits=ShapeLimits(task_count_max=most, container=CONTAINER))
     return at_rest(job, thread_rate=P, input_rate=input_rate, backlog=backlog, **changes)
 
 
@@ -39,7 +39,7 @@ def test_a_job_below_is_sized_for_what_will_come():
 
 def test_selectivity_may_be_told():
     observations = {"read": a_stage(2, 800, backlog=100_000), "count": a_stage(4, 200)}
-    told = decide_pipeline(observations, [Edge(above="read", below="count", selectivity=3.0)])
+    told = decide_pipeline(observations, [JobEdge(above="read", below="count", selectivity=3.0)])
     assert tasks(told["count"]) == 37
 
 
@@ -49,7 +49,7 @@ def test_a_job_with_two_inputs_gets_both():
         "right": a_stage(4, 200, output_rate=100.0),
         "join": a_stage(5, 300),
     }
-    edges = [Edge(above="left", below="join"), Edge(above="right", below="join")]
+    edges = [JobEdge(above="left", below="join"), JobEdge(above="right", below="join")]
     decisions = decide_pipeline(observations, edges)
     # left: 600 + 55 once it has grown, right: 100 of its 200
     assert tasks(decisions["join"]) == 11
@@ -58,15 +58,15 @@ def test_a_job_with_two_inputs_gets_both():
 def test_no_job_is_made_larger_than_those_below_can_follow():
     """Plan: the store may have two tasks. The reader would like twenty; more than two would only fill the log."""
     observations = {"read": a_stage(2, 1000, backlog=1e6), "store": a_stage(2, 200, most=2)}
-    edge = [Edge(above="read", below="store", selectivity=1.0)]
+    edge = [JobEdge(above="read", below="store", selectivity=1.0)]
     decisions = decide_pipeline(observations, edge)
     assert isinstance(decisions["read"], Hold) and decisions["read"].bound == "store below"
     # Half of the records are dropped on the way: twice as many are of use.
-    half = decide_pipeline(observations, [Edge(above="read", below="store", selectivity=0.5)])
+    half = decide_pipeline(observations, [JobEdge(above="read", below="store", selectivity=0.5)])
     assert tasks(half["read"]) == 4
     # Another consumer without a limit makes all of them useful.
     with_other = {**observations, "other": a_stage(4, 200)}
-    both = decide_pipeline(with_other, [*edge, Edge(above="read", below="other", selectivity=1.0)])
+    both = decide_pipeline(with_other, [*edge, JobEdge(above="read", below="other", selectivity=1.0)])
     assert tasks(both["read"]) == 20
 
 
@@ -89,9 +89,9 @@ def test_circles_unknown_jobs_and_nonsense_are_no_trouble():
     observations = {"read": a_stage(2, 800), "count": a_stage(4, 200)}
     edges = [
         *CHAIN,
-        Edge(above="count", below="read"),
-        Edge(above="read", below="read"),
-        Edge(above="read", below="nobody", selectivity=float("nan")),
+        JobEdge(above="count", below="read"),
+        JobEdge(above="read", below="read"),
+        JobEdge(above="read", below="nobody", selectivity=float("nan")),
     ]
     assert decide_pipeline(observations, edges) == decide_pipeline(observations, ())
     assert decide_pipeline({}, CHAIN) == {}

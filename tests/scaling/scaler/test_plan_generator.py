@@ -9,16 +9,16 @@ import pytest
 from penstock.scaling.scaler.decide import decide
 from penstock.scaling.scaler.estimators import MB
 from penstock.scaling.scaler.observation import (
+    AvailableResources,
     Decision,
     Demand,
     Footprint,
     Hold,
-    JobFacts,
-    Limits,
     Rebalance,
     Remaining,
     Resize,
-    Room,
+    ScalerJobFacts,
+    ShapeLimits,
     TaskResources,
     Untriaged,
 )
@@ -27,14 +27,14 @@ from tests.scaling.scaler.jobs import CONTAINER, START, a_job, an_observation, a
 P = 100.0
 
 
-def short_of(job: JobFacts, input_rate: float, backlog: float = 0.0, **changes: Any) -> Resize:
+def short_of(job: ScalerJobFacts, input_rate: float, backlog: float = 0.0, **changes: Any) -> Resize:
     decision = decide(at_rest(job, thread_rate=P, input_rate=input_rate, backlog=backlog, **changes))
     assert isinstance(decision, Resize), decision
     assert decision.direction == "up" and decision.formula and decision.inputs["P"] == P
     return decision
 
 
-def lagging(job: JobFacts | None = None, **changes: Any) -> Decision:
+def lagging(job: ScalerJobFacts | None = None, **changes: Any) -> Decision:
     """A job of four tasks with enough capacity that lags all the same."""
     plain = {
         "lag_s": 500.0,
@@ -72,7 +72,7 @@ def test_no_task_has_one_partition_more_than_it_must():
 
 def test_vertical_first_up_to_a_fifth_of_a_container_then_horizontal():
     """Plan: a fifth of a container is four cores. Two tasks grow to four threads each, then there are more."""
-    job = a_job(2, limits=Limits(task_count_max=32, threads_max=16, container=CONTAINER))
+    job = a_job(2, limits=ShapeLimits(task_count_max=32, threads_max=16, container=CONTAINER))
     taller = short_of(job, input_rate=400)
     assert (taller.task_count, taller.task.threads, taller.task.cpu) == (2, 4, 4.0)
     wider = short_of(job, input_rate=900)
@@ -94,15 +94,15 @@ def test_more_tasks_mean_less_memory_each():
     ("job", "task_count", "bound"),
     [
         (a_job(2, partitions=8), 8, "8 partitions"),
-        (a_job(2, partitions=64, limits=Limits(task_count_max=16)), 16, "limit of 16 tasks"),
+        (a_job(2, partitions=64, limits=ShapeLimits(task_count_max=16)), 16, "limit of 16 tasks"),
         (
-            a_job(2, partitions=10, limits=Limits(task_count_max=9)),
+            a_job(2, partitions=10, limits=ShapeLimits(task_count_max=9)),
             5,
             "limit of 9 tasks",
         ),  # nine work as five
     ],
 )
-def test_it_stops_at_its_limits_and_says_which(job: JobFacts, task_count: int, bound: str):
+def test_it_stops_at_its_limits_and_says_which(job: ScalerJobFacts, task_count: int, bound: str):
     decision = short_of(job, input_rate=1e9, backlog=1e12)
     assert decision.task_count == task_count and bound in decision.bounds
 
@@ -113,19 +113,24 @@ def test_at_its_limit_it_holds_and_says_so():
 
 
 def test_a_job_outside_its_limits_is_brought_inside():
-    decision = decide(an_observation(a_job(8, partitions=32, limits=Limits(task_count_max=4))))
+    decision = decide(an_observation(a_job(8, partitions=32, limits=ShapeLimits(task_count_max=4))))
     assert isinstance(decision, Resize) and decision.task_count == 4
-    decision = decide(an_observation(a_job(2, limits=Limits(task_count_min=4))))
+    decision = decide(an_observation(a_job(2, limits=ShapeLimits(task_count_min=4))))
     assert isinstance(decision, Resize) and (decision.task_count, decision.direction) == (4, "up")
 
 
 def test_a_partial_step_is_better_than_none():
     """Plan: 16 tasks are needed, there is room for five more: 32 partitions align at eight."""
-    room = Remaining(room=Room(cpu=5.0))
+    room = Remaining(room=AvailableResources(cpu=5.0))
     decision = short_of(a_job(4), input_rate=1100, remaining=room)
     assert decision.task_count == 8 and "capacity: cpu" in decision.bounds
     nothing = decide(
-        at_rest(a_job(4), thread_rate=P, input_rate=1100, remaining=Remaining(room=Room(memory_mb=100)))
+        at_rest(
+            a_job(4),
+            thread_rate=P,
+            input_rate=1100,
+            remaining=Remaining(room=AvailableResources(memory_mb=100)),
+        )
     )
     assert isinstance(nothing, Hold) and nothing.bound == "capacity: memory_mb"
 
@@ -138,7 +143,7 @@ def test_when_capacity_is_short_privileged_jobs_come_first():
 
 
 def test_nobody_knows_what_is_left_so_nothing_is_taken():
-    room = Remaining(room=Room(cpu=float("nan")))
+    room = Remaining(room=AvailableResources(cpu=float("nan")))
     decision = decide(at_rest(a_job(4), thread_rate=P, input_rate=1100, remaining=room))
     assert isinstance(decision, Hold) and decision.bound == "capacity: cpu"
 
@@ -188,7 +193,7 @@ def test_a_failing_sink_is_not_scaled():
 def test_a_slow_dependency_is_not_scaled():
     """Plan: threads are busy all the time and give a quarter of what they gave."""
     decision = lagging(busy_mean=1.0, processed_rate=100.0, ingest_rate=200.0)
-    assert isinstance(decision, Untriaged) and "25% of what it gave" in decision.reason
+    assert isinstance(decision, Untriaged) and "25% of its former rate" in decision.reason
     assert any("too few resources" in reason for reason in decision.ruled_out)
 
 
@@ -280,7 +285,7 @@ def test_what_nobody_below_can_follow_is_not_asked_for():
 
 def test_nothing_processed_is_untriaged_whatever_is_known_of_a_thread():
     """Plan: 64 tasks are allowed, nothing is processed, and nobody knows P. It was "4 -> 64 tasks"."""
-    job = a_job(4, partitions=64, limits=Limits(task_count_max=64))
+    job = a_job(4, partitions=64, limits=ShapeLimits(task_count_max=64))
     stuck = {"processed_rate": 0.0, "busy_mean": 1.0, "lag_s": 300.0, "lag_records": 60_000.0}
     for footprint in (Footprint(), Footprint(thread_rate=10.0)):
         decision = decide(an_observation(job, footprint=footprint, **stuck))
@@ -291,7 +296,7 @@ def test_nothing_processed_is_untriaged_whatever_is_known_of_a_thread():
 
 def test_a_job_below_its_least_gets_what_it_needs_at_once():
     """Plan: one task where at least four are asked for, and eight are needed: one restart, not two."""
-    job = a_job(1, partitions=32, limits=Limits(task_count_min=4))
+    job = a_job(1, partitions=32, limits=ShapeLimits(task_count_min=4))
     needs_more = decide(at_rest(job, thread_rate=P, input_rate=520, backlog=50_000))
     assert isinstance(needs_more, Resize) and (needs_more.task_count, needs_more.direction) == (8, "up")
     needs_less = decide(at_rest(job, thread_rate=P, input_rate=150, backlog=20_000))

@@ -9,24 +9,24 @@ import pytest
 
 from penstock.scaling.scaler.decide import decide
 from penstock.scaling.scaler.observation import (
+    AvailableResources,
     Decision,
+    DecisionSettings,
     Hold,
-    JobFacts,
-    Limits,
     Remaining,
     Resize,
-    Room,
-    Settings,
+    ScalerJobFacts,
+    ShapeLimits,
     TaskResources,
     Untriaged,
 )
 from tests.scaling.scaler.jobs import CONTAINER, START, a_job, an_observation
 
-REACTIVE = Settings(generation="reactive")
+REACTIVE = DecisionSettings(generation="reactive")
 LAG = {"lag_records": 40_000.0, "lag_s": 200.0, "processed_rate": 200.0}
 
 
-def react(job: JobFacts | None = None, **changes: Any) -> Decision:
+def react(job: ScalerJobFacts | None = None, **changes: Any) -> Decision:
     return decide(an_observation(job, **{"settings": REACTIVE, **changes}))
 
 
@@ -59,7 +59,7 @@ def test_an_oom_adds_memory_up_to_a_fifth_of_a_container():
     assert isinstance(decision, Resize) and decision.task.memory_mb == 768
     full = react(a_job(task=TaskResources(memory_mb=CONTAINER.memory_mb / 5)), **oom)
     assert isinstance(full, Untriaged)
-    short = react(remaining=Remaining(room=Room(memory_mb=100)), **oom)
+    short = react(remaining=Remaining(room=AvailableResources(memory_mb=100)), **oom)
     assert isinstance(short, Hold) and short.bound == "capacity: memory_mb"
 
 
@@ -74,11 +74,11 @@ def test_after_a_quiet_day_it_tries_with_less():
         points[700] = value
         assert isinstance(react(minutes=1441, **{name: points}), Hold), name
     assert isinstance(react(minutes=1441, lag_records=np.arange(1441.0) * 1000), Hold)
-    assert isinstance(react(a_job(4, limits=Limits(task_count_min=4)), minutes=1441), Hold)
+    assert isinstance(react(a_job(4, limits=ShapeLimits(task_count_min=4)), minutes=1441), Hold)
 
 
 def test_what_is_left_binds_it_too():
-    decision = react(a_job(8), remaining=Remaining(room=Room(cpu=3.0)), **LAG)
+    decision = react(a_job(8), remaining=Remaining(room=AvailableResources(cpu=3.0)), **LAG)
     assert isinstance(decision, Resize) and decision.task_count == 11
     held = react(a_job(8), remaining=Remaining(privileged_only=True), **LAG)
     assert isinstance(held, Hold) and held.bound == "capacity"

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from penstock.fleet.messages import TaskReport
-from penstock.scaling.scaler.apply import unless_watched
+from penstock.scaling.scaler.apply import unless_pending
 from penstock.scaling.scaler.decide import decide, record_applied
 from penstock.scaling.scaler.observation import (
-    Action,
     Decision,
+    DecisionSettings,
     Footprint,
     Hold,
-    JobFacts,
     Observation,
     Rebalance,
     Resize,
+    ScalerJobFacts,
     ScalerMemory,
-    Settings,
+    ScalingAction,
     Untriaged,
     to_data,
     with_mapping,
@@ -41,19 +41,19 @@ UNEVEN = {
     "ingest_rate": 276.0,
     "processed_rate": 200.0,
 }
-GENERATIONS = [Settings(generation=name) for name in ("reactive", "proactive", "preactive")]
+GENERATIONS = [DecisionSettings(generation=name) for name in ("reactive", "proactive", "preactive")]
 
 
-def two_tasks(**changes: Any) -> JobFacts:
+def two_tasks(**changes: Any) -> ScalerJobFacts:
     return a_job(2, **{"partitions": 6, "can_rebalance": True, **changes})
 
 
-def uneven(job: JobFacts | None = None, **changes: Any) -> Observation:
+def uneven(job: ScalerJobFacts | None = None, **changes: Any) -> Observation:
     plain = {"by_partition": HOT, "footprint": Footprint(thread_rate=200.0), **UNEVEN}
     return an_observation(job if job is not None else two_tasks(), **{**plain, **changes})
 
 
-def decided(job: JobFacts | None = None, **changes: Any) -> Decision:
+def decided(job: ScalerJobFacts | None = None, **changes: Any) -> Decision:
     return decide(uneven(job, **changes))
 
 
@@ -61,7 +61,7 @@ def decided(job: JobFacts | None = None, **changes: Any) -> Decision:
 
 
 @pytest.mark.parametrize("settings", GENERATIONS, ids=lambda settings: settings.generation)
-def test_every_generation_deals_hot_partitions_anew(settings: Settings):
+def test_every_generation_deals_hot_partitions_anew(settings: DecisionSettings):
     decision = decided(settings=settings)
     assert isinstance(decision, Rebalance) and decision.mapping == SPREAD
     assert (
@@ -74,7 +74,7 @@ def test_every_generation_deals_hot_partitions_anew(settings: Settings):
 
 
 @pytest.mark.parametrize("settings", GENERATIONS, ids=lambda settings: settings.generation)
-def test_asked_again_after_it_there_is_nothing_to_deal(settings: Settings):
+def test_asked_again_after_it_there_is_nothing_to_deal(settings: DecisionSettings):
     job = replace(two_tasks(), shape=with_mapping(two_tasks().shape, SPREAD))
     assert not isinstance(decided(job, settings=settings), Rebalance)
 
@@ -84,7 +84,7 @@ def test_asked_again_after_it_there_is_nothing_to_deal(settings: Settings):
     [
         ({"by_partition": loads(270.0, 1, 1, 2, 1, 1)}, "partition 0 alone has 98%"),
         ({"by_partition": loads(*[46.0] * 6)}, "the busiest task has 50% of the load"),
-        ({"by_partition": None, "can_rebalance": False}, "what each of them brings is not known"),
+        ({"by_partition": None, "can_rebalance": False}, "the load of each partition is not known"),
         ({"partitions": 2, "can_rebalance": False}, "2 tasks read 2 partitions"),
     ],
 )
@@ -101,7 +101,7 @@ def test_without_lag_nothing_is_dealt():
 
 def test_the_reactive_scaler_gives_more_tasks_where_a_new_deal_does_not_help():
     """Algorithm 2, line 6."""
-    reactive = Settings(generation="reactive")
+    reactive = DecisionSettings(generation="reactive")
     even = {"by_partition": loads(*[46.0] * 6), "settings": reactive}
     assert isinstance(decided(**even), Resize)
     assert isinstance(decided(two_tasks(can_rebalance=False), settings=reactive), Resize)
@@ -173,7 +173,7 @@ def test_only_several_tasks_with_more_partitions_can_be_dealt_anew():
 # --- what came of it
 
 
-def done(minutes_ago: int = 20, **changes: Any) -> Action:
+def done(minutes_ago: int = 20, **changes: Any) -> ScalingAction:
     shape = two_tasks().shape
     plain = {
         "at_minute": START - minutes_ago,
@@ -184,10 +184,10 @@ def done(minutes_ago: int = 20, **changes: Any) -> Action:
         "rate_expected": 298.0,
         "parallel_before": 2.0,
     }
-    return Action(**{**plain, **changes})
+    return ScalingAction(**{**plain, **changes})
 
 
-def after(action: Action, **changes: Any) -> Observation:
+def after(action: ScalingAction, **changes: Any) -> Observation:
     job = two_tasks(changed_minute=action.at_minute)
     return uneven(replace(job, shape=action.after), **{"past": (action,), **changes})
 
@@ -219,10 +219,10 @@ def test_what_helped_stays(changes: dict[str, Any]):
 
 @pytest.mark.parametrize("generation", ["proactive", "preactive"])
 def test_what_did_not_help_is_undone_remembered_and_told(generation: Any):
-    settings = Settings(generation=generation)
+    settings = DecisionSettings(generation=generation)
     decision = decide(after(done(), settings=settings))
     assert isinstance(decision, Rebalance) and decision.direction == "undo"
-    assert decision.mapping == (0, 0, 0, 1, 1, 1) and "back to the deal before" in decision.reason
+    assert decision.mapping == (0, 0, 0, 1, 1, 1) and "back to the mapping before" in decision.reason
     judged = decision.learnt.judged
     assert judged is not None and judged.outcome == "ineffective"
     again = decide(uneven(settings=settings, past=(judged,)))
@@ -249,12 +249,12 @@ def test_a_change_that_is_too_young_to_tell_holds_the_next_deal():
     observation = uneven(settings=PROACTIVE)
     decision = decide(observation)
     assert isinstance(decision, Rebalance)
-    held = unless_watched(decision, observation, done(minutes_ago=3))
+    held = unless_pending(decision, observation, done(minutes_ago=3))
     assert isinstance(held, Hold) and held.bound == "outcome" and "3 min ago" in held.reason
-    assert unless_watched(decision, observation, done(minutes_ago=8)) is decision
-    assert unless_watched(decision, observation, None) is decision
+    assert unless_pending(decision, observation, done(minutes_ago=8)) is decision
+    assert unless_pending(decision, observation, None) is decision
     undo = replace(decision, direction="undo")
-    assert unless_watched(undo, observation, done(minutes_ago=3)) is undo
+    assert unless_pending(undo, observation, done(minutes_ago=3)) is undo
 
 
 def test_more_waits_while_a_new_deal_drains_the_lag():
@@ -262,9 +262,9 @@ def test_more_waits_while_a_new_deal_drains_the_lag():
     draining = [*range(140_000, 140_000 - 90 * 600, -600)]
     job = replace(two_tasks(), shape=action.after)
     more = Resize(shape=replace(action.after, task_count=6), reason="more", direction="up")
-    held = unless_watched(more, uneven(job, lag_records=draining), action)
-    assert isinstance(held, Hold) and "dealt anew 3 min ago" in held.reason
+    held = unless_pending(more, uneven(job, lag_records=draining), action)
+    assert isinstance(held, Hold) and "rebalanced 3 min ago" in held.reason
     growing = [*range(140_000, 140_000 + 90 * 600, 600)]
-    assert unless_watched(more, uneven(job, lag_records=growing), action) is more
+    assert unless_pending(more, uneven(job, lag_records=growing), action) is more
     late = replace(action, at_minute=START - 8)
-    assert unless_watched(more, uneven(job, lag_records=draining), late) is more
+    assert unless_pending(more, uneven(job, lag_records=draining), late) is more

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.fleet.messages import TaskReport
 from penstock.scaling.metrics.frames import Frame, NoFrame
-from penstock.scaling.scaler.observe import STEPS, SecondsBook
+from penstock.scaling.scaler.observe import STEPS, SecondsAggregator
 
 START = 1_790_000_000_000
 
@@ -27,12 +27,12 @@ def a_report(at_s: int, *, generation: int = 1, told_s: int | None = None) -> Ta
     )
 
 
-def look(book: SecondsBook, at_s: int, report: TaskReport, *, generation: int = 1) -> None:
+def look(book: SecondsAggregator, at_s: int, report: TaskReport, *, generation: int = 1) -> None:
     book.observe(START + at_s * 1000, {"a": (generation, 1)}, {"a": [report]})
 
 
 def test_rates_come_from_totals_in_steps_of_two_heartbeats():
-    book = SecondsBook(1000)
+    book = SecondsAggregator(1000)
     for at_s in range(30):
         look(book, at_s, a_report(at_s))
     frame = book.frame("a")
@@ -45,7 +45,7 @@ def test_rates_come_from_totals_in_steps_of_two_heartbeats():
 
 
 def test_steps_without_news_are_left_out_and_a_gap_begins_anew():
-    book = SecondsBook(1000)
+    book = SecondsAggregator(1000)
     for at_s in range(12):
         look(book, at_s, a_report(at_s))
     before = book.frame("a")
@@ -61,7 +61,7 @@ def test_steps_without_news_are_left_out_and_a_gap_begins_anew():
 
 def test_a_batch_that_is_under_way_is_no_sign_of_a_slow_task():
     """Plan: batches of eight seconds, 100 records a second. What is read is told when a batch is over."""
-    book = SecondsBook(1000)
+    book = SecondsAggregator(1000)
     seen = []
     for at_s in range(60):
         report = a_report(at_s)
@@ -73,7 +73,7 @@ def test_a_batch_that_is_under_way_is_no_sign_of_a_slow_task():
 
 
 def test_a_task_that_waits_for_records_is_known_all_the_same():
-    book = SecondsBook(1000)
+    book = SecondsAggregator(1000)
     for at_s in range(20):
         report = a_report(at_s)
         report.metrics.update(read_total=500.0, busy_ms_total=at_s * 100.0, lag_records=0.0)
@@ -83,7 +83,7 @@ def test_a_task_that_waits_for_records_is_known_all_the_same():
 
 
 def test_another_generation_and_a_job_that_is_not_watched_are_unknown():
-    book = SecondsBook(1000)
+    book = SecondsAggregator(1000)
     for at_s in range(12):
         look(book, at_s, a_report(at_s))
     look(book, 12, a_report(12, generation=2), generation=2)

@@ -10,13 +10,13 @@ import pytest
 from penstock.scaling.scaler.decide import decide
 from penstock.scaling.scaler.estimators import MB
 from penstock.scaling.scaler.observation import (
-    Action,
     Decision,
     Footprint,
     Hold,
-    JobFacts,
-    Limits,
     Resize,
+    ScalerJobFacts,
+    ScalingAction,
+    ShapeLimits,
     TaskResources,
 )
 from tests.scaling.scaler.jobs import CONTAINER, START, a_job, a_shape, an_observation
@@ -24,7 +24,7 @@ from tests.scaling.scaler.jobs import CONTAINER, START, a_job, a_shape, an_obser
 P = 100.0
 
 
-def idle(job: JobFacts | None = None, **changes: Any) -> Decision:
+def idle(job: ScalerJobFacts | None = None, **changes: Any) -> Decision:
     """A job with room to spare: sixteen tasks, of which two would do."""
     plain = {
         "ingest_rate": 140.0,
@@ -62,7 +62,7 @@ def test_what_a_thread_did_before_counts_where_small_batches_make_it_seem_slow()
     """Plan: one thread was seen doing 100/s; now 16 are 40 % busy with 8.75/s each, as batches have a price."""
     seems = {"busy_mean": 0.4, "footprint": Footprint()}
     assert down(idle(**seems)).task_count == 11
-    did = Action(
+    did = ScalingAction(
         at_minute=START - 300,
         before=a_shape(1),
         after=a_shape(16),
@@ -114,19 +114,19 @@ def test_never_after_failures():
 
 
 def test_never_below_its_limit():
-    limits = Limits(task_count_min=5, container=CONTAINER)
+    limits = ShapeLimits(task_count_min=5, container=CONTAINER)
     assert down(idle(a_job(16, limits=limits))).task_count == 5
 
 
 def test_a_saving_that_is_not_worth_a_restart_is_left():
     """Plan: 100 tasks of which 95 are needed: a restart for five is not worth it; for 20 it is."""
-    job = a_job(100, partitions=0, limits=Limits(task_count_max=200))
+    job = a_job(100, partitions=0, limits=ShapeLimits(task_count_max=200))
     assert held(idle(job, ingest_rate=6650.0, processed_rate=6650.0, busy_mean=0.665)) == "dead band"
     assert down(idle(job, ingest_rate=5600.0, processed_rate=5600.0, busy_mean=0.56)).task_count == 80
 
 
 def test_tasks_first_then_threads():
-    limits = Limits(threads_max=8, container=CONTAINER)
+    limits = ShapeLimits(threads_max=8, container=CONTAINER)
     job = a_job(4, partitions=0, task=TaskResources(threads=4, cpu=4), limits=limits)
     fewer = down(idle(job, busy_mean=0.0875))
     assert (fewer.task_count, fewer.task.threads, fewer.task.cpu) == (1, 2, 2.0)

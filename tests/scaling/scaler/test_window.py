@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS, Frame, NoFrame
 from penstock.scaling.scaler.decide import decide
-from penstock.scaling.scaler.observation import Footprint, Hold, Limits, Resize, Settings, to_data
+from penstock.scaling.scaler.observation import (
+    DecisionSettings,
+    Footprint,
+    Hold,
+    Resize,
+    ShapeLimits,
+    to_data,
+)
 from penstock.scaling.scaler.pattern import History
 from penstock.scaling.scaler.window import METRICS_OPTIONAL, METRICS_REQUIRED, read_window
 from tests.scaling.scaler.jobs import CONTAINER, START, a_frame, a_job, an_observation
@@ -38,7 +45,7 @@ def test_the_metrics_it_reads_are_metrics_of_frames():
 def test_a_number_that_cannot_be_holds(generation: str, name: str, value: float):
     for minute in (-1, -3):
         points = broken(name, value, minute)
-        decision = decide(an_observation(settings=Settings(generation=generation), **{name: points}))
+        decision = decide(an_observation(settings=DecisionSettings(generation=generation), **{name: points}))
         assert isinstance(decision, Hold) and decision.bound == "metrics", decision
         assert name in decision.reason
 
@@ -46,14 +53,14 @@ def test_a_number_that_cannot_be_holds(generation: str, name: str, value: float)
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("name", METRICS_REQUIRED)
 def test_without_a_metric_there_is_no_action(generation: str, name: str):
-    decision = decide(an_observation(settings=Settings(generation=generation), **{name: None}))
+    decision = decide(an_observation(settings=DecisionSettings(generation=generation), **{name: None}))
     assert isinstance(decision, Hold) and name in decision.reason
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_without_a_frame_there_is_no_action(generation: str):
     no_frame = NoFrame(job="job", reason="2 of 4 tasks reported", metrics=("busy",))
-    decision = decide(an_observation(settings=Settings(generation=generation), frame=no_frame))
+    decision = decide(an_observation(settings=DecisionSettings(generation=generation), frame=no_frame))
     assert decision == Hold(reason="2 of 4 tasks reported", bound="metrics")
 
 
@@ -61,15 +68,15 @@ def test_without_a_frame_there_is_no_action(generation: str):
     ("changes", "reason"),
     [
         ({"now_ms": (START + 10) * MINUTE_MS}, "old"),
-        ({"now_ms": (START - 30) * MINUTE_MS}, "clock went back"),
-        ({"job": a_job(changed_minute=START + 5)}, "clock went back"),
+        ({"now_ms": (START - 30) * MINUTE_MS}, "clock was set back"),
+        ({"job": a_job(changed_minute=START + 5)}, "clock was set back"),
         ({"job": a_job(changed_minute=START - 2)}, "just started"),
-        ({"job": a_job(is_changing=True)}, "under way"),
+        ({"job": a_job(is_changing=True)}, "in progress"),
         ({"job": a_job(slo_lag_s=0)}, "SLO"),
         ({"job": a_job(restart_s=nan)}, "restart"),
-        ({"job": a_job(limits=Limits(task_count_max=0))}, "no tasks"),
+        ({"job": a_job(limits=ShapeLimits(task_count_max=0))}, "no tasks"),
         ({"task_count": 3.0}, "metrics are of 3 tasks"),
-        ({"busy_mean": 4.0}, "no share"),
+        ({"busy_mean": 4.0}, "above 1.5"),
         ({"frame": Frame(job="job", first_minute=START, values={})}, "just started"),
     ],
 )
@@ -97,7 +104,7 @@ def test_unknown_optional_metrics_are_not_zero():
 def test_tasks_that_keep_running_out_of_memory_get_more_without_rates(generation: str):
     """Plan: they report so little between two ends that no rate is known; how often they ended is."""
     gaps = broken("processed_rate", nan)
-    settings = Settings(generation=generation)
+    settings = DecisionSettings(generation=generation)
     oom = np.zeros(90)
     oom[-2] = 2.0
     decision = decide(an_observation(settings=settings, processed_rate=gaps, oom=oom))
@@ -132,7 +139,7 @@ def test_nonsense_never_raises_and_never_leaves_the_limits(data: st.DataObject):
     job = a_job(
         data.draw(st.integers(1, 40)),
         partitions=data.draw(st.integers(0, 40)),
-        limits=Limits(
+        limits=ShapeLimits(
             task_count_min=data.draw(st.integers(0, 5)),
             task_count_max=data.draw(st.integers(1, 40)),
             threads_max=data.draw(st.integers(0, 8)),
@@ -152,7 +159,7 @@ def test_nonsense_never_raises_and_never_leaves_the_limits(data: st.DataObject):
     observation = replace(
         an_observation(job),
         frame=Frame(job="job", first_minute=START - minutes, values=values),
-        settings=Settings(generation=generation, down_after_min=3, reactive_quiet_min=3),
+        settings=DecisionSettings(generation=generation, down_after_min=3, reactive_quiet_min=3),
         footprint=Footprint(thread_rate=data.draw(st.one_of(st.none(), numbers))),
     )
     history = History(first_minute=START - 100, input_rate=np.full(100, data.draw(numbers)))
@@ -180,5 +187,5 @@ def test_nonsense_never_raises_and_never_leaves_the_limits(data: st.DataObject):
 )
 def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any], named: str):
     with pytest.raises(ConfigError) as refused:
-        Settings(**changes)
+        DecisionSettings(**changes)
     assert named in refused.value.what and refused.value.why and refused.value.fix

@@ -1,4 +1,4 @@
-"""The policies of one control plane: which there are, its rounds, and the looks that somebody asks for."""
+"""Wires the policies for a control plane: built-in ones, stores, threads, scheduled and requested rounds."""
 
 from __future__ import annotations
 
@@ -35,54 +35,54 @@ from penstock.jobs.running_store import RunningRow, RunningStore
 from penstock.jobs.text_rules import is_line
 from penstock.scaling.doctor.doctor import JobDoctor
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, NoFrame
-from penstock.scaling.metrics.retriever import Retriever, Wanted, history
+from penstock.scaling.metrics.retriever import MetricQuery, Retriever, history
 from penstock.scaling.metrics.store import MetricStore
 from penstock.scaling.policies.facts import JobFacts, task_facts
 from penstock.scaling.policies.policy import Action, ChangeLayer, ExcludeContainers, MoveTasks, Policy
-from penstock.scaling.policies.ports import AlertSink, Kept, ManagedJob
-from penstock.scaling.policies.process import OwnPolicy, UserPolicies
-from penstock.scaling.policies.round import FleetState, JobRecord, RoundJob, Signals, flat, said_to_json
-from penstock.scaling.policies.service import Answer, Managed, PolicyService
+from penstock.scaling.policies.ports import AlertSink, ManagedJob, RecordUpdate
+from penstock.scaling.policies.process import BuiltInPolicy, UserPolicies
+from penstock.scaling.policies.round import FleetState, PolicyRecord, RoundJob, Signals, flat, outcome_to_json
+from penstock.scaling.policies.service import Answer, PolicyService, RequestedRound
 from penstock.scaling.policies.stragglers import StragglerDetector
-from penstock.scaling.policies.untriaged import Untriaged
+from penstock.scaling.policies.untriaged import UntriagedPolicy
 
 LAYER = "scaler"
-STALE_MS: Millis = 10_000  # what a container said longer ago is no news
-ALL = "all"  # `policies.all` of a job is about all of its policies
-MOVED_MS: Millis = 10 * 60_000  # so long a task that was moved does not come back by itself
-CHANGING_MS: Millis = 10 * 60_000  # a change that is not under way by then never will be
+STALE_MS: Millis = 10_000  # older reports of a container are ignored
+ALL = "all"  # `policies.all` of a job applies to all of its policies
+MOVED_MS: Millis = 10 * 60_000  # for this time a moved task is kept off its old container
+CHANGING_MS: Millis = 10 * 60_000  # a rescale counts as running for at most this time
 
 Reports = tuple[tuple[str, TaskReport], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLimits:
-    """What one installation allows policies."""
+    """An installation's limits for policies."""
 
     rescales_max: int = 10
     advice_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """The fleet at one moment."""
+class _FleetSnapshot:
+    """Tasks and containers of the fleet at one moment."""
 
     at_ms: Millis = -(10**15)
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by job: generation, tasks
     reports: Mapping[str, Reports] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
-    takers: frozenset[str] = frozenset()  # containers that may get shards
+    takers: frozenset[str] = frozenset()  # containers that accept new shards
     exclusions: tuple[Exclusion, ...] = ()
     changing: frozenset[str] = frozenset()
 
     def of(self, job: str) -> Reports:
-        """What its tasks say, of the generation that runs."""
+        """The reports of a job's tasks in the running generation."""
         generation = self.counts.get(job, (0, 0))[0]
         return tuple(found for found in self.reports.get(job, ()) if found[1].generation == generation)
 
 
 class FleetJobs:
-    """The `ManagedJobs` of a control plane, on any instance. Thread-safe: a look is one assignment."""
+    """The `ManagedJobs` of a control plane, on any instance. Thread-safe: a snapshot is one assignment."""
 
     def __init__(
         self,
@@ -98,18 +98,18 @@ class FleetJobs:
         limits: FleetLimits,
         wake: Callable[[Action], None] = lambda action: None,
     ) -> None:
-        """`wake(action)`: something was asked for, do not wait for the next round of whoever does it."""
+        """`wake(action)`: an action was written; wake the service that carries it out."""
         self._jobs, self._running, self._fleet, self._tasks = jobs, running, fleet, tasks
         self._metrics, self._retriever = metrics, Retriever(metrics)
         self._exclusions, self._clock, self._shards = exclusions, clock, shards
         self._limits, self._wake = limits, wake
-        self._last = _Look()
-        self._views: dict[str, JobView | None] = {}  # as they were when their round began
-        self._rescaled: dict[str, Millis] = {}  # by these policies, and not settled yet
+        self._last = _FleetSnapshot()
+        self._views: dict[str, JobView | None] = {}  # as of the start of the job's round
+        self._rescaled: dict[str, Millis] = {}  # jobs rescaled by these policies that are not settled yet
 
     def names(self) -> tuple[str, ...]:
-        """Every job that has tasks; looks at the fleet anew."""
-        names = self._look().counts
+        """Every job that has tasks; takes a new snapshot of the fleet."""
+        names = self._take_snapshot().counts
         for gone in self._views.keys() - names:
             self._views.pop(gone, None)
         return tuple(sorted(names))
@@ -119,7 +119,7 @@ class FleetJobs:
 
     def jobs(self, names: Sequence[str]) -> dict[str, ManagedJob]:
         views = self._jobs.views_of(names)
-        # What a policy is shown is the job as the round saw it.
+        # Policies get the job as it was at the start of the round.
         self._views |= {name: views.get(name) for name in names}
         return {name: job for name, view in views.items() if (job := self._managed(name, view)) is not None}
 
@@ -130,7 +130,7 @@ class FleetJobs:
         policies = dict[str, Any](running.config.policies)
         advice_only = policies.get(ALL) == {"advice_only": True}
         if advice_only or policies.get(ALL) == {"advice_only": False}:
-            del policies[ALL]  # anything else of that name is a mistake, which the service tells
+            del policies[ALL]  # any other value is an error, which the service reports
         metrics = [report.metrics for _, report in self._last.of(name)]
         return ManagedJob(
             round_job=RoundJob(
@@ -150,34 +150,35 @@ class FleetJobs:
         self, name: str, metrics: tuple[str, ...], minutes: int, if_known: tuple[str, ...] = ()
     ) -> JobFacts | NoFrame:
         view = self._views.get(name) or self._view(name)
-        look = self._last if 0 <= self._clock.now_ms() - self._last.at_ms <= STALE_MS else self._look()
-        return self._facts(name, view, look, metrics, minutes, if_known)
+        is_recent = 0 <= self._clock.now_ms() - self._last.at_ms <= STALE_MS
+        snapshot = self._last if is_recent else self._take_snapshot()
+        return self._facts(name, view, snapshot, metrics, minutes, if_known)
 
     def facts_now(self, name: str, if_known: tuple[str, ...], minutes: int) -> JobFacts | NoFrame:
-        """The same for somebody who asks: the job and its tasks now, whatever is known."""
-        return self._facts(name, self._view(name), self._look(), (), minutes, if_known)
+        """The same for a user's request: a new snapshot, and all metrics optional."""
+        return self._facts(name, self._view(name), self._take_snapshot(), (), minutes, if_known)
 
     def _facts(
         self,
         name: str,
         view: JobView | None,
-        look: _Look,
+        snapshot: _FleetSnapshot,
         metrics: tuple[str, ...],
         minutes: int,
         if_known: tuple[str, ...],
     ) -> JobFacts | NoFrame:
         now_ms = self._clock.now_ms()
         running = None if view is None else _running(view)
-        if view is None or running is None or name not in look.counts:
-            return NoFrame(job=name, reason="it does not run now", metrics=metrics)
-        reports, task_count = look.of(name), look.counts[name][1]
-        heard = len({report.task_id for _, report in reports})
-        if metrics and heard < task_count:
-            return NoFrame(job=name, reason=f"{heard} of {task_count} tasks report", metrics=metrics)
+        if view is None or running is None or name not in snapshot.counts:
+            return NoFrame(job=name, reason="the job does not run", metrics=metrics)
+        reports, task_count = snapshot.of(name), snapshot.counts[name][1]
+        reported = len({report.task_id for _, report in reports})
+        if metrics and reported < task_count:
+            return NoFrame(job=name, reason=f"{reported} of {task_count} tasks report", metrics=metrics)
         frame = self._frame(name, metrics, minutes, if_known, now_ms)
         if isinstance(frame, NoFrame):
             return frame
-        kept_away = {item.container for item in look.exclusions if item.subject == name}
+        excluded = {item.container for item in snapshot.exclusions if item.subject == name}
         owner = next((row for row in view.layers if row.layer == "provisioner"), None)
         return JobFacts(
             job=name,
@@ -185,10 +186,10 @@ class FleetJobs:
             config=running.config,
             task_count=task_count,
             frame=frame,
-            tasks=task_facts(reports, look.hosts),
+            tasks=task_facts(reports, snapshot.hosts),
             is_settled=_is_settled(view, running),
             oncall=_above(view),
-            containers=look.takers - kept_away | {container for container, _ in reports},
+            containers=snapshot.takers - excluded | {container for container, _ in reports},
             user_update_ms=None if owner is None else owner.at_ms,
         )
 
@@ -223,13 +224,13 @@ class FleetJobs:
         self._wake(action)
 
     def readmit(self, name: str, *, by: str, why: str) -> int:
-        """End what keeps a job away from containers; returns how much that was."""
-        decision = "may be on any container again"
+        """End a job's exclusions from containers; returns how many there were."""
+        decision = "may run on any container again"
         return self._exclusions.lift(name, _entry(name, by, decision, why, self._clock.now_ms()))
 
-    # -- a look -----------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------
 
-    def _look(self) -> _Look:
+    def _take_snapshot(self) -> _FleetSnapshot:
         now_ms, counts = self._clock.now_ms(), self._tasks.task_counts()
         rows = [row for row in self._fleet.containers() if row.may_run and row.seen_ms >= now_ms - STALE_MS]
         reports: dict[str, list[tuple[str, TaskReport]]] = {}
@@ -237,11 +238,11 @@ class FleetJobs:
             for task in row.tasks:
                 reports.setdefault(task.job, []).append((row.name, task))
         hosts = {row.name: row.host for row in rows}
-        self._last = _Look(
+        self._last = _FleetSnapshot(
             at_ms=now_ms,
             counts=counts,
             reports={job: tuple(found) for job, found in reports.items()},
-            # Where all are on one machine it tells no place from another.
+            # If all containers are on one host, hosts are left out: the container is the place then.
             hosts=hosts if len({*hosts.values()}) > 1 else {},
             takers=frozenset(row.name for row in rows if _takes(row)),
             exclusions=self._exclusions.current(now_ms),
@@ -262,7 +263,7 @@ class FleetJobs:
         try:
             view = self._jobs.view(name)
         except NotFound:
-            return None  # removed while its tasks still end
+            return None  # removed while its tasks are still stopping
         return None if _running(view) is None else view
 
     def _frame(
@@ -270,65 +271,69 @@ class FleetJobs:
     ) -> Frame | NoFrame:
         frame: Frame | NoFrame = Frame(job=name, first_minute=now_ms // MINUTE_MS - minutes, values={})
         if metrics:
-            frame = self._retriever.frame(name, Wanted(metrics=metrics, minutes=minutes), now_ms=now_ms)
+            frame = self._retriever.frame(name, MetricQuery(metrics=metrics, minutes=minutes), now_ms=now_ms)
         if isinstance(frame, NoFrame) or not if_known:
             return frame
-        end_ms = (frame.first_minute + minutes) * MINUTE_MS  # both up to the same minute
+        end_ms = (frame.first_minute + minutes) * MINUTE_MS  # both end with the same minute
         rest = history(self._metrics, name, if_known, minutes, now_ms=end_ms)
         return Frame(job=name, first_minute=frame.first_minute, values={**frame.values, **rest.values})
 
-    # -- places -----------------------------------------------------------------------------------------
+    # -- exclusions and moves ---------------------------------------------------------------------------
 
     def _exclude(self, name: str, policy: str, action: ExcludeContainers, why: str, now_ms: Millis) -> None:
-        look, birth = self._look(), self._birth(name)
-        known = {item.container for item in look.exclusions if item.subject == name}
-        if not look.takers - known - {*action.containers}:
-            raise _nowhere(name, action.containers, look.takers)
+        snapshot, birth = self._take_snapshot(), self._birth(name)
+        known = {item.container for item in snapshot.exclusions if item.subject == name}
+        if not snapshot.takers - known - {*action.containers}:
+            raise _no_target(name, action.containers, snapshot.takers)
         until_ms = now_ms + action.minutes * MINUTE_MS
-        wishes = [
+        exclusions = [
             Exclusion(subject=name, birth=birth, container=container, until_ms=until_ms, reason=why)
             for container in action.containers
         ]
-        decision = f"kept away from {', '.join(action.containers)} for {action.minutes} min"
-        self._exclusions.put(wishes, _entry(name, f"policy {policy}", decision, why, now_ms))
+        decision = f"excluded from {', '.join(action.containers)} for {action.minutes} min"
+        self._exclusions.put(exclusions, _entry(name, f"policy {policy}", decision, why, now_ms))
 
     def _move(self, name: str, policy: str, action: MoveTasks, why: str, now_ms: Millis) -> None:
-        look, birth = self._look(), self._birth(name)
-        homes = {report.task_id: container for container, report in look.of(name)}
+        snapshot, birth = self._take_snapshot(), self._birth(name)
+        homes = {report.task_id: container for container, report in snapshot.of(name)}
         shards = {row.shard: row for row in self._fleet.shards()}
-        wishes = []
+        exclusions = []
         for task in action.tasks:
             home, row = homes.get(task), shards.get(shard_of(task, self._shards))
             if home is None or row is None:
                 raise Refused(
                     f"no container runs {task} now",
-                    why="its job is stopped or changing, or its shard is on its way",
-                    fix=f"`penstock task ls {name}` shows where its tasks are",
+                    why="its job is stopped or being changed, or its shard is moving",
+                    fix=f"see where the job's tasks run: `penstock task ls {name}`",
                 )
             if row.state is ShardState.DROPPING or row.container != home:
                 raise Refused(
-                    f"{task} is on its way already",
-                    why=f"its shard {row.shard} leaves {home}",
-                    fix="nothing: it is decided again when it has arrived",
+                    f"{task} is moving already",
+                    why=f"its shard {row.shard} is leaving {home}",
+                    fix="nothing to do: the policy decides again after the move",
                 )
             if row.is_quarantined:
                 raise Refused(
                     f"{task} cannot be moved",
                     why=f"its shard {row.shard} cost {row.blame} containers and is quarantined",
-                    fix=f"look at its tasks, then `penstock shard release {row.shard}`",
+                    fix=f"check its tasks, then release it: `penstock shard release {row.shard}`",
                 )
-            if not look.takers - {home}:
-                raise _nowhere(task, (home,), look.takers)
+            if not snapshot.takers - {home}:
+                raise _no_target(task, (home,), snapshot.takers)
             until_ms = now_ms + MOVED_MS
-            wishes.append(Exclusion(subject=task, birth=birth, container=home, until_ms=until_ms, reason=why))
-        away = ", ".join(f"{item.subject} away from {item.container}" for item in wishes)
-        decision = f"{away}, with its shard"
-        self._exclusions.put(wishes, _entry(name, f"policy {policy}", decision, why, now_ms))
+            exclusions.append(
+                Exclusion(subject=task, birth=birth, container=home, until_ms=until_ms, reason=why)
+            )
+        moves = ", ".join(f"{item.subject} away from {item.container}" for item in exclusions)
+        decision = f"{moves}, with its shard"
+        self._exclusions.put(exclusions, _entry(name, f"policy {policy}", decision, why, now_ms))
 
     def _birth(self, name: str) -> str:
         view = self._view(name)
         if view is None or view.running is None:
-            raise Refused(f"{name} does not run any more", why="it was stopped or removed", fix="nothing")
+            raise Refused(
+                f"{name} does not run any more", why="it was stopped or removed", fix="nothing to do"
+            )
         return view.running.birth
 
 
@@ -336,11 +341,11 @@ def _entry(name: str, actor: str, decision: str, reason: str, now_ms: Millis) ->
     return Entry(at_ms=now_ms, actor=actor, kind="exclusion", subject=name, decision=decision, reason=reason)
 
 
-def _nowhere(who: str, away: tuple[str, ...], takers: frozenset[str]) -> Refused:
+def _no_target(subject: str, away: tuple[str, ...], takers: frozenset[str]) -> Refused:
     return Refused(
-        f"{who} has nowhere else to go",
-        why=f"it would leave {', '.join(away)}; those that may take shards: {some_of(takers)}",
-        fix="add a container, or uncordon one: `penstock container ls`",
+        f"{subject} cannot leave {', '.join(away)}",
+        why=f"no other container accepts shards; those that do: {some_of(takers)}",
+        fix="add a container, or uncordon one of `penstock container ls`",
     )
 
 
@@ -362,7 +367,7 @@ def _body(view: JobView, layer: str) -> Mapping[str, Any]:
 
 
 def _above(view: JobView) -> frozenset[str]:
-    """The paths that oncall, or a layer of somebody's own above the scaler's, has set."""
+    """The config paths set in layers above the scaler's: oncall, or a custom one."""
     own = next(layer.precedence for layer in DEFAULT_LAYERS if layer.name == LAYER)
     return frozenset(path for row in view.layers if row.precedence > own for path in flat(row.body))
 
@@ -372,7 +377,7 @@ def _most(metrics: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def _line(reason: str) -> str:
-    """A policy's reason as a layer's write takes it: one line of plain text."""
+    """A policy's reason as one line of plain text, which a layer write requires."""
     return "".join(letter if is_line(letter) else " " for letter in reason)[:REASON_MAX] or "no reason"
 
 
@@ -388,101 +393,101 @@ _VERSIONS = ByName(sa.select(POLICY_RECORDS.c.job, POLICY_RECORDS.c.version), PO
 
 
 class PolicyRecordStore:
-    """The `Records` of the policy service. Of two instances that served one job, one is told that it lost."""
+    """The `PolicyRecords` in the database. Writes compare the version: of two writers one is refused."""
 
     def __init__(self, database: Database, journal: JournalStore) -> None:
         self._database, self._journal = database, journal
 
-    def load(self, job: str) -> tuple[JobRecord, int]:
+    def load(self, job: str) -> tuple[PolicyRecord, int]:
         """The record and its version; an empty one has version 0."""
         found = self.load_all([job])[job]
         if isinstance(found, CorruptData):
             raise found
         return found
 
-    def load_all(self, jobs: Sequence[str]) -> Mapping[str, tuple[JobRecord, int] | CorruptData]:
-        """The same of many, by job; where one is damaged, what is to be said of it."""
-        found: dict[str, tuple[JobRecord, int] | CorruptData] = {job: (JobRecord(), 0) for job in jobs}
+    def load_all(self, jobs: Sequence[str]) -> Mapping[str, tuple[PolicyRecord, int] | CorruptData]:
+        """The same for many jobs; CorruptData in place of a record that is damaged."""
+        found: dict[str, tuple[PolicyRecord, int] | CorruptData] = {job: (PolicyRecord(), 0) for job in jobs}
         if jobs:
             with self._database.reading() as connection:
                 rows = _ROWS.rows(connection, jobs)
             found |= {job: _read(job, version, body) for job, version, body in rows}
         return found
 
-    def save(self, job: str, record: JobRecord, version: int) -> bool:
-        """Keep it if the version is still this one."""
-        return not self.keep([Kept(job=job, record=record, version=version)])
+    def save(self, job: str, record: PolicyRecord, version: int) -> bool:
+        """Store the record if the version is still this one."""
+        return not self.save_all([RecordUpdate(job=job, record=record, version=version)])
 
-    def keep(self, kept: Sequence[Kept]) -> frozenset[str]:
-        """Keep those whose version is still theirs, with their entries in the journal; returns the others."""
-        if not kept:
+    def save_all(self, updates: Sequence[RecordUpdate]) -> frozenset[str]:
+        """Store updates whose version still matches, with their journal entries; returns the other jobs."""
+        if not updates:
             return frozenset()
         with self._database.transaction() as connection:
-            versions = dict(map(tuple, _VERSIONS.rows(connection, [item.job for item in kept])))
-            won = [item for item in kept if versions.get(item.job, 0) == item.version]
+            versions = dict(map(tuple, _VERSIONS.rows(connection, [item.job for item in updates])))
+            won = [item for item in updates if versions.get(item.job, 0) == item.version]
             upsert(connection, POLICY_RECORDS, [_row(item) for item in won], replace=("version", "body"))
             entries = [item.entry for item in won if item.entry is not None]
             self._journal.append_entries(connection, entries)
-        return frozenset(item.job for item in kept) - {item.job for item in won}
+        return frozenset(item.job for item in updates) - {item.job for item in won}
 
     def forget(self, job: str) -> None:
-        """The job is no more."""
+        """Delete the record of a removed job."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(POLICY_RECORDS).where(POLICY_RECORDS.c.job == job))
 
 
-def _row(kept: Kept) -> dict[str, Any]:
-    body = msgspec.json.encode(kept.record).decode()
-    return {"job": kept.job, "version": kept.version + 1, "body": body}
+def _row(update: RecordUpdate) -> dict[str, Any]:
+    body = msgspec.json.encode(update.record).decode()
+    return {"job": update.job, "version": update.version + 1, "body": body}
 
 
-def _read(job: str, version: int, body: str) -> tuple[JobRecord, int] | CorruptData:
+def _read(job: str, version: int, body: str) -> tuple[PolicyRecord, int] | CorruptData:
     try:
-        return msgspec.json.decode(body, type=JobRecord), int(version)
+        return msgspec.json.decode(body, type=PolicyRecord), int(version)
     except msgspec.DecodeError as error:
         return CorruptData(
-            f"what policies remember of {job} cannot be read",
+            f"the policy record of {job} cannot be read",
             why=str(error),
-            fix="nothing is done to this job until its row in policy_records is deleted",
+            fix="delete its row in the table policy_records; until then policies do not run on this job",
         )
 
 
-# Every policy of Penstock itself. A new one is a line here.
+# All built-in policies. A new one is added here.
 BUILT_IN: tuple[Callable[[], Policy], ...] = (
     StragglerDetector,
     JobDoctor,
-    Untriaged,
+    UntriagedPolicy,
 )
-THREADS = 2  # of ours: more would only wait for each other, and whoever is served beside them for all
-USER_THREADS = 4  # of users' policies, which run in processes
-REST_MS: Millis = 50  # some four times what a few jobs take
-BUDGET_MS: Millis = 10_000  # so long a user's policy may take for an answer
-# Longer than a user's policy may take to start and to answer: those are ended, not given up.
+THREADS = 2  # for built-in policies; more would only compete with the API's threads for the CPU
+USER_THREADS = 4  # for users' policies, which run in processes
+REST_MS: Millis = 50  # about four times what one slice of jobs takes
+BUDGET_MS: Millis = 10_000  # timeout for one answer of a user's policy
+# Longer than the start and answer timeouts of a user's policy, which end its process first.
 STUCK_MS: Millis = 45_000
 
 
-class Limits(Protocol):
-    """What an installation allows policies."""
+class PolicyLimits(Protocol):
+    """The settings that policies need."""
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """Number of shards."""
 
     @property
     def rescales_max(self) -> int:
-        """Jobs whose tasks may be dealt anew at a time."""
+        """How many jobs may be rescaled at a time."""
 
     @property
     def advice_only(self) -> bool:
-        """Whether nothing is done at all."""
+        """Whether actions are only reported, never applied."""
 
 
-class Parts(Protocol):
-    """A control plane, as far as policies need it."""
+class PolicyControlPlane(Protocol):
+    """The parts of a control plane that policies need."""
 
     @property
-    def settings(self) -> Limits:
-        """How it runs."""
+    def settings(self) -> PolicyLimits:
+        """Its settings."""
 
     @property
     def clock(self) -> Clock:
@@ -490,7 +495,7 @@ class Parts(Protocol):
 
     @property
     def is_syncing(self) -> bool:
-        """Whether scheduled looks are made here."""
+        """Whether this instance is active, so that scheduled rounds run here."""
 
     database: Database
     journal: JournalStore
@@ -500,16 +505,16 @@ class Parts(Protocol):
     metrics: MetricStore
 
     def wake_syncer(self) -> None:
-        """Something else is expected of a job."""
+        """Called after a change of a job's config."""
 
     def wake_shard_manager(self) -> None:
-        """Something else is wanted of shards."""
+        """Called after a change of exclusions."""
 
 
 class SplitWorkers:
-    """Users' policies have threads of their own: however they hang, Penstock's are asked.
+    """Separate threads for users' policies, so that built-in ones run even if all of those hang.
 
-    A key is a job and a policy, as `PolicyService` makes them.
+    A key is a job and a policy, as in `PolicyService`.
     """
 
     def __init__(self, own: Workers[Answer], users: Workers[Answer], names: frozenset[str]) -> None:
@@ -529,18 +534,18 @@ class SplitWorkers:
         return (*self._own.stuck(), *self._users.stuck())
 
 
-class PolicyDesk:
-    """One instance's policies. Scheduled rounds are the active instance's, asked ones anybody's."""
+class PolicyManager:
+    """The policies of one instance. Scheduled rounds run on the active instance, requested ones on any."""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: PolicyControlPlane,
         alarms: AlertSink,
         folder_of: Callable[[str], Path],
         *,
         budget_ms: Millis = BUDGET_MS,
     ) -> None:
-        """`alarms`: who is told. `folder_of(hash)`: where a package lies, unpacked."""
+        """`alarms`: receives the alerts. `folder_of(hash)`: the folder of an unpacked package."""
         clock, settings = parts.clock, parts.settings
         self._parts, self._clock, self._shards = parts, clock, settings.shards
         self.exclusions = ExclusionStore(parts.database, parts.journal)
@@ -556,7 +561,7 @@ class PolicyDesk:
             limits=FleetLimits(rescales_max=settings.rescales_max, advice_only=settings.advice_only),
             wake=self._wake,
         )
-        own = [OwnPolicy(policy()) for policy in BUILT_IN]
+        own = [BuiltInPolicy(policy()) for policy in BUILT_IN]
         self._users = UserPolicies(folder_of, clock, budget_ms=budget_ms)
         threads: WorkerThreads[Answer] = WorkerThreads(
             "policies", clock, size=THREADS, stuck_after_ms=STUCK_MS
@@ -577,26 +582,26 @@ class PolicyDesk:
         )
 
     def tick(self) -> None:
-        """One round of the schedule, where this instance is the active one."""
+        """One tick of the schedule, if this instance is active."""
         if self._parts.is_syncing:
             self.service.tick(self._clock.now_ms())
         else:
             self.service.stand_by()
 
     def manage(self, job: str, *, policy: str | None, is_dry: bool, asked_by: str) -> dict[str, Any]:
-        """A round on one job now, because somebody asked; returns what it came to."""
+        """Run a requested round on one job; returns its result as JSON values."""
         now = self._clock.now_ms
         done = self.service.manage(job, now=now, policy=policy, is_dry=is_dry, asked_by=asked_by)
-        return {"job": job, "at_ms": now(), **managed_to_json(done)}
+        return {"job": job, "at_ms": now(), **round_to_json(done)}
 
     def bars(self, at_ms: Millis) -> Bars:
-        """Where which shards should not be now."""
-        wishes = self.exclusions.current(at_ms)
+        """Which containers are excluded for which shards now."""
+        exclusions = self.exclusions.current(at_ms)
         shards_of = self._parts.task_service.shards_of
-        return bars_of(wishes, lambda subject, birth: shards_of(subject, birth, self._shards))
+        return bars_of(exclusions, lambda subject, birth: shards_of(subject, birth, self._shards))
 
     def stop(self) -> None:
-        """End the threads, and the processes of users' policies."""
+        """Stop the threads and the processes of users' policies."""
         for threads in self._threads:
             threads.stop()
         self._users.stop()
@@ -608,12 +613,12 @@ class PolicyDesk:
             self._parts.wake_shard_manager()
 
 
-def managed_to_json(done: Managed) -> Mapping[str, Any]:
-    """What a look came to: one change or none, every policy's answer, every alert."""
+def round_to_json(done: RequestedRound) -> Mapping[str, Any]:
+    """The result of a requested round: the action if there is one, every policy's outcome, every alert."""
     apply, decision = done.decision.apply, done.decision
-    said = [said_to_json(each, done.verdicts.get(each.policy)) for each in decision.said]
-    off = "switched off for this job"
-    said += [_nothing_said(policy, "off", off) for policy in done.off if policy not in done.verdicts]
+    said = [outcome_to_json(each, done.verdicts.get(each.policy)) for each in decision.outcomes]
+    off = "disabled for this job"
+    said += [_empty_answer(policy, "off", off) for policy in done.off if policy not in done.verdicts]
     outcome = "would be done" if done.is_dry else "not done" if done.refused else "done"
     return {
         "is_dry": done.is_dry,
@@ -640,7 +645,7 @@ def managed_to_json(done: Managed) -> Mapping[str, Any]:
     }
 
 
-def _nothing_said(policy: str, outcome: str, reason: str) -> dict[str, Any]:
+def _empty_answer(policy: str, outcome: str, reason: str) -> dict[str, Any]:
     texts = dict.fromkeys(("symptom", "cause", "formula", "bound"), "")
     return {
         "policy": policy,

@@ -14,8 +14,8 @@ from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import Heartbeat, ShardEntry, TaskReport
 from penstock.scaling.metrics.frames import METRICS, MINUTE_MS
 from penstock.scaling.metrics.minutes import Minute
-from penstock.scaling.policies.desk import PolicyDesk
-from penstock.scaling.policies.round import Said
+from penstock.scaling.policies.policy_manager import PolicyManager
+from penstock.scaling.policies.round import PolicyOutcome
 from penstock.settings import Settings
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.compile.packages import build_package
@@ -41,7 +41,7 @@ class SetClock(SystemClock):
 
 
 class Scene:
-    """One job, one container that reports its tasks, and the desk."""
+    """One job, one container that reports its tasks, and the policy manager."""
 
     def __init__(self, folder: Path, code: str, *, budget_ms: int = 60_000, **settings: Any) -> None:
         self.plane = ControlPlane(Settings(folder=ready_folder(folder), **settings))
@@ -54,7 +54,9 @@ class Scene:
         self.plane.packages.put(package.hash, package.data)
         self.code = f"{package.hash}/{package.entry}"
         unpacked = UnpackedPackages(folder / "unpacked", self.plane.packages.get)
-        self.desk = PolicyDesk(self.plane, self.plane.alarms.store, unpacked.folder_of, budget_ms=budget_ms)
+        self.manager = PolicyManager(
+            self.plane, self.plane.alarms.store, unpacked.folder_of, budget_ms=budget_ms
+        )
         spec = CategorySpec(name="queries", partitions=8, columns=(("q", "string"),))
         self.plane.log.create(spec)
         self.metrics: dict[str, float] = {}
@@ -136,16 +138,16 @@ class Scene:
 
         until(is_so, step=both)
 
-    def round(self, minutes: float = 1.0) -> dict[str, list[Said]]:
+    def round(self, minutes: float = 1.0) -> dict[str, list[PolicyOutcome]]:
         """So much later: one whole round of the schedule on the job; by policy, what became of its answers."""
         self.clock.ahead_ms += int(minutes * 60_000)
         self.settle()
-        service = self.desk.service
+        service = self.manager.service
         service.last.clear()
-        self.until(lambda: JOB in service.last, self.desk.tick)
+        self.until(lambda: JOB in service.last, self.manager.tick)
         self.settle()
-        found: dict[str, list[Said]] = {}
-        for said in service.last[JOB].said:
+        found: dict[str, list[PolicyOutcome]] = {}
+        for said in service.last[JOB].outcomes:
             found.setdefault(said.policy, []).append(said)
         return found
 
@@ -168,5 +170,5 @@ def a_scene(folder: Path, code: str, **given: Any) -> Iterator[Scene]:
     try:
         yield scene
     finally:
-        scene.desk.stop()
+        scene.manager.stop()
         scene.plane.stop()
