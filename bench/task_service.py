@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from bench.tools.beats import CONTAINERS, measure, problems
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from penstock.db.database import Database, next_values, upsert
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.config import validate_config
@@ -93,7 +93,7 @@ def measure_list(folder: Path, *, tasks: int, repeats: int) -> dict[str, list[fl
         times.setdefault(name, []).append(ms)
 
     for repeat in range(repeats):
-        service, index = TaskService(source), TaskIndex()
+        service, index = TaskService(source), ShardTaskIndex()
         ms, text = timed(service.encoded)
         note("snapshot", ms)
         if repeat == 0:

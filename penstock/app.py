@@ -14,7 +14,7 @@ import structlog
 
 from penstock.alarms import checks as levels
 from penstock.alarms.checks import BehindLow, CategoryTrouble, LoopTrouble
-from penstock.alarms.delivery import AlarmSender, Refusal, routes_of
+from penstock.alarms.delivery import AlarmSender, SendError, routes_of
 from penstock.alarms.service import AlarmFacts, AlarmService, AlarmWatch
 from penstock.alarms.store import AlarmStore
 from penstock.core.clock import Clock, Millis
@@ -29,7 +29,7 @@ from penstock.db.leases import RoleLease
 from penstock.fleet.container_store import ContainerRow
 from penstock.fleet.loan_service import LendingService, LoanStore
 from penstock.fleet.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import FleetView, ShardStore
 from penstock.fleet.task_service import TaskService
 from penstock.jobs.job_reads import JobView
@@ -57,12 +57,12 @@ from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import identify, identify_rows
 
-STALE_MS: Millis = 10_000  # what a container said longer ago is no load
+REPORT_AGE_MAX_MS: Millis = 10_000  # what a container said longer ago is no load
 SCALER = Actor(name=ACTOR, role="scaler")
-UNSCALED = ("process", "spark")  # of these nobody knows a lag
+KINDS_WITHOUT_LAG = ("process", "spark")  # of these nobody knows a lag
 
 
-class Patch(Protocol):
+class LayerPatcher(Protocol):
     """How a layer is written."""
 
     def __call__(
@@ -79,7 +79,7 @@ class Patch(Protocol):
         """Change one layer of one job; returns the job's new version."""
 
 
-class JobsOfPlane:
+class ScalerJobs:
     """The `JobLayer` of the auto scaler."""
 
     def __init__(
@@ -87,7 +87,7 @@ class JobsOfPlane:
         jobs: JobService,
         tasks: TaskService,
         fleet: FleetView,
-        patch: Patch,
+        patch: LayerPatcher,
         clock: Callable[[], Clock],
         *,
         stock: Callable[[], Stock | None],
@@ -105,7 +105,7 @@ class JobsOfPlane:
     def task_reports(self) -> dict[str, list[TaskReport]]:
         """What tasks say now, by job: the last words of a container that fell silent are no load."""
         found: dict[str, list[TaskReport]] = {}
-        heard_ms = self._clock().now_ms() - STALE_MS
+        heard_ms = self._clock().now_ms() - REPORT_AGE_MAX_MS
         for row in self._fleet.containers():
             for task in row.tasks if row.may_run and row.seen_ms >= heard_ms else ():
                 found.setdefault(task.job, []).append(task)
@@ -146,7 +146,7 @@ def build_scaler(
     database: Database,
     journal: JournalStore,
     metrics: MetricStore,
-    jobs: JobsOfPlane,
+    jobs: ScalerJobs,
     alarms: AlertSink,
     *,
     profile: str,
@@ -166,7 +166,7 @@ def build_scaler(
 
 def _scalable(view: JobView) -> ScalableJob | None:
     running = view.running
-    if running is None or running.state != "running" or running.config.kind in UNSCALED:
+    if running is None or running.state != "running" or running.config.kind in KINDS_WITHOUT_LAG:
         return None
     layers = {row.layer: row for row in view.layers}
     oncall = layers["oncall"].body if "oncall" in layers else {}
@@ -203,7 +203,7 @@ def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> Capacity:
     return replace(capacity, remaining=Room(**rest), privileged_only=True)
 
 
-class Alarming:
+class AlarmLoop:
     """What one control plane does about alarms."""
 
     def __init__(
@@ -217,7 +217,7 @@ class Alarming:
         routes = routes_of(webhook=settings.alarm_webhook, channels=settings.alarm_channels)
         store = AlarmStore(plane.database, plane.journal, [route.name for route in routes])
         self.service = AlarmService(jobs, store, routes)
-        self._workers: WorkerThreads[Refusal] = WorkerThreads("alarms", plane.clock)
+        self._workers: WorkerThreads[SendError] = WorkerThreads("alarms", plane.clock)
         facts = AlarmFacts(
             plane.jobs,
             plane.fleet,
@@ -297,9 +297,9 @@ class ControlPlane(Control):
         self.capacity = CapacityManager(
             self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms, rest=rest
         )
-        self._alarming = Alarming(self, self.job_store, lambda: self._loops, lambda: self._bus_care.failing)
+        self._alarming = AlarmLoop(self, self.job_store, lambda: self._loops, lambda: self._bus_care.failing)
         self.alarms = self._alarming.service
-        self._scaled = JobsOfPlane(
+        self._scaled = ScalerJobs(
             self.jobs,
             self.task_service,
             self.fleet,
@@ -365,7 +365,7 @@ class ControlPlane(Control):
             list_version=self.task_service.version,
             reserved_loads=lambda: self.task_service.reserved_loads(self.settings.shards),
             shard_count=self.settings.shards,
-            pace=Pace(balance_soon_ms=1_000, moves_max=16),
+            pace=ShardManagerSettings(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
             bars=lambda at_ms: self.policies.bars(at_ms),
         )

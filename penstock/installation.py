@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.alarms.delivery import routes_of
 from penstock.app import ControlPlane
 from penstock.container.container import SECRET_VARIABLES, ContainerSettings
-from penstock.container.host import ContainerHost, keep_token, reap_container
+from penstock.container.host import ContainerHost, reap_container, write_token_file
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.folder import (
     endpoint_file,
@@ -183,7 +183,7 @@ def _container_token(plane: ControlPlane, folder: Path, name: str) -> Path:
             return path
     except (FileNotFoundError, ValueError, Refused):
         pass  # none yet, or of a store that is gone, or past its end
-    return keep_token(folder, plane.tokens.issue(name, "container", now_ms=now_ms, container=name))
+    return write_token_file(folder, plane.tokens.issue(name, "container", now_ms=now_ms, container=name))
 
 
 def _make_tokens_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.client.client import Client
-from penstock.container.host import Stop
+from penstock.container.host import StopSignal
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, StoreUnavailable
 from penstock.jobs.config import NAME_PATTERN
@@ -154,7 +154,7 @@ class Lender:
         self._tell_reclaims(seen)
         return tuple(silent)
 
-    def run(self, every_s: float, stop: Stop) -> None:
+    def run(self, every_s: float, stop: StopSignal) -> None:
         """Round after round, until told to stop."""
         while True:
             self.round()

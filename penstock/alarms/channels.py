@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{1,29})://")
 # They would tell addresses.
-TALKATIVE = ("apprise", "urllib3", "urllib3.connectionpool", "requests")
+LOGGERS_WITH_ADDRESSES = ("apprise", "urllib3", "urllib3.connectionpool", "requests")
 COLOURS = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
@@ -24,7 +24,7 @@ class ChannelRoute:
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         library = _apprise()
-        for logger in TALKATIVE:
+        for logger in LOGGERS_WITH_ADDRESSES:
             logging.getLogger(logger).disabled = True
         # The whole of apprise, not its plugin: it catches whatever a plugin raises.
         self._channel = library.Apprise()

@@ -23,7 +23,7 @@ LOOP_FAILURES_MIN = 5
 EVENT_MS: Millis = 10 * 60_000  # for so long after it happened a fail-over is told of
 FAILOVERS_MANY = 3
 BEHIND_LOW = "behind_low"  # the metric, and the alarm
-PARTITIONS_TOLD_MAX = 64
+PARTITIONS_REPORTED_MAX = 64
 TEXT_MAX = 500
 
 
@@ -197,7 +197,7 @@ def _crash_loops(tasks: tuple[TaskTrouble, ...]) -> list[tuple[str, RaiseAlert]]
 
 def _behind_low(behind: BehindTrouble) -> RaiseAlert:
     total = sum(behind.totals.values())
-    named = sorted(behind.totals.items(), key=lambda item: (-item[1], item[0]))[:PARTITIONS_TOLD_MAX]
+    named = sorted(behind.totals.items(), key=lambda item: (-item[1], item[0]))[:PARTITIONS_REPORTED_MAX]
     return RaiseAlert(
         key=BEHIND_LOW,
         severity="warning",

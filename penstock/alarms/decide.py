@@ -16,10 +16,10 @@ from penstock.core.clock import Millis
 from penstock.core.text import make_known
 from penstock.scaling.policies.policy import SEVERITIES, RaiseAlert, Severity
 
-QUIET_MS: Millis = 5 * 60_000  # it is over when it was not seen for so long
+RESOLVE_AFTER_MS: Millis = 5 * 60_000  # it is over when it was not seen for so long
 STALE_MS: Millis = 3_600_000  # or when nobody looks any more
 REMIND_MS: Mapping[str, Millis] = {"info": 0, "warning": 12 * 3_600_000, "critical": 3_600_000}  # 0: never
-KEPT_MS: Millis = 14 * 86_400_000  # so long one that is over is kept
+RETENTION_MS: Millis = 14 * 86_400_000  # so long one that is over is kept
 
 SKEW_MS: Millis = 60_000  # by so much a writer's time may be behind another's: they read their clocks before
 ID_LENGTH = 12
@@ -119,7 +119,7 @@ def decide_alarms(
         told |= seen
         for alarm in known:
             is_gone = alarm.source == source and alarm.name not in seen and alarm.is_firing
-            if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < QUIET_MS:
+            if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < RESOLVE_AFTER_MS:
                 after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
     for alarm in known:
         if at_rest and alarm.is_firing and alarm.name not in told:
@@ -144,9 +144,9 @@ def acknowledge(alarm: Alarm, *, by: str, now_ms: Millis) -> Alarm:
     return _with(alarm, acked_by=by, acked_ms=now_ms) if alarm.is_firing else alarm
 
 
-def is_forgotten(alarm: Alarm, now_ms: Millis) -> bool:
+def is_expired(alarm: Alarm, now_ms: Millis) -> bool:
     """Whether it has been over for so long that nobody asks."""
-    return not alarm.is_firing and now_ms - (alarm.resolved_ms or alarm.last_ms) > KEPT_MS
+    return not alarm.is_firing and now_ms - (alarm.resolved_ms or alarm.last_ms) > RETENTION_MS
 
 
 def _seen(alarm: Alarm | None, job: str, source: str, alert: RaiseAlert, now_ms: Millis) -> Alarm:

@@ -14,18 +14,18 @@ import structlog
 
 from penstock.alarms.channels import ChannelRoute, scheme_of
 from penstock.alarms.decide import Notice
-from penstock.alarms.store import AlarmStore, OwedNotice
+from penstock.alarms.store import AlarmStore, PendingNotice
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.workers import Now, Workers
 
 log = structlog.get_logger(__name__)
 
-FIRST_PAUSE_MS: Millis = 2_000
-PAUSE_MAX_MS: Millis = 600_000
+BACKOFF_MS: Millis = 2_000
+BACKOFF_MAX_MS: Millis = 600_000
 TRIES_MAX = 20  # some two hours
 
-Refusal = PenstockError | None  # why a route did not take a notice; None: it did
+SendError = PenstockError | None  # why a route did not take a notice; None: it did
 
 
 class Route(Protocol):
@@ -60,10 +60,10 @@ class LogRoute:
 class AlarmSender:
     """One notice a route at a time; a route that does not answer costs nobody but itself."""
 
-    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[Refusal]) -> None:
+    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[SendError]) -> None:
         self._store, self._workers = store, workers
         self._routes = {route.name: route for route in routes}
-        self._sent: dict[str, OwedNotice] = {}
+        self._sent: dict[str, PendingNotice] = {}
 
     def tick(self, now_ms: Millis) -> bool:
         """Take what came back, send what is due; whether to look again soon, because something is sent."""
@@ -86,10 +86,10 @@ class AlarmSender:
             self._workers.start(owed.route, _sending(route, owed), now_ms)
         return bool(self._sent)
 
-    def _failed(self, owed: OwedNotice, error: Exception, now_ms: Millis) -> None:
+    def _failed(self, owed: PendingNotice, error: Exception, now_ms: Millis) -> None:
         tries = owed.tries + 1
         given_up = tries >= TRIES_MAX
-        why = said(error)
+        why = error_text(error)
         log.warning(
             "a notice was not taken",
             route=owed.route,
@@ -101,21 +101,21 @@ class AlarmSender:
         if given_up:
             self._store.give_up(owed, f"it was not taken {tries} times, at last: {why}", now_ms)
         else:
-            self._store.postpone(owed.id, tries=tries, next_ms=now_ms + pause_ms(tries))
+            self._store.postpone(owed.id, tries=tries, next_ms=now_ms + backoff_ms(tries))
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What a route said. Only our own errors are repeated: a library's may have an address in them."""
     return error.what if isinstance(error, PenstockError) else type(error).__name__
 
 
-def pause_ms(tries: int) -> Millis:
+def backoff_ms(tries: int) -> Millis:
     """How long after so many failures."""
-    return int(min(PAUSE_MAX_MS, FIRST_PAUSE_MS * 2 ** min(tries - 1, 20)))
+    return int(min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** min(tries - 1, 20)))
 
 
-def _sending(route: Route, owed: OwedNotice) -> Callable[[Now], Refusal]:
-    def send(now: Now) -> Refusal:
+def _sending(route: Route, owed: PendingNotice) -> Callable[[Now], SendError]:
+    def send(now: Now) -> SendError:
         try:
             route.send(owed.notice, owed.id)
         except PenstockError as error:
@@ -202,7 +202,7 @@ def _no_address(why: str) -> ConfigError:
     )
 
 
-FILE = "file:"
+FILE_PREFIX = "file:"
 SECRET_LENGTH_MAX = 100_000
 CHANNELS_MAX = 20
 
@@ -229,9 +229,9 @@ def routes_of(*, webhook: str, channels: str) -> tuple[Route, ...]:
 
 def read_secret(what: str, value: str) -> str:
     """A secret as it is given, or what is in the file that `file:<path>` names."""
-    if not value.startswith(FILE):
+    if not value.startswith(FILE_PREFIX):
         return value
-    path = Path(value.removeprefix(FILE))
+    path = Path(value.removeprefix(FILE_PREFIX))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

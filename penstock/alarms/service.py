@@ -23,7 +23,7 @@ from penstock.alarms.checks import (
     TaskTrouble,
 )
 from penstock.alarms.decide import Alarm, Notice, Silence, acknowledge
-from penstock.alarms.delivery import AlarmSender, Route, said
+from penstock.alarms.delivery import AlarmSender, Route, error_text
 from penstock.alarms.store import AlarmStore, drop_silence, find_alarm, put_alarm, put_silence
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError, Refused
@@ -41,7 +41,7 @@ EVERY_JOB_MS: Millis = (
     60_000  # how often all jobs are looked at; those that are told apart by the store, always
 )
 EVENT_KINDS = frozenset({"alert", "failover"})
-FIRST_LOOK_MAX = 1000
+FIRST_READ_MAX = 1000
 
 
 class AlarmFacts:
@@ -107,14 +107,14 @@ class AlarmFacts:
     def _in(self, state: str) -> Iterator[JobView]:
         after: str | None = ""
         while after is not None:
-            page = self._jobs.views(state=state, after=after, limit=FIRST_LOOK_MAX)
+            page = self._jobs.views(state=state, after=after, limit=FIRST_READ_MAX)
             yield from page.items
             after = page.next
 
     def _read_journal(self, now_ms: Millis) -> None:
         """Each entry is read once; the first look takes the newest ones, as far as an answer goes."""
         entries = (
-            self._journal.entries(limit=FIRST_LOOK_MAX)
+            self._journal.entries(limit=FIRST_READ_MAX)
             if self._read_to is None
             else self._journal.after(self._read_to)
         )
@@ -266,7 +266,7 @@ def _answer_of(route: Route, notice: Notice, number: int) -> str:
     try:
         route.send(notice, number)
     except PenstockError as error:
-        return said(error)
+        return error_text(error)
     return ""
 
 
@@ -283,15 +283,15 @@ def _by_weight(alarm: Alarm) -> tuple[bool, int, int, str]:
     return (not alarm.is_firing, -get_args(Severity).index(alarm.severity), -alarm.first_ms, alarm.name)
 
 
-LOOK_MS: Millis = 5_000
+CHECK_MS: Millis = 5_000
 SWEEP_MS: Millis = 15_000
-AGAIN_MS: Millis = 60_000  # a level that stays is written again so often: an alarm ends five minutes after
+REPEAT_MS: Millis = 60_000  # a level that stays is written again so often: an alarm ends five minutes after
 
 # What a source sees of all jobs now.
-Look = Callable[[Millis], Levels]
+AlarmSource = Callable[[Millis], Levels]
 # Which of these jobs are paused, stopped or removed, and which of the three.
 AtRest = Callable[[Sequence[str]], Mapping[str, str]]
-Told = Mapping[str, tuple[RaiseAlert, ...]]  # of one job, by source
+ReportedAlerts = Mapping[str, tuple[RaiseAlert, ...]]  # of one job, by source
 
 
 class AlarmWatch:
@@ -301,7 +301,7 @@ class AlarmWatch:
         self,
         store: AlarmStore,
         sender: AlarmSender,
-        sources: Mapping[str, Look],
+        sources: Mapping[str, AlarmSource],
         at_rest: AtRest,
         lasting: Collection[str] = (),
     ) -> None:
@@ -310,13 +310,13 @@ class AlarmWatch:
         self._at_rest, self._lasting = at_rest, frozenset(lasting)
         self._looked_ms: Millis | None = None
         self._swept_ms: Millis | None = None
-        self._told: dict[str, tuple[Told, Millis]] = {}  # by job: what was reported last, and when
+        self._told: dict[str, tuple[ReportedAlerts, Millis]] = {}  # by job: what was reported last, and when
 
     def tick(self, now_ms: Millis) -> bool:
         """Whether to come again soon, because something is being sent."""
         # First what is owed: a look that fails must not keep anybody from being told.
         is_sending = self._sender.tick(now_ms)
-        if _is_time(self._looked_ms, now_ms, LOOK_MS):
+        if _is_time(self._looked_ms, now_ms, CHECK_MS):
             self._looked_ms = now_ms
             self._look(now_ms)
         if _is_time(self._swept_ms, now_ms, SWEEP_MS):
@@ -338,19 +338,19 @@ class AlarmWatch:
             last, at_ms = self._told.get(job, (None, 0))
             if state is not None and any(alarm.job == job and not _is_told(alarm, told) for alarm in firing):
                 self._store.rest(job, told, now_ms)
-            elif told != last or not 0 <= now_ms - at_ms < AGAIN_MS:
+            elif told != last or not 0 <= now_ms - at_ms < REPEAT_MS:
                 self._store.report(job, told, now_ms)
             else:
                 continue
             self._told[job] = told, now_ms
-        self._told = {job: said for job, said in self._told.items() if job in jobs}
+        self._told = {job: reported for job, reported in self._told.items() if job in jobs}
 
     def _may_speak(self, source: str, state: str | None) -> bool:
         """Whether a source is asked about a job: `state` is how it rests, None if it does not."""
         return state is None or (state != "removed" and source in self._lasting)
 
 
-def _is_told(alarm: Alarm, told: Told) -> bool:
+def _is_told(alarm: Alarm, told: ReportedAlerts) -> bool:
     return any(alert.key == alarm.key for alert in told.get(alarm.source, ()))
 
 

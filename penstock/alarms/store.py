@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 
 from penstock.alarms.decide import (
-    KEPT_MS,
+    RETENTION_MS,
     Alarm,
     AlarmChanges,
     Notice,
     Silence,
     decide_alarms,
-    is_forgotten,
+    is_expired,
     sweep_alarms,
 )
 from penstock.core.clock import Millis
@@ -52,7 +52,7 @@ ACTOR = "alarms"
 _JOBS = ByName(sa.select(ALARMS.c.job).distinct(), ALARMS.c.job)
 
 
-class OwedNotice(msgspec.Struct, frozen=True, kw_only=True):
+class PendingNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A notice that a route has not taken yet."""
 
     id: int
@@ -99,7 +99,7 @@ class AlarmStore:
         with self._database.transaction() as connection:
             known = _alarms(connection)
             self._write(connection, sweep_alarms(known, _silences(connection, now_ms), now_ms=now_ms))
-            gone = [alarm.name for alarm in known if is_forgotten(alarm, now_ms)]
+            gone = [alarm.name for alarm in known if is_expired(alarm, now_ms)]
             if gone:
                 connection.execute(sa.delete(ALARMS).where(ALARMS.c.name.in_(gone)))
             connection.execute(sa.delete(SILENCES).where(SILENCES.c.until_ms <= now_ms))
@@ -121,13 +121,13 @@ class AlarmStore:
 
     # -- notices that are to be sent --------------------------------------------------------------------
 
-    def owed(self) -> tuple[OwedNotice, ...]:
+    def owed(self) -> tuple[PendingNotice, ...]:
         """The oldest notice of each route: the others wait for it."""
         first = sa.select(sa.func.min(NOTICES.c.id)).group_by(NOTICES.c.route)
         query = sa.select(NOTICES).where(NOTICES.c.id.in_(first)).order_by(NOTICES.c.id)
         with self._database.reading() as connection:
             return tuple(
-                OwedNotice(
+                PendingNotice(
                     id=int(row.id),
                     route=str(row.route),
                     tries=int(row.tries),
@@ -142,7 +142,7 @@ class AlarmStore:
         with self._database.transaction() as connection:
             connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == notice_id))
 
-    def give_up(self, owed: OwedNotice, why: str, now_ms: Millis) -> None:
+    def give_up(self, owed: PendingNotice, why: str, now_ms: Millis) -> None:
         """It will not be sent again, and the journal says so."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == owed.id))
@@ -203,7 +203,7 @@ def find_alarm(connection: sa.Connection, alarm_id: str) -> Alarm:
     if found is None:
         raise NotFound(
             f"there is no alarm {alarm_id[:100]!r}",
-            why=f"it never was, or was over more than {KEPT_MS // 86_400_000} days ago",
+            why=f"it never was, or was over more than {RETENTION_MS // 86_400_000} days ago",
             fix="`penstock alarm ls --all` lists those that are kept",
         )
     return found

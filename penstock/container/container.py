@@ -172,7 +172,7 @@ def _check_rows(rows: str, expected: str) -> None:
         )
 
 
-def take_rows(place: str) -> str:
+def pop_rows_address(place: str) -> str:
     """The row store's address; one from the environment is taken out of it: commands of users need none."""
     if not place.startswith("env:"):
         return place

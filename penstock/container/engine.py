@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from penstock.client.client import Client
-from penstock.container.container import ContainerSettings, read_capacity, take_rows
+from penstock.container.container import ContainerSettings, pop_rows_address, read_capacity
 from penstock.container.process_runner import ProcessRunner, find_groups
-from penstock.container.sessions import forget_failure, kill_own_session, note_failure
+from penstock.container.sessions import clear_failure, kill_own_session, write_failure
 from penstock.container.task_manager import TaskManager
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.core.loop import Loop
 from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import PROFILES, HeartbeatReply
-from penstock.fleet.shard_load import LoadPace
+from penstock.fleet.shard_load import ShardLoadSettings
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.tasks import Runner, RunState, RunStatus, TaskSpec
 from penstock.streams.package_shelf import UnpackedPackages
@@ -49,7 +49,7 @@ class Engine:
     """The engine's process: a Task Manager between the warden's pipe and a Spark session."""
 
     def __init__(self, settings: ContainerSettings) -> None:
-        self._settings = replace(settings, rows=take_rows(settings.rows))
+        self._settings = replace(settings, rows=pop_rows_address(settings.rows))
         self._profile, self._clock = PROFILES[settings.profile], SystemClock()
         self._client = Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5)
         self._inbox: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -57,7 +57,9 @@ class Engine:
         self._tasks: SparkTasks | None = None
         self._stopping = False
         self._wake = threading.Event()  # set: the next round begins at once
-        self._lists = TaskLists(self._client, settings.folder / "tasks.json", self._clock, self._wake.set)
+        self._lists = TaskListFetcher(
+            self._client, settings.folder / "tasks.json", self._clock, self._wake.set
+        )
         # Spark and user code may print to stdout: messages to the warden get a descriptor of their own.
         self._wire = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
@@ -145,9 +147,11 @@ class Engine:
         if self._settings.engine == "spark":
             otherwise = self._start_spark(packages)
             runners[ISOLATED] = self._own_processes(packages)
-        pace = LoadPace(report_ms=10_000) if self._settings.profile == "fast" else LoadPace()
+        pace = (
+            ShardLoadSettings(report_ms=10_000) if self._settings.profile == "fast" else ShardLoadSettings()
+        )
         self._manager = TaskManager(KindRunner(runners, otherwise), load_pace=pace)
-        forget_failure(self._settings.folder)
+        clear_failure(self._settings.folder)
         log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
 
     def _start_spark(self, packages: UnpackedPackages) -> Runner:
@@ -187,7 +191,7 @@ class Engine:
 
     def _die(self, reason: str) -> NoReturn:
         log.error("engine exits", container=self._settings.name, reason=reason)
-        note_failure(self._settings.folder, reason)
+        write_failure(self._settings.folder, reason)
         # The warden may be gone: what this process started is killed here.
         kill_own_session()
         os._exit(70)
@@ -239,7 +243,7 @@ class KindRunner:
             self._of.pop(task_id).forget(task_id)
 
 
-class TaskLists:
+class TaskListFetcher:
     """Fetches the container's task list in a thread, and keeps it on disk for when the service is away."""
 
     def __init__(self, client: Client, cache: Path, clock: Clock, on_news: Callable[[], None]) -> None:
@@ -249,7 +253,7 @@ class TaskLists:
         self._has_list = False
         self._loop = Loop("task list", self._fetch, every_ms=1_000)
 
-    def start(self) -> TaskLists:
+    def start(self) -> TaskListFetcher:
         """Begin to fetch."""
         self._loop.start()
         return self

@@ -27,7 +27,7 @@ from penstock.container.container import (
     folder_id,
     join_settings,
 )
-from penstock.container.sessions import forget_failure, reap_leftovers, write_pid_file
+from penstock.container.sessions import clear_failure, kill_previous_session, write_pid_file
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import EnvironmentProblem, NotFound, PenstockError
 from penstock.core.folder import folder_lock
@@ -57,7 +57,7 @@ class Host(Protocol):
         """End it, and make sure that nothing of it is left."""
 
 
-class Stop(Protocol):
+class StopSignal(Protocol):
     """What a signal sets."""
 
     def wait(self, timeout: float) -> bool:
@@ -84,7 +84,7 @@ class LendableHost:
     clock: Clock
     _place: _Place | None = field(default=None, repr=False)
 
-    def run(self, stop: Stop) -> None:
+    def run(self, stop: StopSignal) -> None:
         """Work until told to stop; leaves nothing running."""
         self._enter(self.home)
         try:
@@ -166,7 +166,7 @@ class LendableHost:
         settings = join_settings(
             self.home.name,
             url=url,
-            token_file=keep_token(folder, str(order["token"])),
+            token_file=write_token_file(folder, str(order["token"])),
             folder=folder,
             engine=self.home.engine,
             cores=self.home.cores,
@@ -193,7 +193,7 @@ class LendableHost:
         place, self._place = self._place, None
         if place is not None:
             place.host.stop()
-            tell_dead(place.client, place.settings)
+            report_dead(place.client, place.settings)
             place.client.close()
 
 
@@ -201,7 +201,7 @@ def _client(settings: ContainerSettings) -> Client:
     return Client(settings.url, settings.token_file.read_text().strip(), timeout_s=5, retries=0)
 
 
-def tell_dead(client: Client, settings: ContainerSettings) -> None:
+def report_dead(client: Client, settings: ContainerSettings) -> None:
     """Nothing of it is left; if nobody hears that, its lease runs out by itself."""
     try:
         client.container_dead(settings.name, folder_id(settings.folder))
@@ -209,7 +209,7 @@ def tell_dead(client: Client, settings: ContainerSettings) -> None:
         log.warning("the control plane was not told", container=settings.name, error=error.what)
 
 
-def keep_token(folder: Path, token: str) -> Path:
+def write_token_file(folder: Path, token: str) -> Path:
     """The token in a file that only this user can read, for the engine: arguments are seen by everybody."""
     path = folder / "token"
     try:
@@ -256,7 +256,7 @@ class ContainerHost:
         self._children = [_Child(settings) for settings in self.containers]
         for child in self._children:
             reap_container(child.settings.folder)
-            forget_failure(child.settings.folder)
+            clear_failure(child.settings.folder)
         self._loop = Loop("containers", self._look, every_ms=200).start()
 
     def stop(self) -> None:
@@ -308,7 +308,7 @@ class ContainerHost:
         assert child.process is not None
         log.warning("container died", container=child.settings.name, code=child.process.returncode)
         child.process = None
-        reap_leftovers(child.settings.folder / "engine.pid")
+        kill_previous_session(child.settings.folder / "engine.pid")
         self.on_dead(child.settings.name)
         child.failures = 1 if now_ms - child.started_ms > RESTART_MAX_MS else child.failures + 1
         child.restart_at_ms = now_ms + min(RESTART_MS * 2 ** (child.failures - 1), RESTART_MAX_MS)
@@ -316,18 +316,18 @@ class ContainerHost:
 
 def reap_container(folder: Path) -> None:
     """End what a killed host left of a container. The warden goes first, or it starts another engine."""
-    reaped = reap_leftovers(folder / "warden.session") + reap_leftovers(folder / "engine.pid")
+    reaped = kill_previous_session(folder / "warden.session") + kill_previous_session(folder / "engine.pid")
     if reaped:
         log.info("reaped a previous life", container=folder.name, processes=reaped)
 
 
-def run_joined(settings: ContainerSettings, stop: Stop) -> None:
+def run_joined(settings: ContainerSettings, stop: StopSignal) -> None:
     """Host one container of a control plane elsewhere until told to stop; leaves nothing running."""
     hidden = SECRET_VARIABLES - {DATABASE_VARIABLE}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     clock = SystemClock()
 
     def make_host(chosen: ContainerSettings, client: Client) -> ContainerHost:
-        return ContainerHost((chosen,), environment, clock, lambda name: tell_dead(client, chosen))
+        return ContainerHost((chosen,), environment, clock, lambda name: report_dead(client, chosen))
 
     LendableHost(settings, make_host, clock).run(stop)

@@ -108,7 +108,7 @@ PREFIX = "penstock-"
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class CgroupFiles:
     """What a version of cgroups calls its files."""
 
     limit: str
@@ -119,17 +119,17 @@ class Files:
     swap_counts_memory: bool  # whether the limit of swap is that of memory and swap together
 
 
-VERSIONS = {
-    1: Files("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes",
+CGROUP_VERSIONS = {
+    1: CgroupFiles("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes",
              "memory.oom_control", "total_rss", True),
-    2: Files("memory.max", "memory.swap.max", "memory.peak", "memory.events", "anon", False),
+    2: CgroupFiles("memory.max", "memory.swap.max", "memory.peak", "memory.events", "anon", False),
 }  # fmt: skip
 
 
 class MemoryGroup:
     """The group of one run: whoever is in it and what they start share one limit."""
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(self, folder: Path, files: CgroupFiles) -> None:
         self._folder, self._files = folder, files
 
     @property
@@ -173,7 +173,7 @@ class MemoryGroups:
     """Makes groups below one of which we may make some."""
 
     def __init__(self, parent: Path, version: int) -> None:
-        self._parent, self._files, self._made = parent, VERSIONS[version], count(1)
+        self._parent, self._files, self._made = parent, CGROUP_VERSIONS[version], count(1)
         self._sweep()
 
     def make(self, name: str, limit_mb: float) -> MemoryGroup | None:
@@ -529,7 +529,7 @@ def log_file(container_folder: Path, task_id: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LogPart:
     """Some text of a log, and the place behind it: which file, and how far into it."""
 
     text: str
@@ -538,7 +538,7 @@ class Piece:
     is_gap: bool = False  # what lay between was turned over before it was read
 
 
-def read_tail(path: Path, lines: int) -> Piece | None:
+def read_tail(path: Path, lines: int) -> LogPart | None:
     """The last lines, also of older files; None: there is no log."""
     with _opened(path) as files:
         if not files:
@@ -550,10 +550,10 @@ def read_tail(path: Path, lines: int) -> Piece | None:
             if sum(part.count(b"\n") for part in parts) > lines or sum(map(len, parts)) >= TAIL_BYTES_MAX:
                 break
         kept = b"".join(parts).splitlines(keepends=True)[-lines:]
-        return Piece(text=_text(kept), file=files[0].mark(files[0].size), offset=files[0].size)
+        return LogPart(text=_text(kept), file=files[0].mark(files[0].size), offset=files[0].size)
 
 
-def read_on(path: Path, *, file: int, offset: int) -> Piece | None:
+def read_on(path: Path, *, file: int, offset: int) -> LogPart | None:
     """What was printed since a place, up to a size; None: there is no log."""
     with _opened(path) as files:
         if not files:
@@ -566,7 +566,7 @@ def read_on(path: Path, *, file: int, offset: int) -> Piece | None:
         end = begin + len(data)
         if end >= at.size and number > 0:  # this one is finished: go on at the beginning of the next
             at, end = files[number - 1], 0
-        return Piece(text=_text([data]), file=at.mark(end), offset=end, is_gap=found is None)
+        return LogPart(text=_text([data]), file=at.mark(end), offset=end, is_gap=found is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def write_pid_file(path: Path, pid: int) -> None:
     path.write_text(json.dumps({"pid": pid, "started": psutil.Process(pid).create_time()}))
 
 
-def reap_leftovers(path: Path) -> int:
+def kill_previous_session(path: Path) -> int:
     """Kill the session that a previous life recorded, if it is still that one; returns how many died."""
     try:
         data = json.loads(path.read_text())
@@ -79,13 +79,13 @@ def reap_leftovers(path: Path) -> int:
 CHARS_MAX = 4_000
 
 
-def note_failure(folder: Path, reason: str) -> None:
+def write_failure(folder: Path, reason: str) -> None:
     """Say why the engine ends."""
     with contextlib.suppress(OSError):  # it is in the log too
         _file(folder).write_text(reason[:CHARS_MAX], encoding="utf-8")
 
 
-def forget_failure(folder: Path) -> None:
+def clear_failure(folder: Path) -> None:
     """An engine is ready, or another life of the container begins."""
     with contextlib.suppress(OSError):
         _file(folder).unlink(missing_ok=True)

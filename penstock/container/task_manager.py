@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from penstock.core.clock import Millis
 from penstock.fleet.messages import (
     HeartbeatReply,
+    HeartbeatVerdict,
     RestartOrder,
     ShardEntry,
     ShardLoad,
     ShardState,
     TaskReport,
-    Verdict,
     count_failure,
 )
-from penstock.fleet.shard_load import LoadBook, LoadPace, shard_of
+from penstock.fleet.shard_load import ShardLoadSettings, ShardLoadTracker, shard_of
 from penstock.fleet.task_service import TaskList, merge_list
 from penstock.jobs.tasks import FINAL, Runner, RunState, RunStatus, TaskSpec, needs_restart
 
@@ -38,7 +38,7 @@ class TaskManagerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TaskManagerReport:
     """What a beat carries of the tasks."""
 
     acked: tuple[ShardEntry, ...]
@@ -86,11 +86,11 @@ class TaskManager:
         runner: Runner,
         *,
         settings: TaskManagerSettings | None = None,
-        load_pace: LoadPace | None = None,
+        load_pace: ShardLoadSettings | None = None,
     ) -> None:
         self._runner, self._settings = runner, settings or TaskManagerSettings()
-        self._book = LoadBook(load_pace)
-        self._index = TaskIndex()
+        self._book = ShardLoadTracker(load_pace)
+        self._index = ShardTaskIndex()
         self._is_list_fresh = False  # given by the service in this life, not read from the cache
         self._list_version_reaped = 0
         self._list_version_told = 0
@@ -113,10 +113,10 @@ class TaskManager:
         if self._is_over or reply.term < self._term:
             return
         self._term = reply.term
-        if reply.verdict is Verdict.REBOOT:
+        if reply.verdict is HeartbeatVerdict.REBOOT:
             self.stop_all()
             return
-        if reply.verdict is not Verdict.OK:
+        if reply.verdict is not HeartbeatVerdict.OK:
             return
         self._list_version_told = max(self._list_version_told, reply.list_version)
         self._obey(reply.restarts, now_ms)
@@ -290,7 +290,7 @@ class TaskManager:
         """Nothing of any task is alive."""
         return not self._runs
 
-    def report(self) -> Report:
+    def report(self) -> TaskManagerReport:
         """What is so: shards recorded or reaped, the list obeyed, the tasks and how they do."""
         busy = {run.shard for run in self._runs.values()}
         acked = tuple(
@@ -306,7 +306,7 @@ class TaskManager:
             for task_id, (spec, entry) in self._wanted_now().items()
             if task_id not in self._runs
         ]
-        return Report(
+        return TaskManagerReport(
             acked=acked,
             assignment_version=self._assignment_version,
             list_version=self._list_version_reaped,
@@ -362,7 +362,7 @@ def _epoch(entry: ShardEntry | None) -> int:
     return -1 if entry is None else entry.epoch
 
 
-class TaskIndex:
+class ShardTaskIndex:
     """The task list by shard, kept up by deltas: a hash is computed once per task, not once per change."""
 
     def __init__(self) -> None:

@@ -20,13 +20,13 @@ import structlog
 
 from penstock.container.sessions import (
     is_session_alive,
+    kill_previous_session,
     kill_session,
     last_failure,
-    note_failure,
-    reap_leftovers,
+    write_failure,
     write_pid_file,
 )
-from penstock.container.watchdog import MISSED_BEATS, Contact, End, Lease, Renewal, Watchdog
+from penstock.container.watchdog import MISSED_BEATS, Contact, EndEngine, Lease, Renewal, Watchdog
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.loop import Loop
@@ -97,7 +97,7 @@ class Warden:
         """Keep an engine alive until `stop`; EnvironmentProblem if it could not be ended in time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         pid_file = self._folder / "engine.pid"
-        left = reap_leftovers(pid_file)
+        left = kill_previous_session(pid_file)
         if left:
             log.info("reaped a previous life", container=self._container, processes=left)
         self._after_engine()
@@ -112,7 +112,7 @@ class Warden:
             write_pid_file(pid_file, engine.process.pid)
             reason = self._watch(engine)
             if engine.process.returncode not in (None, 0) and not last_failure(self._folder):
-                note_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
+                write_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
             self._end(engine, reason)
             self._after_engine()
             pid_file.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ class Warden:
                 return f"the engine ended by itself with code {engine.process.returncode}"
             now_ms = self._clock.boot_ms()
             for action in engine.watchdog.look(now_ms).actions:
-                if isinstance(action, End):
+                if isinstance(action, EndEngine):
                     return action.reason
                 self._queue_beat(engine, action.heartbeat, now_ms)
             self._stop.wait(0.1)

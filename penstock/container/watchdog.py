@@ -9,11 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis, Step
-from penstock.fleet.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, ShardState, Verdict
+from penstock.fleet.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    HeartbeatVerdict,
+    Profile,
+    ShardEntry,
+    ShardState,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class StopTasks:
     """Stop every task and register anew."""
 
     reason: str
@@ -29,24 +36,24 @@ class Lease:
     _term: int = 0
     _over: str = ""  # why, once it is
 
-    def on_sent(self, sequence: int, now_ms: Millis) -> Step[Stop]:
+    def on_sent(self, sequence: int, now_ms: Millis) -> Step[StopTasks]:
         """A beat leaves. Requires: called before it is sent."""
         self._sent_ms[sequence] = now_ms
         return self.on_time(now_ms)
 
-    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[Stop]:
+    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[StopTasks]:
         """A reply arrived. Only `ok` to a beat we sent, from the newest Shard Manager, extends the lease."""
         step = self.on_time(now_ms)
         if self._over or reply.term < self._term or reply.sequence not in self._sent_ms:
             return step
         self._term = reply.term
-        if reply.verdict is Verdict.REBOOT:
+        if reply.verdict is HeartbeatVerdict.REBOOT:
             return self._end(reply.reason or "the Shard Manager ended this incarnation")
-        if reply.verdict is Verdict.OK:
+        if reply.verdict is HeartbeatVerdict.OK:
             self._extend(self._sent_ms[reply.sequence])
         return self.on_time(now_ms)
 
-    def on_renewed(self, sent_ms: Millis, now_ms: Millis) -> Step[Stop]:
+    def on_renewed(self, sent_ms: Millis, now_ms: Millis) -> Step[StopTasks]:
         """The lease row was renewed in the store by a write begun at `sent_ms`."""
         step = self.on_time(now_ms)
         if self._over:
@@ -54,7 +61,7 @@ class Lease:
         self._extend(sent_ms)
         return self.on_time(now_ms)
 
-    def on_time(self, now_ms: Millis) -> Step[Stop]:
+    def on_time(self, now_ms: Millis) -> Step[StopTasks]:
         """Stop when the deadline has passed; say so again at every call after that."""
         if self._over:
             return self._end(self._over)
@@ -73,9 +80,9 @@ class Lease:
         # Older beats could not extend it any further; their late answers are then unknown and ignored.
         self._sent_ms = {sequence: sent for sequence, sent in self._sent_ms.items() if sent >= sent_ms}
 
-    def _end(self, reason: str) -> Step[Stop]:
+    def _end(self, reason: str) -> Step[StopTasks]:
         self._over = reason
-        return Step(actions=(Stop(reason=reason),))
+        return Step(actions=(StopTasks(reason=reason),))
 
 
 # A fresh interpreter needs this long for its first sign of life on a loaded machine.
@@ -93,14 +100,14 @@ class Renewal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class SendHeartbeat:
     """Send this; then tell `on_sent`, or nothing if it could not leave."""
 
     heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class EndEngine:
     """Kill the engine and all it started, then register anew. Repeated until that is done."""
 
     reason: str
@@ -155,11 +162,11 @@ class Watchdog:
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
         """An answer arrived. Whether the engine is to be told of it."""
         self.lease.on_ack(reply, now_ms)
-        return reply.verdict is Verdict.OK and self._is_for_engine(reply)
+        return reply.verdict is HeartbeatVerdict.OK and self._is_for_engine(reply)
 
     def on_renewed(self, reply: HeartbeatReply, sent_ms: Millis, now_ms: Millis) -> bool:
         """The store answered in place of a Shard Manager, to a renewal begun at `sent_ms`."""
-        if reply.verdict is not Verdict.OK:
+        if reply.verdict is not HeartbeatVerdict.OK:
             return self.on_reply(reply, now_ms)
         self.lease.on_renewed(sent_ms, now_ms)
         return self._is_for_engine(reply)
@@ -178,15 +185,15 @@ class Watchdog:
             self._beat_soon()
         return False
 
-    def look(self, now_ms: Millis) -> Step[Beat | End]:
+    def look(self, now_ms: Millis) -> Step[SendHeartbeat | EndEngine]:
         """Requires: what lay in the pipe and on the wire is in."""
         lost = self.lease.on_time(now_ms).actions
         if lost:
-            return Step(actions=(End(reason=lost[0].reason),))
+            return Step(actions=(EndEngine(reason=lost[0].reason),))
         age_ms = now_ms - (self.started_ms if self._signed_ms is None else self._signed_ms)
         limit_ms = ENGINE_START_MS if self._signed_ms is None else self.profile.engine_stale_ms
         if age_ms > limit_ms:
-            return Step(actions=(End(reason=f"no sign of life from the engine for {age_ms} ms"),))
+            return Step(actions=(EndEngine(reason=f"no sign of life from the engine for {age_ms} ms"),))
         if now_ms < self._beat_due_ms:
             return Step()
         soon_ms = self.profile.heartbeat_ms // EARLY_SHARE
@@ -208,7 +215,7 @@ class Watchdog:
         if not self._is_ready:
             beat = replace(beat, acked=self._given_back)
         self._told = beat
-        return Step(actions=(Beat(heartbeat=beat),))
+        return Step(actions=(SendHeartbeat(heartbeat=beat),))
 
 
 def _has_let_go(told: Heartbeat, said: Heartbeat) -> bool:
@@ -246,7 +253,7 @@ class Contact:
         """What the store said, as an answer. Requires: `on_silence` said to ask."""
         assert self._known is not None, "the store is asked only after an answer"
         return HeartbeatReply(
-            verdict=Verdict.REBOOT if renewal is None else Verdict.OK,
+            verdict=HeartbeatVerdict.REBOOT if renewal is None else HeartbeatVerdict.OK,
             term=self._known.term,
             sequence=beat.sequence,
             assignment_version=0 if renewal is None else renewal.assignment_version,

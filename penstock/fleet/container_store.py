@@ -120,7 +120,7 @@ def read_leases(connection: sa.Connection, names: Sequence[str]) -> tuple[Contai
     return tuple(_container_row(row) for row in _LEASES_OF.rows(connection, names))
 
 
-def live_among(connection: sa.Connection, names: Collection[str]) -> set[str]:
+def live_containers(connection: sa.Connection, names: Collection[str]) -> set[str]:
     """Those of these containers that have a lease and are not known to be dead."""
     rows = read_leases(connection, sorted(names))
     return {row.name for row in rows if row.state is ContainerState.LIVE and not row.known_dead}

@@ -200,7 +200,7 @@ class Liveness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ShardManagerSettings:
     """How patient and how busy a Shard Manager is."""
 
     balance_ms: Millis = 30 * 60_000

@@ -32,7 +32,7 @@ class LoanState(StrEnum):
     EXPECTED = "expected"
 
 
-AGAIN_MS: Millis = 30_000  # so soon nobody else says that the same container comes
+EXPECT_REPEAT_MS: Millis = 30_000  # so soon nobody else says that the same container comes
 LEAVING = frozenset({LoanState.ASKED, LoanState.DRAINING, LoanState.ORDERED})
 
 
@@ -55,7 +55,7 @@ class Loan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class HostOrder:
     """What a host is told: look whether you can join there, or go."""
 
     kind: Literal["check", "go"]
@@ -67,7 +67,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ContainerStatus:
     """A container as its cluster sees it now."""
 
     is_live: bool = False
@@ -76,7 +76,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class LoanChange:
     """The record from now on (None: none), what the journal says, and what becomes of its shards."""
 
     loan: Loan | None
@@ -85,13 +85,15 @@ class Change:
     mark: Literal["", "drain", "uncordon"] = ""
 
 
-def on_ask(loan: Loan | None, seen: Seen, *, container: str, owner: str, now_ms: Millis) -> Change | None:
+def on_order_request(
+    loan: Loan | None, seen: ContainerStatus, *, container: str, owner: str, now_ms: Millis
+) -> LoanChange | None:
     """Its host asks: it is here. None: nothing is new."""
     if not seen.is_live:
         return None  # not registered yet
     if loan is None:
         # A version that no earlier record of this name had.
-        return Change(loan=Loan(container=container, owner=owner, at_ms=now_ms, version=now_ms))
+        return LoanChange(loan=Loan(container=container, owner=owner, at_ms=now_ms, version=now_ms))
     match loan.state:
         case LoanState.EXPECTED:
             if loan.owner:
@@ -99,23 +101,23 @@ def on_ask(loan: Loan | None, seen: Seen, *, container: str, owner: str, now_ms:
             else:
                 # It has a token of its own here.
                 decision, came = f"back from {loan.peer}", replace(_here(loan, now_ms), token_id="")
-            return Change(loan=came, decision=decision, reason=loan.reason, mark="uncordon")
+            return LoanChange(loan=came, decision=decision, reason=loan.reason, mark="uncordon")
         case LoanState.GONE:
             reason = f"it left {loan.peer} by itself, or its host was started again"
-            return Change(loan=_here(loan, now_ms), decision="back", reason=reason, mark="uncordon")
+            return LoanChange(loan=_here(loan, now_ms), decision="back", reason=reason, mark="uncordon")
         case LoanState.DRAINING if not seen.is_draining:
-            return Change(loan=_here(loan, now_ms), decision="stays", reason="it takes shards again")
+            return LoanChange(loan=_here(loan, now_ms), decision="stays", reason="it takes shards again")
         case LoanState.DRAINING if not seen.shards:
             ordered = _next(loan, LoanState.ORDERED, now_ms)
-            return Change(loan=ordered, decision=f"empty: told to go to {loan.peer}", reason=loan.reason)
+            return LoanChange(loan=ordered, decision=f"empty: told to go to {loan.peer}", reason=loan.reason)
     return None
 
 
-def order_of(loan: Loan | None) -> Order | None:
+def order_of(loan: Loan | None) -> HostOrder | None:
     """What its host is told now."""
     if loan is None or loan.state not in (LoanState.ASKED, LoanState.ORDERED):
         return None
-    return Order(
+    return HostOrder(
         kind="check" if loan.state is LoanState.ASKED else "go",
         number=loan.version,
         to=loan.peer,
@@ -125,7 +127,9 @@ def order_of(loan: Loan | None) -> Order | None:
     )
 
 
-def on_answer(loan: Loan | None, *, number: int, accepted: bool, why: str, now_ms: Millis) -> Change | None:
+def on_order_reply(
+    loan: Loan | None, *, number: int, accepted: bool, why: str, now_ms: Millis
+) -> LoanChange | None:
     """What a host says to an order; to one that does not stand any more: NotFound."""
     if loan is not None and loan.state is LoanState.GONE and loan.version == number + 1 and accepted:
         return None  # said twice
@@ -137,20 +141,22 @@ def on_answer(loan: Loan | None, *, number: int, accepted: bool, why: str, now_m
         )
     if not accepted:
         stays = replace(_here(loan, now_ms), refused_by=loan.peer, reason=why)
-        return Change(loan=stays, decision=f"cannot go to {loan.peer}", reason=why, mark="uncordon")
+        return LoanChange(loan=stays, decision=f"cannot go to {loan.peer}", reason=why, mark="uncordon")
     if loan.state is LoanState.ASKED:
         draining = _next(loan, LoanState.DRAINING, now_ms)
-        return Change(loan=draining, decision=f"drained for {loan.peer}", reason=loan.reason, mark="drain")
+        return LoanChange(
+            loan=draining, decision=f"drained for {loan.peer}", reason=loan.reason, mark="drain"
+        )
     went = replace(_next(loan, LoanState.GONE, now_ms), home="", url="", token="")
     # What is another's leaves nothing behind.
     is_own = not loan.owner
     decision = f"lent to {loan.peer}" if is_own else f"returned to {loan.peer}"
-    return Change(loan=went if is_own else None, decision=decision, reason=loan.reason)
+    return LoanChange(loan=went if is_own else None, decision=decision, reason=loan.reason)
 
 
 def lend(
     loan: Loan | None,
-    seen: Seen,
+    seen: ContainerStatus,
     *,
     container: str,
     home: str,
@@ -159,7 +165,7 @@ def lend(
     token: str,
     reason: str,
     now_ms: Millis,
-) -> Change:
+) -> LoanChange:
     """Begin to give a container to another cluster."""
     if loan is None or loan.state is not LoanState.HERE or not seen.is_live:
         raise Refused(
@@ -182,21 +188,21 @@ def lend(
         reason=reason,
         refused_by="",
     )
-    return Change(loan=asked, decision=f"asked to go to {to}", reason=reason)
+    return LoanChange(loan=asked, decision=f"asked to go to {to}", reason=reason)
 
 
-def keep(loan: Loan | None, *, container: str, version: int, reason: str, now_ms: Millis) -> Change:
+def keep(loan: Loan | None, *, container: str, version: int, reason: str, now_ms: Millis) -> LoanChange:
     """It stays after all."""
     if loan is None or loan.version != version or loan.state not in LEAVING:
         raise VersionConflict(
             f"container {container}", expected=version, actual=0 if loan is None else loan.version
         )
-    return Change(loan=_here(loan, now_ms), decision="stays", reason=reason, mark="uncordon")
+    return LoanChange(loan=_here(loan, now_ms), decision="stays", reason=reason, mark="uncordon")
 
 
 def expect(
     loan: Loan | None,
-    seen: Seen,
+    seen: ContainerStatus,
     *,
     container: str,
     lender: str,
@@ -204,13 +210,13 @@ def expect(
     version: int,
     reason: str,
     now_ms: Millis,
-) -> Change:
+) -> LoanChange:
     """A container of that name will come from another cluster; `version`: of the record this was decided on.
 
     Whoever said so a moment ago is not overruled: that one's token would be void.
     """
     known = 0 if loan is None else loan.version
-    is_new = loan is not None and loan.state is LoanState.EXPECTED and now_ms - loan.at_ms < AGAIN_MS
+    is_new = loan is not None and loan.state is LoanState.EXPECTED and now_ms - loan.at_ms < EXPECT_REPEAT_MS
     if version != known or is_new:
         raise VersionConflict(f"container {container}", expected=version, actual=known)
     is_free = loan is None or loan.state in (LoanState.GONE, LoanState.EXPECTED)
@@ -235,12 +241,12 @@ def expect(
         at_ms=now_ms,
         version=now_ms if loan is None else loan.version + 1,
     )
-    return Change(loan=expected, decision=f"expected from {lender}", reason=reason)
+    return LoanChange(loan=expected, decision=f"expected from {lender}", reason=reason)
 
 
 def forget(
-    loan: Loan | None, seen: Seen, *, container: str, version: int, reason: str, now_ms: Millis
-) -> Change:
+    loan: Loan | None, seen: ContainerStatus, *, container: str, version: int, reason: str, now_ms: Millis
+) -> LoanChange:
     """It did not come, or is not here any more. One's own is known to be gone all the same."""
     if loan is None or loan.version != version:
         raise VersionConflict(
@@ -251,11 +257,15 @@ def forget(
             f"container {container} is here", why="it has a lease", fix="drain it and let it go first"
         )
     if loan.owner:
-        return Change(loan=None, decision=f"not here any more: {loan.owner} has it or will", reason=reason)
-    return Change(loan=_next(loan, LoanState.GONE, now_ms), decision="did not come back yet", reason=reason)
+        return LoanChange(
+            loan=None, decision=f"not here any more: {loan.owner} has it or will", reason=reason
+        )
+    return LoanChange(
+        loan=_next(loan, LoanState.GONE, now_ms), decision="did not come back yet", reason=reason
+    )
 
 
-def _why_not(loan: Loan | None, seen: Seen) -> str:
+def _why_not(loan: Loan | None, seen: ContainerStatus) -> str:
     if loan is None:
         return "its host does not ask for such orders, or there is no such container"
     return "it has no lease" if not seen.is_live else f"its record says: {loan.state} {loan.peer}".rstrip()
@@ -306,7 +316,7 @@ class LoanStore:
         with self._database.reading() as connection:
             return _read(connection, container)
 
-    def keep(self, before: Loan | None, change: Change, entry: Entry | None) -> bool:
+    def keep(self, before: Loan | None, change: LoanChange, entry: Entry | None) -> bool:
         """Write what a change says if nobody wrote since; a token that its record lost is taken back."""
         with self._database.transaction() as connection:
             if not self._write(connection, before, change.loan, entry):
@@ -364,10 +374,10 @@ def _loan(row: sa.Row[tuple[object, ...]]) -> Loan:
     return Loan(**{**values, "state": LoanState(str(values["state"]))})  # type: ignore[arg-type]
 
 
-HOST = "its host"
+HOST_ACTOR = "its host"
 
 
-class Marks(Protocol):
+class DrainControl(Protocol):
     """The Shard Manager's word on what a container may have."""
 
     def drain(self, container: str, now_ms: Millis, *, reason: str, actor: str) -> None:
@@ -377,7 +387,7 @@ class Marks(Protocol):
         """Take it back."""
 
 
-class Plane(Protocol):
+class ControlPlanePort(Protocol):
     """The control plane, as far as this needs it."""
 
     @property
@@ -385,20 +395,22 @@ class Plane(Protocol):
         """Its time."""
 
     @property
-    def shard_manager(self) -> Marks:
+    def shard_manager(self) -> DrainControl:
         """Its Shard Manager, if it is the active one."""
 
 
 class LendingService:
     """One cluster's side of lending, on any instance."""
 
-    def __init__(self, store: LoanStore, fleet: FleetView, tokens: TokenStore, plane: Plane) -> None:
+    def __init__(
+        self, store: LoanStore, fleet: FleetView, tokens: TokenStore, plane: ControlPlanePort
+    ) -> None:
         self._store, self._fleet, self._tokens, self._plane = store, fleet, tokens, plane
 
     def _clock(self) -> Clock:
         return self._plane.clock
 
-    def _marks(self) -> Marks:
+    def _marks(self) -> DrainControl:
         return self._plane.shard_manager
 
     def loans(self) -> tuple[Loan, ...]:
@@ -420,19 +432,21 @@ class LendingService:
 
     # -- containers --------------------------------------------------------------------------------------
 
-    def ask(self, container: str, *, owner: str = "") -> tuple[Loan | None, Order | None]:
+    def ask(self, container: str, *, owner: str = "") -> tuple[Loan | None, HostOrder | None]:
         """A host asks what its container should do; that it asks is a fact."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
-        change = on_ask(loan, self._seen(container), container=container, owner=owner, now_ms=now_ms)
+        change = on_order_request(
+            loan, self._seen(container), container=container, owner=owner, now_ms=now_ms
+        )
         if change is not None:
-            loan = self._keep(container, loan, change, actor=HOST)
+            loan = self._keep(container, loan, change, actor=HOST_ACTOR)
         return loan, order_of(loan)
 
     def answer(self, container: str, *, number: int, accepted: bool, why: str) -> Loan | None:
         """What it says to an order."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
-        change = on_answer(loan, number=number, accepted=accepted, why=why, now_ms=now_ms)
-        return loan if change is None else self._keep(container, loan, change, actor=HOST)
+        change = on_order_reply(loan, number=number, accepted=accepted, why=why, now_ms=now_ms)
+        return loan if change is None else self._keep(container, loan, change, actor=HOST_ACTOR)
 
     # -- the lending loop --------------------------------------------------------------------------------
 
@@ -492,7 +506,7 @@ class LendingService:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, container: str, before: Loan | None, change: Change, *, actor: str) -> Loan | None:
+    def _keep(self, container: str, before: Loan | None, change: LoanChange, *, actor: str) -> Loan | None:
         clock = self._clock()
         if change.mark:
             reason = f"lending: {change.decision}"
@@ -510,11 +524,11 @@ class LendingService:
         versions = [0 if loan is None else loan.version for loan in (before, now)]
         return VersionConflict(f"container {container}", expected=versions[0], actual=versions[1])
 
-    def _seen(self, container: str) -> Seen:
+    def _seen(self, container: str) -> ContainerStatus:
         row = next((row for row in self._fleet.containers() if row.name == container), None)
         if row is None:
-            return Seen()
-        return Seen(
+            return ContainerStatus()
+        return ContainerStatus(
             is_live=row.may_run,
             is_draining=row.draining,
             shards=sum(container in (shard.container, shard.target) for shard in self._fleet.shards()),
@@ -526,7 +540,7 @@ def without_secrets(loan: Loan) -> Loan:
     return replace(loan, token="", token_id="")
 
 
-def whose(loan: Loan | None) -> str:
+def describe_loan(loan: Loan | None) -> str:
     """In a few words: whose it is, and where it goes."""
     if loan is None:
         return ""
@@ -541,7 +555,7 @@ def whose(loan: Loan | None) -> str:
     return said
 
 
-def _entry(container: str, change: Change, actor: str, now_ms: Millis) -> Entry:
+def _entry(container: str, change: LoanChange, actor: str, now_ms: Millis) -> Entry:
     loan = change.loan
     data = {} if loan is None else {"state": str(loan.state), "owner": loan.owner, "peer": loan.peer}
     return Entry(

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
 from penstock.fleet.container_store import ContainerRow, ContainerState
-from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION, Pace
+from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION, ShardManagerSettings
 from penstock.fleet.messages import Heartbeat, ShardState
 from penstock.fleet.placement.placement import Refusal
 from penstock.fleet.shard_store import ShardRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Down:
+class EngineOutage:
     """An engine that is down, and who else is there. All times: for how long."""
 
     container: str
@@ -31,49 +31,51 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class MoveShards:
     """Others take the shards."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class KeepShards:
     """The shards stay where they are."""
 
     reason: str
 
 
-def decide_engine(down: Down, pace: Pace) -> Leave | Wait:
+def decide_engine(down: EngineOutage, pace: ShardManagerSettings) -> MoveShards | KeepShards:
     """What becomes of the shards of one container. Pure."""
     if down.taker_ms is None:
-        return Wait("no other container can take shards")
+        return KeepShards("no other container can take shards")
     if down.start_ms is not None and max(down.start_ms, down.down_ms) < down.move_ms:
-        return Wait("its engine was back sooner than others would have them, the last time")
+        return KeepShards("its engine was back sooner than others would have them, the last time")
     is_mass = down.down_count >= BRAKE_COUNT and down.down_count > BRAKE_FRACTION * down.count
     # Up only since it is down: they start together, and the first to be ready need not carry all.
     is_together = down.taker_ms < down.down_ms
     if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < pace.engine_wait_ms:
         what = "many engines are down" if is_mass else "engines start together"
-        return Wait(f"{what}: it has {pace.engine_wait_ms} ms")
-    return Leave(f"the engine of {down.container} is down")
+        return KeepShards(f"{what}: it has {pace.engine_wait_ms} ms")
+    return MoveShards(f"the engine of {down.container} is down")
 
 
-def decide_shard(row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: Pace) -> Wait | None:
+def decide_shard(
+    row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: ShardManagerSettings
+) -> KeepShards | None:
     """Whether one shard stays though its container's shards leave; `left_ms`: how long ago it left another
     lost engine, or had to stay with one. Pure.
     """
     if row.is_quarantined:
-        return Wait(f"shard {row.shard} cost {row.blame} containers")
+        return KeepShards(f"shard {row.shard} cost {row.blame} containers")
     is_suspect = left_ms is not None and left_ms < pace.engine_suspect_ms
     # What ends engines may be this shard. An engine that was not up since has not met it again.
     if is_suspect and down_ms < pace.engine_suspect_ms:
-        return Wait("shards that lost another engine a short while ago go to no third")
+        return KeepShards("shards that lost another engine a short while ago go to no third")
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Stranded:
+class ShardsWithoutEngine:
     """What is to leave, and why the rest stays."""
 
     leaving: Mapping[ShardRow, str] = field(default_factory=dict)
@@ -87,10 +89,10 @@ class _Engine:
     since_ms: Millis
 
 
-class Engines:
+class EngineTracker:
     """Since when which engine is up or down, by the beats that were answered."""
 
-    def __init__(self, pace: Pace, *, move_ms: Millis) -> None:
+    def __init__(self, pace: ShardManagerSettings, *, move_ms: Millis) -> None:
         self._pace, self._move_ms = pace, move_ms
         self._engines: dict[str, _Engine] = {}
         self._starts_ms: dict[str, Millis] = {}  # how long it was down the last time
@@ -132,11 +134,11 @@ class Engines:
         accepting: Collection[str],
         silent: Collection[str],
         now_ms: Millis,
-    ) -> Stranded:
+    ) -> ShardsWithoutEngine:
         """Which shards leave now. Requires: `accepting` are up by their rows; here they were heard, too."""
         down = self.down(containers)
         if not down:
-            return Stranded()
+            return ShardsWithoutEngine()
         mine: dict[str, list[ShardRow]] = {}
         for row in shards:
             if row.container in down and row.container not in silent and row.state is ShardState.OWNED:
@@ -147,7 +149,7 @@ class Engines:
         staying: dict[str, str] = {}
         for name, rows in sorted(mine.items()):
             down_ms = now_ms - self._engines[name].since_ms
-            seen = Down(
+            seen = EngineOutage(
                 container=name,
                 down_ms=down_ms,
                 taker_ms=max(takers_ms, default=None),
@@ -161,7 +163,7 @@ class Engines:
                 left_ms = self._left_ms.get(row.shard)
                 age_ms = None if left_ms is None else now_ms - left_ms
                 stays = decide_shard(row, left_ms=age_ms, down_ms=down_ms, pace=self._pace)
-                if isinstance(decision, Wait):
+                if isinstance(decision, KeepShards):
                     staying[name] = decision.reason
                 elif stays is None:
                     leaving[row] = decision.reason
@@ -169,7 +171,7 @@ class Engines:
                     staying[name] = stays.reason
                 if stays is not None and left_ms is not None:
                     self._left_ms[row.shard] = now_ms  # as long as it is down, and for a while after
-        return Stranded(leaving, staying)
+        return ShardsWithoutEngine(leaving, staying)
 
     def on_leaving(self, shards: Iterable[int], now_ms: Millis) -> None:
         """These begin to leave a container whose engine is down."""
@@ -178,7 +180,7 @@ class Engines:
         }
         self._left_ms = fresh | dict.fromkeys(shards, now_ms)
 
-    def news(self, found: Stranded, refusals: Iterable[Refusal]) -> Iterator[tuple[str, str]]:
+    def news(self, found: ShardsWithoutEngine, refusals: Iterable[Refusal]) -> Iterator[tuple[str, str]]:
         """(container, why shards of it stay), once per life and reason."""
         sources = {row.shard: row.container for row in found.leaving}
         staying = {sources[refusal.shard]: refusal.reason for refusal in refusals} | dict(found.staying)

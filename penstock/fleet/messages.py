@@ -42,7 +42,7 @@ def failure_class(error: str) -> str:
     return f"ExitCode{found.group(1)}" if found else OTHER
 
 
-def shortly(error: str, *, length_max: int = 300) -> str:
+def summarize_error(error: str, *, length_max: int = 300) -> str:
     """One line of an error: its first, and the reason where it names one below."""
     lines = [line.strip() for line in error.strip().splitlines()]
     if not lines:
@@ -59,7 +59,7 @@ def count_failure(counts: Mapping[str, int], error: str) -> dict[str, int]:
     return {**counts, name: counts.get(name, 0) + 1}
 
 
-Read = TypeVar("Read")
+MessageType = TypeVar("MessageType")
 
 
 class ShardState(StrEnum):
@@ -139,7 +139,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegisterReply:
     """The answer to a registration. Nothing may start before the first acknowledged beat all the same."""
 
     term: int
@@ -150,11 +150,11 @@ class Registered:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Registered:
-        return read_message(data, Registered)
+    def from_json(data: dict[str, Any]) -> RegisterReply:
+        return read_message(data, RegisterReply)
 
 
-class Verdict(StrEnum):
+class HeartbeatVerdict(StrEnum):
     """What the Shard Manager makes of a beat."""
 
     OK = "ok"  # the lease is extended, counted from the beat's sending
@@ -166,7 +166,7 @@ class Verdict(StrEnum):
 class HeartbeatReply:
     """The Shard Manager's answer: the full assignment of this container at one store version."""
 
-    verdict: Verdict
+    verdict: HeartbeatVerdict
     term: int
     sequence: int  # of the beat it answers
     assignment_version: int  # the store version this set was read at; older sets are ignored
@@ -185,7 +185,7 @@ class HeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
+class InstallationReply:
     """What a container must know to join."""
 
     profile: str
@@ -197,7 +197,7 @@ class Installation:
     container: str = ""  # the only one that its token speaks for; "": any
 
 
-def read_message(data: Any, kind: type[Read]) -> Read:
+def read_message(data: Any, kind: type[MessageType]) -> MessageType:
     """A message from its JSON form; ValueError if it is none of this kind."""
     try:
         return msgspec.convert(data, kind)
@@ -221,4 +221,4 @@ FAST = Profile(heartbeat_ms=1_000, deadline_ms=8_000, failover_ms=12_000)
 PROFILES = {"paper": PAPER, "fast": FAST}
 
 
-make_known(Heartbeat, Registered, HeartbeatReply, Installation)
+make_known(Heartbeat, RegisterReply, HeartbeatReply, InstallationReply)

@@ -11,11 +11,11 @@ from penstock.core.errors import NotFound, Refused
 from penstock.core.text import did_you_mean, some_of
 from penstock.fleet.container_store import ContainerRow
 from penstock.fleet.exclusions import Bars, bars_in_force
-from penstock.fleet.liveness import Pace
+from penstock.fleet.liveness import ShardManagerSettings
 from penstock.fleet.messages import Heartbeat, RestartOrder, ShardState
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Refusal, place_shards
 from penstock.fleet.shard_load import KINDS, Vector
-from penstock.fleet.shard_store import BLAME_MAX, ROLE, FleetView, Plan, ShardRow, ShardStore
+from penstock.fleet.shard_store import BLAME_MAX, ROLE, FleetView, MovePlanner, ShardRow, ShardStore
 
 
 def no_shard(shard: int) -> NotFound:
@@ -97,7 +97,7 @@ def plan_moves(
     accepting: tuple[str, ...],
     loads: Mapping[int, Vector],
     mode: Mode,
-    pace: Pace,
+    pace: ShardManagerSettings,
     bars: Bars,
 ) -> Placement:
     """What the solver makes of the store's rows; shards that cost containers are left out, and said so."""
@@ -130,13 +130,13 @@ def plan_moves(
     return replace(placement, moves=moves, refusals=(*quarantined, *placement.refusals))
 
 
-def take_back(
+def plan_take_back(
     slow: ShardRow,
     accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
     loads: Mapping[int, Vector],
     reason: str,
     bars: Bars,
-) -> Plan:
+) -> MovePlanner:
     """Plans another place for a shard whose container did not record it; nothing if all that has changed."""
 
     def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
@@ -154,12 +154,12 @@ def take_back(
     return plan
 
 
-def give_away(
+def plan_give_away(
     leaving: Mapping[ShardRow, str],
     accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
     loads: Mapping[int, Vector],
     bars: Bars,
-) -> Plan:
+) -> MovePlanner:
     """Plans other places for shards whose container cannot run them, each with its reason. One that nobody
     else may have, or has room for, stays.
     """
@@ -238,7 +238,7 @@ class FleetOrders(FleetView):
     def restart(self, task_id: str, now_ms: Millis, *, reason: str, actor: str = ROLE) -> str:
         """Ask for one task to be ended and started again where it is; returns where that is."""
         with self._lock:
-            row = container_of(task_id, self._store.containers())
+            row = find_task_container(task_id, self._store.containers())
             self._restarts.ask(task_id, row.name, row.incarnation)
             at_ms, decision = self._wall_of(now_ms), f"restart on {row.name}"
             self._store.note("task", task_id, decision, reason, at_ms=at_ms, actor=actor)
@@ -278,7 +278,7 @@ class RestartOrders:
         return tuple(order for life, order in mine if life == beat.incarnation and order.number > beat.order)
 
 
-def container_of(task_id: str, containers: Sequence[ContainerRow]) -> ContainerRow:
+def find_task_container(task_id: str, containers: Sequence[ContainerRow]) -> ContainerRow:
     """Where a task runs or is to run, by what containers last said of themselves."""
     job = task_id.rpartition("/")[0]
     for row in containers:

@@ -41,7 +41,7 @@ def is_enforced(config: Mapping[str, Any]) -> bool:
     return "process" in (config.get("kind"), config.get("isolation"))
 
 
-def seen_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
+def measured_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
     """What a task uses now: as measured, else by how busy it is, else as reserved."""
     busy_cpu = metrics["busy"] * threads if "busy" in metrics else reserved[0]
     return (
@@ -79,7 +79,7 @@ class _Average:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPace:
+class ShardLoadSettings:
     """How often tasks are looked at and told of."""
 
     sample_ms: Millis = 10_000
@@ -96,11 +96,11 @@ class _Seen:
     shard: int
 
 
-class LoadBook:
+class ShardLoadTracker:
     """The loads of one container's shards, kept by its Task Manager."""
 
-    def __init__(self, pace: LoadPace | None = None) -> None:
-        self._pace = pace or LoadPace()
+    def __init__(self, pace: ShardLoadSettings | None = None) -> None:
+        self._pace = pace or ShardLoadSettings()
         self._tasks: dict[tuple[str, int], _Seen] = {}  # a task under one generation
         self._sampled_ms: Millis | None = None
         self._reported_ms: Millis | None = None
@@ -129,7 +129,7 @@ class LoadBook:
                 seen = self._tasks[key] = _Seen(_Average(self._pace.minutes), now_ms, config, shard)
             seen.config = config
             seen.average.put(
-                now_ms, seen_load(reserved_load(config), float(config.get("threads", 1)), metrics)
+                now_ms, measured_load(reserved_load(config), float(config.get("threads", 1)), metrics)
             )
         self._tasks = {key: seen for key, seen in self._tasks.items() if key in alive}
         if self._reported_ms is None or now_ms - self._reported_ms >= self._pace.report_ms:
@@ -148,7 +148,7 @@ class LoadBook:
         )
 
 
-def combine(
+def combine_loads(
     reserved: Mapping[int, tuple[int, Vector]], measured: Mapping[int, ShardLoad]
 ) -> dict[int, Vector]:
     """The load of each shard with tasks: as measured while it has the tasks it was measured with."""

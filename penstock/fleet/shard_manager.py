@@ -14,26 +14,41 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.exclusions import Bars
-from penstock.fleet.liveness import FailOver, Liveness, Pace, TickReport
-from penstock.fleet.lost_engine import Engines
+from penstock.fleet.liveness import FailOver, Liveness, ShardManagerSettings, TickReport
+from penstock.fleet.lost_engine import EngineTracker
 from penstock.fleet.messages import (
     Heartbeat,
     HeartbeatReply,
+    HeartbeatVerdict,
     Profile,
-    Registered,
+    RegisterReply,
     ShardEntry,
     ShardLoad,
     ShardState,
-    Verdict,
 )
-from penstock.fleet.orders import FleetOrders, check_move, give_away, no_shard, plan_moves, take_back
+from penstock.fleet.orders import (
+    FleetOrders,
+    check_move,
+    no_shard,
+    plan_give_away,
+    plan_moves,
+    plan_take_back,
+)
 from penstock.fleet.placement.placement import Mode, Move, Placement, Refusal
-from penstock.fleet.shard_load import SHARD_COUNT, Vector, combine
-from penstock.fleet.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.fleet.shard_load import SHARD_COUNT, Vector, combine_loads
+from penstock.fleet.shard_store import (
+    ROLE,
+    FailedOver,
+    HeartbeatOutcome,
+    MovePlanner,
+    Renewed,
+    ShardRow,
+    ShardStore,
+)
 
-__all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
+__all__ = ["CANARY", "ShardManager", "ShardManagerSettings", "TickReport"]
 
-Seen = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
+FleetSnapshot = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
 CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
 
 
@@ -49,7 +64,7 @@ class ShardManager(FleetOrders):
         list_version: Callable[[], int],
         reserved_loads: Callable[[], Mapping[int, tuple[int, Vector]]],
         shard_count: int = SHARD_COUNT,
-        pace: Pace | None = None,
+        pace: ShardManagerSettings | None = None,
         send_canary: Callable[[Heartbeat], None] | None = None,
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
         bars: Callable[[Millis], Bars] = lambda at_ms: {},
@@ -59,13 +74,17 @@ class ShardManager(FleetOrders):
         """
         super().__init__(store, term=term, wall_of=wall_of)
         self._profile, self._shard_count = profile, shard_count
-        self._list_version, self._reserved_loads, self._pace = list_version, reserved_loads, pace or Pace()
+        self._list_version, self._reserved_loads, self._pace = (
+            list_version,
+            reserved_loads,
+            pace or ShardManagerSettings(),
+        )
         self._send_canary = send_canary
         self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
         self._liveness = Liveness(profile)
         self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
         self._unacked = UnackedShards()
-        self._engines = Engines(self._pace, move_ms=3 * profile.heartbeat_ms)
+        self._engines = EngineTracker(self._pace, move_ms=3 * profile.heartbeat_ms)
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
@@ -88,7 +107,7 @@ class ShardManager(FleetOrders):
         now_ms: Millis,
         host: str = "",
         pid: int = 0,
-    ) -> Registered:
+    ) -> RegisterReply:
         """Begin an incarnation. `folder_id` is the folder whose lock the caller holds: it proves a return."""
         with self._lock:
             self._begin(now_ms)
@@ -103,7 +122,7 @@ class ShardManager(FleetOrders):
             )
             self._watch(row, now_ms)
             kept = tuple(entry.shard for entry in assignment.shards)
-            return Registered(term=self.term, assignment_version=assignment.version, kept=kept)
+            return RegisterReply(term=self.term, assignment_version=assignment.version, kept=kept)
 
     def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
         """A beat is here, and will be answered. One that waits for a round to end has arrived, and that round
@@ -118,7 +137,7 @@ class ShardManager(FleetOrders):
             return self.answer_beats((beat,), now_ms)[0]
         with self._lock:
             self._drain()
-        ok, sequence = Verdict.OK, beat.sequence
+        ok, sequence = HeartbeatVerdict.OK, beat.sequence
         return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
 
     def answer_beats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
@@ -132,10 +151,10 @@ class ShardManager(FleetOrders):
             return [self._reply(beat, outcome, version, now_ms) for beat, outcome in pairs]
 
     def _reply(
-        self, beat: Heartbeat, outcome: BeatOutcome, list_version: int, now_ms: Millis
+        self, beat: Heartbeat, outcome: HeartbeatOutcome, list_version: int, now_ms: Millis
     ) -> HeartbeatReply:
         assignment = outcome.assignment
-        if outcome.verdict is Verdict.OK:
+        if outcome.verdict is HeartbeatVerdict.OK:
             self._renewals[beat.container] = outcome.renewals
             self._unacked.on_beat(beat, assignment.shards, now_ms)
             self._engines.on_beat(beat, now_ms)
@@ -305,7 +324,7 @@ class ShardManager(FleetOrders):
             and not (row.known_dead or row.cordoned or row.draining or row.name in silent)
         )
 
-    def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
+    def _plan(self, mode: Mode, now_ms: Millis) -> MovePlanner:
         def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
             return plan_moves(
                 shards,
@@ -320,7 +339,12 @@ class ShardManager(FleetOrders):
         return plan
 
     def _rearrange(
-        self, plan: Plan, now_ms: Millis, report: TickReport, actor: str = ROLE, seen: Seen | None = None
+        self,
+        plan: MovePlanner,
+        now_ms: Millis,
+        report: TickReport,
+        actor: str = ROLE,
+        seen: FleetSnapshot | None = None,
     ) -> Placement:
         """`seen`: what was just read. A plan that moves nothing there needs no transaction; one that does is
         made again inside it.
@@ -340,7 +364,7 @@ class ShardManager(FleetOrders):
         self._short = placement.shortages
         return placement
 
-    def _balance(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+    def _balance(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
         shards, containers = seen
         draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
@@ -364,14 +388,14 @@ class ShardManager(FleetOrders):
 
     def _read_wishes(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
         try:
-            loads = combine(self._reserved_loads(), self._measured)
+            loads = combine_loads(self._reserved_loads(), self._measured)
             return loads, self._read_bars(self._wall_of(now_ms))
         except StoreUnavailable:
             return self._loads, self._bars  # the job layer is away: balance on what was known
 
     # -- shards that their container does not run, or does not let go ------------------------------------
 
-    def _answer_lost_engines(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+    def _answer_lost_engines(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
         shards, containers = seen
         found = self._engines.look(
             shards,
@@ -381,7 +405,7 @@ class ShardManager(FleetOrders):
             now_ms=now_ms,
         )
         accepting = partial(self._accepting, now_ms=now_ms)
-        plan = give_away(found.leaving, accepting, self._loads, self._bars)
+        plan = plan_give_away(found.leaving, accepting, self._loads, self._bars)
         placement = plan(shards, containers)
         if placement.moves:
             self._engines.on_leaving((move.shard for move in placement.moves), now_ms)
@@ -389,7 +413,7 @@ class ShardManager(FleetOrders):
         for container, reason in self._engines.news(found, placement.refusals):
             self._note("placement", container, "keeps shards without an engine", reason, now_ms)
 
-    def _answer_slowness(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
+    def _answer_slowness(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
         shards, containers = seen
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
@@ -397,7 +421,7 @@ class ShardManager(FleetOrders):
             if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
                 reason = f"{name} did not record it for {waited_ms} ms"
                 accepting = partial(self._accepting, now_ms=now_ms)
-                taken = take_back(row, accepting, self._loads, reason, self._bars)
+                taken = plan_take_back(row, accepting, self._loads, reason, self._bars)
                 self._rearrange(taken, now_ms, report)
             elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
                 reason = f"shard {row.shard} was not dropped for {waited_ms} ms"

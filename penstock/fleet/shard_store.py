@@ -23,7 +23,7 @@ from penstock.fleet.container_store import (
     ContainerState,
     decode_tasks,
     insert_container,
-    live_among,
+    live_containers,
     read_container,
     read_containers,
     read_leases,
@@ -32,7 +32,7 @@ from penstock.fleet.container_store import (
     update_container,
     write_container,
 )
-from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, TaskReport, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatVerdict, ShardEntry, ShardState, TaskReport
 from penstock.fleet.placement.placement import Move, Placement
 
 EPOCHS = "shard_epoch"
@@ -75,7 +75,7 @@ class Assignment:
     shards: tuple[ShardEntry, ...]
 
 
-class Put(NamedTuple):
+class ShardUpdate(NamedTuple):
     """A shard as it was read, and what becomes of it."""
 
     row: ShardRow
@@ -84,7 +84,7 @@ class Put(NamedTuple):
     target: str | None = None
 
 
-def put_shards(connection: sa.Connection, puts: Sequence[Put]) -> None:
+def update_shards(connection: sa.Connection, puts: Sequence[ShardUpdate]) -> None:
     """The one place that changes shards' records: compare-and-set on the epochs, and new epochs."""
     if not puts:
         return
@@ -158,10 +158,10 @@ ROLE = "shard_manager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeatOutcome:
+class HeartbeatOutcome:
     """What a beat did to the lease."""
 
-    verdict: Verdict
+    verdict: HeartbeatVerdict
     assignment: Assignment
     renewals: int = 0
     reason: str = ""
@@ -181,7 +181,7 @@ class Renewed:
     renewals: int
 
 
-Plan = Callable[[tuple[ShardRow, ...], tuple[ContainerRow, ...]], Placement]
+MovePlanner = Callable[[tuple[ShardRow, ...], tuple[ContainerRow, ...]], Placement]
 
 
 class ShardStore:
@@ -267,14 +267,14 @@ class ShardStore:
             else:
                 write_container(connection, row)
             kept = read_shards_of(connection, name)
-            put_shards(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
+            update_shards(connection, [ShardUpdate(shard, name, shard.state, shard.target) for shard in kept])
             reason = "returned in time" if kept else "new and empty"
             self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
             return row, assignment_of(connection, name)
 
-    def beats(self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis) -> tuple[BeatOutcome, ...]:
+    def beats(self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis) -> tuple[HeartbeatOutcome, ...]:
         """Extend leases, take the acknowledgements in, and read the assignments: one transaction for all."""
-        found: list[BeatOutcome] = []
+        found: list[HeartbeatOutcome] = []
         with self._writing(term) as connection:
             while len(found) < len(beats):
                 found += self._beats(connection, _first_of_each(beats[len(found) :]), at_ms)
@@ -282,7 +282,7 @@ class ShardStore:
 
     def _beats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
-    ) -> Iterator[BeatOutcome]:
+    ) -> Iterator[HeartbeatOutcome]:
         """Requires: at most one of each container. A few statements for all: the lock is held meanwhile."""
         rows = {row.name: row for row in read_leases(connection, [beat.container for beat in beats])}
         valid: dict[str, ContainerRow] = {}
@@ -303,11 +303,11 @@ class ShardStore:
             row = valid.get(beat.container)
             if row is None:
                 why = "this incarnation is over"
-                yield BeatOutcome(verdict=Verdict.REBOOT, assignment=nothing, reason=why)
+                yield HeartbeatOutcome(verdict=HeartbeatVerdict.REBOOT, assignment=nothing, reason=why)
                 continue
             is_live = row.state is ContainerState.LIVE
-            yield BeatOutcome(
-                verdict=Verdict.OK if is_live else Verdict.WITHHELD,
+            yield HeartbeatOutcome(
+                verdict=HeartbeatVerdict.OK if is_live else HeartbeatVerdict.WITHHELD,
                 assignment=assigned[row.name],
                 renewals=row.renewals + is_live,
                 reason="" if is_live else "it does not do as asked: its lease runs out",
@@ -333,7 +333,7 @@ class ShardStore:
         incarnation: str,
         *,
         renewals: int | None,
-        plan: Plan,
+        plan: MovePlanner,
         term: int,
         at_ms: Millis,
         reason: str,
@@ -354,7 +354,7 @@ class ShardStore:
                 return Renewed(renewals=row.renewals)
             update_container(connection, name, state=ContainerState.GONE, engine_ready=False, tasks="[]")
             lost = read_shards_of(connection, name)
-            put_shards(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
+            update_shards(connection, [ShardUpdate(shard, None, ShardState.OWNED) for shard in lost])
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
@@ -363,7 +363,7 @@ class ShardStore:
             self._note(connection, at_ms, "failover", name, said, reason, shards=given)
             return FailedOver(placement=placement)
 
-    def rearrange(self, plan: Plan, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
+    def rearrange(self, plan: MovePlanner, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
         """Decide on what the store holds now, and begin those moves: one transaction."""
         with self._writing(term) as connection:
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
@@ -445,17 +445,17 @@ class ShardStore:
             yield connection
 
     def _apply(self, connection: sa.Connection, moves: Iterable[Move]) -> None:
-        rows, puts = {row.shard: row for row in read_shards(connection)}, list[Put]()
+        rows, puts = {row.shard: row for row in read_shards(connection)}, list[ShardUpdate]()
         for move in moves:
             row = rows[move.shard]
             assert row.container == move.source and row.state is ShardState.OWNED, (
                 f"{move} does not start from {row}"
             )
             if row.container is None:
-                puts.append(Put(row, move.target, ShardState.OWNED))
+                puts.append(ShardUpdate(row, move.target, ShardState.OWNED))
             else:
-                puts.append(Put(row, row.container, ShardState.DROPPING, move.target))
-        put_shards(connection, puts)
+                puts.append(ShardUpdate(row, row.container, ShardState.DROPPING, move.target))
+        update_shards(connection, puts)
 
     def _note(
         self,
@@ -515,10 +515,10 @@ def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
     mine = read_shards_of(connection, beat.container)
     done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
     # Those few alone: reading every container would make a beat cost as much as the fleet.
-    takers = live_among(connection, {row.target for row in done if row.target is not None})
+    takers = live_containers(connection, {row.target for row in done if row.target is not None})
     # One that cost two containers goes to no third, though the second dropped it after its restart.
     given = {row.shard: row.target for row in done if row.target in takers and not row.is_quarantined}
-    put_shards(connection, [Put(row, given.get(row.shard), ShardState.OWNED) for row in done])
+    update_shards(connection, [ShardUpdate(row, given.get(row.shard), ShardState.OWNED) for row in done])
 
 
 class FleetView:

@@ -15,7 +15,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalError, IntervalMissing, PenstockError
 from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec, interval_birth
-from penstock.sim.simulation import Action, Process, Simulation
+from penstock.sim.simulation import SimAction, SimProcess, Simulation
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class ModelDataPlane:
 
 
 @dataclass(slots=True)
-class Run:
+class SimRun:
     """One run of one task in one engine."""
 
     id: str
@@ -134,13 +134,13 @@ class Run:
     incarnation: str
     spec: TaskSpec
     shard_epoch: int
-    process: Process
+    process: SimProcess
     started_ms: Millis
     state: RunState = RunState.STARTING
     error: str = ""
     tokens: dict[int, int] = field(default_factory=dict)  # partition -> token, once acquired
     is_ending: bool = False
-    crash: Action = lambda: None  # a fault: the run ends by itself
+    crash: SimAction = lambda: None  # a fault: the run ends by itself
 
     @property
     def is_live(self) -> bool:
@@ -165,18 +165,18 @@ class SimPace:
 
 
 @dataclass(slots=True)
-class Population:
+class LiveRuns:
     """Every run alive anywhere, dead containers' runs excluded: what the invariants look at."""
 
-    runs: dict[str, Run] = field(default_factory=dict)
-    by_task: dict[str, dict[str, Run]] = field(default_factory=dict)
+    runs: dict[str, SimRun] = field(default_factory=dict)
+    by_task: dict[str, dict[str, SimRun]] = field(default_factory=dict)
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    on_start: list[Callable[[Run], None]] = field(default_factory=list)
-    on_stop: list[Callable[[Run], None]] = field(default_factory=list)
-    on_end: list[Callable[[Run], None]] = field(default_factory=list)
+    on_start: list[Callable[[SimRun], None]] = field(default_factory=list)
+    on_stop: list[Callable[[SimRun], None]] = field(default_factory=list)
+    on_end: list[Callable[[SimRun], None]] = field(default_factory=list)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: SimRun) -> None:
         """A run begins."""
         for observer in self.on_start:
             observer(run)
@@ -184,7 +184,7 @@ class Population:
         self.runs[run.id] = run
         self.by_task.setdefault(run.spec.task_id, {})[run.id] = run
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: SimRun) -> None:
         """Nothing of this run is alive any more."""
         if self.runs.pop(run.id, None) is not None:
             del self.by_task[run.spec.task_id][run.id]
@@ -192,7 +192,7 @@ class Population:
             for observer in self.on_end:
                 observer(run)
 
-    def of(self, task_id: str) -> tuple[Run, ...]:
+    def of(self, task_id: str) -> tuple[SimRun, ...]:
         """The live runs of one task, in the order of their start."""
         return tuple(self.by_task.get(task_id, {}).values())
 
@@ -202,18 +202,18 @@ class SimRunner:
 
     def __init__(
         self,
-        process: Process,
+        process: SimProcess,
         *,
         container: str,
         incarnation: str,
         data_plane: ModelDataPlane,
-        population: Population,
+        population: LiveRuns,
         pace: SimPace,
     ) -> None:
         self._process, self._data_plane = process, data_plane
         self._container, self._incarnation = container, incarnation
         self._population, self._pace = population, pace
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, SimRun] = {}
         process.on_death.append(self._end_all)
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
@@ -221,7 +221,7 @@ class SimRunner:
         assert spec.task_id not in self._runs, f"{spec.task_id}: the last run is not forgotten"
         assert self._process.is_alive, "a dead engine starts nothing"
         sim = self._process.sim
-        run = Run(
+        run = SimRun(
             id=f"{spec.task_id}#{self._population.started}",
             container=self._container,
             incarnation=self._incarnation,
@@ -272,11 +272,11 @@ class SimRunner:
             assert not run.is_live, f"{run.id} is forgotten while it is {run.state}"
             del self._runs[task_id]
 
-    def _later(self, up_to_ms: Millis, run: Run, what: str, action: Callable[[Run], None]) -> None:
+    def _later(self, up_to_ms: Millis, run: SimRun, what: str, action: Callable[[SimRun], None]) -> None:
         delay_ms = self._process.sim.rng.randrange(up_to_ms // 10, up_to_ms + 1)
         self._process.after(delay_ms, f"{run.id} {what}", lambda: action(run) if run.is_live else None)
 
-    def _acquire(self, run: Run) -> None:
+    def _acquire(self, run: SimRun) -> None:
         if run.is_ending:
             return
         spec = run.spec
@@ -300,7 +300,7 @@ class SimRunner:
         run.state = RunState.RUNNING
         self._later(self._pace.commit_ms, run, "commits", self._commit)
 
-    def _commit(self, run: Run) -> None:
+    def _commit(self, run: SimRun) -> None:
         try:
             for partition, token in run.tokens.items():
                 self._data_plane.commit(run.spec.birth, partition, token=token, run=run.id)
@@ -309,7 +309,7 @@ class SimRunner:
             return
         self._later(self._pace.commit_ms, run, "commits", self._commit)
 
-    def _end(self, run: Run, state: RunState, error: str = "") -> None:
+    def _end(self, run: SimRun, state: RunState, error: str = "") -> None:
         run.state, run.error = state, error
         self._population.remove(run)
         self._process.sim.note(f"{run.id} ends: {state} {error}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
 from penstock.fleet.shard_load import shard_of
-from penstock.sim.simulation import Process, ProcessCrashed, Simulation, Weather
+from penstock.sim.simulation import NetworkConditions, ProcessCrashed, SimProcess, Simulation
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World
@@ -35,8 +35,10 @@ class StoreFaults:
     met: Counter[str] = field(default_factory=Counter)
     struck_ms: Millis = -(10**12)  # when it last failed somebody
     commits: int = 0  # grows with every transaction that committed: tells checkers when to look again
-    victim: Callable[[Process], bool] = lambda process: True
-    at_next_begin: Callable[[Process], None] | None = None  # once, inside a round of the active control plane
+    victim: Callable[[SimProcess], bool] = lambda process: True
+    at_next_begin: Callable[[SimProcess], None] | None = (
+        None  # once, inside a round of the active control plane
+    )
 
     def __call__(self, point: str) -> None:
         """Called by the database at "begin", "commit" and "committed"."""
@@ -178,7 +180,7 @@ class FaultSchedule:
             _STROKES[kind](self.world, self)
         self._arm()
 
-    def pause(self, *processes: Process | None) -> None:
+    def pause(self, *processes: SimProcess | None) -> None:
         """Pause together; go on together, after a time around the profile's deadlines."""
         sim, profile = self.world.sim, self.world.profile
         # Short ones must do no harm at all; the long ones make zombies.
@@ -224,7 +226,7 @@ def _zombie_in_a_round(world: World, schedule: FaultSchedule) -> None:
     rng = world.sim.rng
     for_ms, skipped = rng.randrange(1_000, 2 * world.profile.failover_ms), rng.randrange(10)
 
-    def strike(process: Process) -> None:
+    def strike(process: SimProcess) -> None:
         nonlocal skipped
         if process is not world.control.process or skipped > 0:
             skipped -= 1
@@ -314,7 +316,7 @@ def _slow_replies(world: World, schedule: FaultSchedule) -> None:
 
 def _bad_weather(world: World, _schedule: FaultSchedule) -> None:
     rng, profile = world.sim.rng, world.profile
-    weather = Weather(
+    weather = NetworkConditions(
         loss=rng.choice((0.0, 0.05, 0.3)),
         doubled=rng.choice((0.0, 0.1, 0.5)),
         late=rng.choice((0.1, 0.5, 0.9)),
@@ -325,7 +327,7 @@ def _bad_weather(world: World, _schedule: FaultSchedule) -> None:
 
     def clear() -> None:
         if world.network.weather is weather:  # not a later one's
-            world.network.weather = Weather()
+            world.network.weather = NetworkConditions()
 
     world.sim.after(rng.randrange(1_000, 3 * profile.failover_ms), "weather clears", clear)
 

@@ -12,22 +12,22 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.container.task_manager import TaskManager, TaskManagerSettings
-from penstock.container.watchdog import Contact, End, Lease, Renewal, Watchdog
+from penstock.container.watchdog import Contact, EndEngine, Lease, Renewal, Watchdog
 from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, PenstockError, StoreUnavailable
 from penstock.db.database import Database, take_term
 from penstock.db.journal_store import JournalStore
 from penstock.fleet.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry
-from penstock.fleet.shard_load import LoadPace
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_load import ShardLoadSettings
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import Assignment, ShardStore
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.job_service import JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.syncer.plan_runner import DataPlane
 from penstock.jobs.syncer.state_syncer import StateSyncer, SyncReport
-from penstock.sim.data_plane import ModelDataPlane, Population, SimPace, SimRunner
-from penstock.sim.simulation import Network, Process, ProcessClock, ProcessCrashed, Simulation
+from penstock.sim.data_plane import LiveRuns, ModelDataPlane, SimPace, SimRunner
+from penstock.sim.simulation import Network, ProcessClock, ProcessCrashed, SimProcess, Simulation
 
 ENGINE_START_MS: Millis = 3_000  # until its first sign of life
 SLOW_STARTS_MS: tuple[Millis, ...] = (4_000, 16_000, 90_000)  # from there until a slow one is ready, at most
@@ -37,18 +37,18 @@ BOOT_MS: Millis = 15_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Surroundings:
+class SimEnvironment:
     """What every container of a world shares."""
 
     sim: Simulation
     network: Network
-    control: ControlPlane
+    control: SimControlPlane
     data_plane: ModelDataPlane
-    population: Population
+    population: LiveRuns
     profile: Profile
     pace: SimPace
     settings: TaskManagerSettings
-    load_pace: LoadPace
+    load_pace: ShardLoadSettings
     watch_ms: Millis  # between two looks of a warden
     shard_store: ShardStore  # as containers reach it, past the control plane
     slow_starts: float = 0.0  # the share of engines that live long before they are ready
@@ -63,12 +63,12 @@ class Surroundings:
     met: Counter[str] = field(default_factory=Counter)
 
 
-class Engine:
+class SimEngine:
     """One life of an engine process: the real Task Manager over a simulated runner."""
 
-    def __init__(self, around: Surroundings, container: Container, incarnation: str) -> None:
+    def __init__(self, around: SimEnvironment, container: Container, incarnation: str) -> None:
         self.incarnation = incarnation
-        self.process = Process(
+        self.process = SimProcess(
             sim=around.sim, name=f"{container.host}.engine.{incarnation}", clock=container.clock
         )
         runner = SimRunner(
@@ -138,7 +138,7 @@ class Engine:
         self._asked_ms = now_ms
         since = None if whole else self.manager.list_version
 
-        def answer(life: Services) -> Callable[[], None] | None:
+        def answer(life: SimServices) -> Callable[[], None] | None:
             news = self._around.control.guarded(life, lambda: self._around.control.task_list(life, since))
             return None if news is None else lambda: self._take_list(news)
 
@@ -159,25 +159,25 @@ class Container:
     `name` is what it is called; two hosts may be started with one name, by mistake.
     """
 
-    def __init__(self, around: Surroundings, name: str, clock: ProcessClock, *, host: str = "") -> None:
+    def __init__(self, around: SimEnvironment, name: str, clock: ProcessClock, *, host: str = "") -> None:
         self.name, self.clock, self.host = name, clock, host or name
         self.cached_list: TaskList | None = None  # on disk
         self.is_lost = False  # for good: nobody will start it again
         self._around, self._sim = around, around.sim
         self._incarnations = 0
-        self._warden: Process | None = None
-        self._engine: Engine | None = None
+        self._warden: SimProcess | None = None
+        self._engine: SimEngine | None = None
         self._registering = ""
         self._watchdog: Watchdog | None = None
         self._contact = Contact()
 
     @property
-    def warden(self) -> Process | None:
+    def warden(self) -> SimProcess | None:
         """The living one."""
         return self._warden if self._warden is not None and self._warden.is_alive else None
 
     @property
-    def engine(self) -> Process | None:
+    def engine(self) -> SimProcess | None:
         """The living one."""
         return self._engine.process if self._engine is not None and self._engine.process.is_alive else None
 
@@ -200,7 +200,7 @@ class Container:
         if self.engine is not None:
             self.engine.kill()
         self._engine, self._watchdog, self._contact = None, None, Contact()
-        warden = Process(sim=self._sim, name=f"{self.host}.warden", clock=self.clock)
+        warden = SimProcess(sim=self._sim, name=f"{self.host}.warden", clock=self.clock)
         self._warden = warden
         warden.every(self._around.watch_ms, "watch", self._watch)
         warden.run("register", self._register)
@@ -259,9 +259,9 @@ class Container:
 
     def ask(
         self,
-        caller: Process,
+        caller: SimProcess,
         label: str,
-        handle: Callable[[Services], Callable[[], None] | None],
+        handle: Callable[[SimServices], Callable[[], None] | None],
         *,
         on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
@@ -292,7 +292,7 @@ class Container:
         incarnation = f"{self.host}.{self._incarnations}"
         self._registering = incarnation
 
-        def handle(life: Services) -> Callable[[], None] | None:
+        def handle(life: SimServices) -> Callable[[], None] | None:
             def register() -> bool:
                 now_ms = life.process.clock.boot_ms()
                 life.shard_manager.register(self.name, incarnation, folder_id=self.host, now_ms=now_ms)
@@ -313,7 +313,7 @@ class Container:
             return  # the answer to an attempt that was given up
         assert self.engine is None, f"{self.host} has an engine already"
         self._registering = ""
-        self._engine = Engine(self._around, self, incarnation)
+        self._engine = SimEngine(self._around, self, incarnation)
         self._watchdog = self._around.watchdog(
             container=self.name,
             incarnation=incarnation,
@@ -341,19 +341,19 @@ class Container:
             self._end(engine, "it ended by itself")
             return
         for action in watchdog.look(now_ms).actions:
-            if isinstance(action, End):
+            if isinstance(action, EndEngine):
                 self._end(engine, action.reason)
             else:
                 watchdog.on_sent(action.heartbeat, now_ms)
                 self._send(engine, action.heartbeat)
 
-    def _send(self, engine: Engine, beat: Heartbeat) -> None:
+    def _send(self, engine: SimEngine, beat: Heartbeat) -> None:
         """One beat. Its answer may come late, twice or never; a late one is no sign of a Shard Manager."""
         warden, state = self._warden, {"waits": True}
         assert warden is not None
         self._around.on_acked(self.host, engine.incarnation, beat.acked)
 
-        def handle(life: Services) -> Callable[[], None] | None:
+        def handle(life: SimServices) -> Callable[[], None] | None:
             now_ms = life.process.clock.boot_ms()
             reply = self._around.control.guarded(life, lambda: life.shard_manager.on_heartbeat(beat, now_ms))
             return None if reply is None else lambda: take(reply)
@@ -374,7 +374,7 @@ class Container:
         self.ask(warden, "beat", handle, on_arrival=arrived)
         warden.after(self._around.profile.deadline_ms // 4, "beat timed out", give_up)
 
-    def _renew(self, engine: Engine, beat: Heartbeat) -> None:
+    def _renew(self, engine: SimEngine, beat: Heartbeat) -> None:
         """Past the control plane, in the store itself."""
         sim, warden, begun_ms = self._sim, self._warden, self.clock.boot_ms()
         assert warden is not None
@@ -401,7 +401,7 @@ class Container:
 
         warden.after(sim.rng.randrange(1, STORE_MS), "renewal", ask)
 
-    def _end(self, engine: Engine, reason: str) -> None:
+    def _end(self, engine: SimEngine, reason: str) -> None:
         self._around.met["engine ended: " + reason.split(" in the last")[0].split(" for ")[0]] += 1
         self._sim.note(f"{self.host} ends its engine: {reason}")
         self._around.on_ending(self, engine.incarnation, reason)
@@ -409,14 +409,14 @@ class Container:
         assert self._warden is not None
         self._warden.after(self._sim.rng.randrange(1, KILL_MS), "engine killed", lambda: self._reaped(engine))
 
-    def _reaped(self, engine: Engine) -> None:
+    def _reaped(self, engine: SimEngine) -> None:
         engine.process.kill()
         if self._engine is engine:
             self._engine = None
             self._register()
 
 
-Answer = TypeVar("Answer")
+ResultType = TypeVar("ResultType")
 
 SYNC_MS: Millis = 10_000
 SYNC_SOON_MS: Millis = 1_000
@@ -424,7 +424,7 @@ RESTART_MS: Millis = 3_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class SimParts:
     """How the services of one life are made: a planted bug replaces one of these."""
 
     syncer: type[StateSyncer] = StateSyncer
@@ -434,10 +434,10 @@ class Parts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Services:
+class SimServices:
     """One life of the control plane."""
 
-    process: Process
+    process: SimProcess
     job_service: JobService
     syncer: StateSyncer
     shard_manager: ShardManager
@@ -447,7 +447,7 @@ class Services:
 
 
 @dataclass(slots=True)
-class ControlPlane:
+class SimControlPlane:
     """Whoever answers under the control plane's address."""
 
     sim: Simulation
@@ -456,14 +456,14 @@ class ControlPlane:
     profile: Profile
     shard_count: int
     clock: ProcessClock  # of the host: all lives share it
-    parts: Parts = field(default_factory=Parts)
-    active: Services | None = None
-    zombies: list[Services] = field(default_factory=list)
+    parts: SimParts = field(default_factory=SimParts)
+    active: SimServices | None = None
+    zombies: list[SimServices] = field(default_factory=list)
     lives: int = 0
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
     sync_ms: Millis = SYNC_MS  # between rounds that find nothing to do
-    pace: Pace = field(default_factory=Pace)
+    pace: ShardManagerSettings = field(default_factory=ShardManagerSettings)
     tick_ms: Millis = 0  # between rounds of the Shard Manager; 0: a quarter of a heartbeat
     down_until_ms: Millis = 0  # nobody starts it before
     syncer_down_until_ms: Millis = 0
@@ -471,11 +471,11 @@ class ControlPlane:
     _is_starting: bool = False
 
     @property
-    def process(self) -> Process | None:
+    def process(self) -> SimProcess | None:
         """Of the active life."""
         return None if self.active is None else self.active.process
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[SimProcess]:
         """Of every life that is not over."""
         lives = [*self.zombies, *([self.active] if self.active is not None else [])]
         return [life.process for life in lives if life.process.is_alive]
@@ -489,7 +489,7 @@ class ControlPlane:
         if self.active is not None and self.active.process.is_alive:
             return
         self.lives += 1
-        process = Process(sim=self.sim, name=f"control{self.lives}", clock=self.clock)
+        process = SimProcess(sim=self.sim, name=f"control{self.lives}", clock=self.clock)
         process.run("start", lambda: self._boot(process))
         if self.active is None or self.active.process is not process:
             process.kill()
@@ -510,7 +510,7 @@ class ControlPlane:
         self.sim.after(for_ms, "the zombie wakes", old.process.resume)
         self._restart_later()
 
-    def become_zombie_here(self, process: Process, *, for_ms: Millis, until_ms: Millis) -> None:
+    def become_zombie_here(self, process: SimProcess, *, for_ms: Millis, until_ms: Millis) -> None:
         """Pause the active life between two lines of its round; when this returns, it goes on with the next.
 
         Meanwhile all else goes on, a successor included: the round then writes what it decided long ago.
@@ -528,7 +528,7 @@ class ControlPlane:
         # What came in during the pause is for after this round.
         self.sim.after(0, "the zombie's round is over", process.resume)
 
-    def answering(self) -> Services | None:
+    def answering(self) -> SimServices | None:
         """Who gets a message that arrives now: at times a zombie that still holds the connection."""
         awake = [life for life in self.zombies if life.process.is_alive and not life.process.is_paused]
         if awake and self.sim.rng.random() < 0.3:
@@ -537,7 +537,7 @@ class ControlPlane:
             return None
         return self.active
 
-    def task_list(self, life: Services, since: int | None) -> TaskList:
+    def task_list(self, life: SimServices, since: int | None) -> TaskList:
         """What the Task Service of this life answers."""
         if self.sim.now_ms < self.task_service_down_until_ms:
             self.met["task service down"] += 1
@@ -549,7 +549,7 @@ class ControlPlane:
         if self.active is not None:
             self.active.sync_due_ms = min(self.active.sync_due_ms, self.sim.now_ms + SYNC_SOON_MS)
 
-    def guarded(self, life: Services, action: Callable[[], Answer]) -> Answer | None:
+    def guarded(self, life: SimServices, action: Callable[[], ResultType]) -> ResultType | None:
         """Run a part of a service as its loop would: an error costs the round, a lost term ends the life."""
         try:
             return action()
@@ -566,7 +566,7 @@ class ControlPlane:
             soon_ms = max(0, self.down_until_ms - self.sim.now_ms) + self.sim.rng.randrange(200, RESTART_MS)
             self.sim.after(soon_ms, "control plane starts", self.start)
 
-    def _boot(self, process: Process) -> None:
+    def _boot(self, process: SimProcess) -> None:
         try:
             syncer_term = take_term(self.database, "syncer", process.name)
             shard_term = take_term(self.database, "shard_manager", process.name)
@@ -585,7 +585,7 @@ class ControlPlane:
             send_canary=lambda beat: self._send_canary(life, beat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )
-        life = Services(
+        life = SimServices(
             process=process,
             job_service=JobService(store),
             syncer=self.parts.syncer(store, manager, self.data_plane, term=syncer_term),
@@ -598,23 +598,23 @@ class ControlPlane:
         process.every(tick_ms, "tick", lambda: self._tick(life))
         process.every(500, "sync", lambda: self._sync(life))
 
-    def _on_death(self, life: Services) -> None:
+    def _on_death(self, life: SimServices) -> None:
         if life in self.zombies:
             self.zombies.remove(life)
         if self.active is life:
             self.active = None
             self._restart_later()
 
-    def _send_canary(self, life: Services, beat: Heartbeat) -> None:
+    def _send_canary(self, life: SimServices, beat: Heartbeat) -> None:
         def arrive() -> None:
             self.guarded(life, lambda: life.shard_manager.on_heartbeat(beat, life.process.clock.boot_ms()))
 
         life.process.after(1, "canary", arrive)
 
-    def _tick(self, life: Services) -> None:
+    def _tick(self, life: SimServices) -> None:
         self.guarded(life, lambda: life.shard_manager.tick(life.process.clock.boot_ms()))
 
-    def _sync(self, life: Services) -> None:
+    def _sync(self, life: SimServices) -> None:
         now_ms = self.sim.now_ms
         if now_ms < max(life.sync_due_ms, life.hangs_until_ms, self.syncer_down_until_ms):
             return

@@ -24,7 +24,7 @@ from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
 from penstock.jobs.tasks import RunState
-from penstock.sim.data_plane import Run
+from penstock.sim.data_plane import SimRun
 
 if TYPE_CHECKING:
     from penstock.sim.fleet import Container
@@ -56,7 +56,7 @@ class ShardChecker:
             if entry.state is ShardState.DROPPING:
                 self._dropped[container, incarnation, entry.shard] = entry.epoch
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: SimRun) -> None:
         """A task begins: not on a shard that this engine has given back."""
         shard = shard_of(run.spec.task_id, self.world.options.shard_count)
         dropped = self._dropped.get((run.container, run.incarnation, shard), 0)
@@ -171,7 +171,7 @@ class ShardChecker:
         wrong = f"{container.host} lost its lease though it could renew it in the store"
         world.sim.demand("I19 what runs goes on", None if is_excused else wrong)
 
-    def on_stop(self, run: Run) -> None:
+    def on_stop(self, run: SimRun) -> None:
         """A task is asked to end: not while its config is the newest and its shard is where it was."""
         host, spec = self.world.container(run.container), run.spec
         shard = self._shards.get(shard_of(spec.task_id, self.world.options.shard_count))
@@ -205,10 +205,10 @@ class EffectChecker:
     _tokens: dict[tuple[str, int], int] = field(default_factory=dict)
     _pairs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # generation, shard epoch
     _fenced: dict[tuple[str, int], int] = field(default_factory=dict)  # the last token a fence gave
-    _holders: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+    _holders: dict[tuple[str, int], list[SimRun]] = field(default_factory=dict)
     _overlap_since_ms: dict[str, Millis] = field(default_factory=dict)
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: SimRun) -> None:
         """A run is over: so is its overlap with its successor."""
         since_ms = self._overlap_since_ms.pop(run.id, None)
         if since_ms is not None:
@@ -249,12 +249,12 @@ class EffectChecker:
             self._overlap_since_ms.setdefault(other.id, self.world.sim.now_ms)
         return None
 
-    def _excuse(self, other: Run, interval: tuple[str, int]) -> str | None:
+    def _excuse(self, other: SimRun, interval: tuple[str, int]) -> str | None:
         if other.tokens[interval[1]] < self._fenced.get(interval, 0):
             return "fenced by its plan"
         return "paused" if self.was_paused(other) else None
 
-    def was_paused(self, other: Run) -> bool:
+    def was_paused(self, other: SimRun) -> bool:
         """Whether its engine or its warden slept long enough to outlive a lease."""
         warden = self.world.container(other.container).warden
         return any(
@@ -294,7 +294,7 @@ class ConfigChecker:
                     canonical(json.loads(row.config_json))
                 )
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: SimRun) -> None:
         """A task begins: it must have been given what was committed, entire."""
         spec = run.spec
         served = self._served.get((spec.job, spec.running_version), set())
@@ -377,13 +377,13 @@ def canonical(config: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class RestState:
     """What is not as it should be; empty when all is well."""
 
     problems: tuple[str, ...]
 
 
-def look(world: World, *, may_balance: bool = False) -> Rest:
+def check_at_rest(world: World, *, may_balance: bool = False) -> RestState:
     """Compare what people asked for with what lives.
 
     `may_balance`: the tasks of a shard that is on its way, or has just arrived, may be down. Balancing goes
@@ -409,7 +409,7 @@ def look(world: World, *, may_balance: bool = False) -> Rest:
             problems.append(f"I4 shard {shard.shard} is not settled")
         elif all(host.is_lost for host in world.hosts() if host.name == shard.container):
             problems.append(f"I4 shard {shard.shard} belongs to {shard.container}, which is lost")
-    return Rest(problems=tuple(problems))
+    return RestState(problems=tuple(problems))
 
 
 def _plans(record: JobRecord, *, is_poison: bool) -> list[str]:

@@ -21,17 +21,17 @@ from penstock.core.errors import StoreUnavailable, UserError
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
 from penstock.fleet.messages import PROFILES
-from penstock.fleet.shard_load import LoadPace
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_load import ShardLoadSettings
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import ShardStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.syncer.state_syncer import SyncReport
-from penstock.sim.data_plane import ModelDataPlane, Population, SimPace
+from penstock.sim.data_plane import LiveRuns, ModelDataPlane, SimPace
 from penstock.sim.faults import DataPlaneFaults, FaultSchedule, StoreFaults
-from penstock.sim.fleet import SYNC_MS, Container, ControlPlane, Parts, Surroundings
-from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker, look
-from penstock.sim.simulation import Network, Process, Simulation, draw_clock
+from penstock.sim.fleet import SYNC_MS, Container, SimControlPlane, SimEnvironment, SimParts
+from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker, check_at_rest
+from penstock.sim.simulation import Network, SimProcess, Simulation, draw_clock
 
 # A kind is on in some of the seeds only: a fault that is always on hides what its absence lets happen.
 FAULT_KINDS = (
@@ -69,7 +69,7 @@ FAULT_KINDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ScenarioOptions:
     """Everything a run is made from, besides the dice."""
 
     seed: int
@@ -95,14 +95,14 @@ class Options:
         )
 
 
-def draw_options(seed: int) -> Options:
+def draw_options(seed: int) -> ScenarioOptions:
     """The world of a seed."""
     # A stream of its own: a change in the options' draw must not shift the events of every seed.
     rng = Random(f"options {seed}")
     profile = rng.choice(("paper", "fast"))
     share = rng.choice((0.15, 0.4, 0.6, 0.9))
     scale = 4 if profile == "paper" else 1
-    return Options(
+    return ScenarioOptions(
         seed=seed,
         profile=profile,
         containers=rng.randint(3, 8),
@@ -116,12 +116,12 @@ def draw_options(seed: int) -> Options:
     )
 
 
-def draw_fleet_options(seed: int) -> Options:
+def draw_fleet_options(seed: int) -> ScenarioOptions:
     """Two hours of 30 containers and about 300 tasks, in the paper's profile: what `--profile tasks` runs."""
     rng = Random(f"fleet options {seed}")
     share = rng.choice((0.15, 0.4, 0.6, 0.9))
     kinds = [kind for kind in FAULT_KINDS if not kind.startswith("data plane")]
-    return Options(
+    return ScenarioOptions(
         seed=seed,
         profile="paper",
         containers=30,
@@ -140,16 +140,16 @@ def draw_fleet_options(seed: int) -> Options:
 DRAWS = {"jobs": draw_options, "tasks": draw_fleet_options}
 
 
-QUIET_ROUNDS = 30
-QUIET_ROUND_MS: Millis = 1_000
+IDLE_ROUNDS = 30
+IDLE_ROUND_MS: Millis = 1_000
 SETTLED_MS: Millis = 12_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bugs:
+class PlantedBugs:
     """Planted bugs: what a world is built with instead of the real thing. The default is the real thing."""
 
-    parts: Parts = field(default_factory=Parts)
+    parts: SimParts = field(default_factory=SimParts)
     lease: type[Lease] = Lease
     watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
@@ -159,7 +159,7 @@ class Bugs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ScenarioReport:
     """What one seed showed."""
 
     seed: int
@@ -190,8 +190,8 @@ class Report:
 class World:
     """Everything of one run, wired."""
 
-    def __init__(self, options: Options, bugs: Bugs | None = None) -> None:
-        bugs = bugs or Bugs()
+    def __init__(self, options: ScenarioOptions, bugs: PlantedBugs | None = None) -> None:
+        bugs = bugs or PlantedBugs()
         self.options, self.sim = options, Simulation(options.seed)
         self.profile = PROFILES[options.profile]
         if options.profile == "paper":
@@ -211,10 +211,10 @@ class World:
             checks_tokens=bugs.checks_tokens,
             checks_epochs=bugs.checks_epochs,
         )
-        self.network, self.population = Network(self.sim), Population()
+        self.network, self.population = Network(self.sim), LiveRuns()
         self.pace = SimPace(commit_ms=120_000 if options.is_large else 2 * self.profile.sign_of_life_ms)
         host = draw_clock(self.sim)
-        self.control = ControlPlane(
+        self.control = SimControlPlane(
             sim=self.sim,
             database=self.database,
             data_plane=self.data_plane,
@@ -224,13 +224,13 @@ class World:
             parts=bugs.parts,
             tick_ms=self.profile.heartbeat_ms if options.is_large else 0,
             sync_ms=30_000 if options.is_large else SYNC_MS,
-            pace=Pace(balance_soon_ms=20_000) if options.is_large else Pace(),
+            pace=ShardManagerSettings(balance_soon_ms=20_000) if options.is_large else ShardManagerSettings(),
         )
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
         self.config_checker = ConfigChecker(self, JobStore(self.database))
         self.population.on_start += [self.config_checker.on_start, self.shard_checker.on_start]
-        around = Surroundings(
+        around = SimEnvironment(
             sim=self.sim,
             network=self.network,
             control=self.control,
@@ -242,7 +242,7 @@ class World:
             watch_ms=self.profile.heartbeat_ms // 3 + 2
             if options.is_large
             else self.profile.sign_of_life_ms // 2,
-            load_pace=LoadPace(sample_ms=60_000 if options.is_large else 10_000),
+            load_pace=ShardLoadSettings(sample_ms=60_000 if options.is_large else 10_000),
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,
@@ -275,14 +275,14 @@ class World:
         """Every container, those started by mistake included."""
         return [*self.containers, *self.twins]
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[SimProcess]:
         """Everything that is alive."""
         found = self.control.processes()
         for container in self.hosts():
             found += [process for process in (container.warden, container.engine) if process is not None]
         return found
 
-    def slept(self, process: Process | None, within_ms: Millis) -> bool:
+    def slept(self, process: SimProcess | None, within_ms: Millis) -> bool:
         """Whether a process is paused, or was until a short while ago."""
         since_ms = self.sim.now_ms - within_ms
         return process is not None and (process.is_paused or process.resumed_ms > since_ms)
@@ -326,7 +326,9 @@ class World:
             self.written.add("layers" if table == "jobs" else table)
 
 
-def run_seed(seed: int, *, bugs: Bugs | None = None, options: Options | None = None) -> Report:
+def run_seed(
+    seed: int, *, bugs: PlantedBugs | None = None, options: ScenarioOptions | None = None
+) -> ScenarioReport:
     """Run one seed; raises InvariantBroken with the seed in its message."""
     world = World(options or draw_options(seed), bugs)
     try:
@@ -335,7 +337,7 @@ def run_seed(seed: int, *, bugs: Bugs | None = None, options: Options | None = N
         world.database.close()
 
 
-def _run(world: World) -> Report:
+def _run(world: World) -> ScenarioReport:
     sim, options = world.sim, world.options
     world.control.start()
     for container in world.containers:
@@ -348,7 +350,7 @@ def _run(world: World) -> Report:
     faults = world.faults.met + world.store_faults.met + world.data_plane_faults.met
     faults += Counter({"slow engine start": world.around.met["slow engine start"]})
     faults += Counter({f"message {kind}": n for kind, n in world.network.met.items() if kind != "sent"})
-    return Report(
+    return ScenarioReport(
         seed=options.seed,
         trace=sim.trace,
         events=sim.events_total,
@@ -386,7 +388,7 @@ def _come_to_rest(world: World) -> Millis:
         # People act between two events. What they did is seen before the next one: a shard that is released
         # and placed would look as if it had been placed without anybody's leave.
         sim.check()
-        problems = look(world, may_balance=True).problems
+        problems = check_at_rest(world, may_balance=True).problems
         late = sim.now_ms - healed_ms >= bound_ms
         summary = f"{bound_ms} ms after the last fault: {'; '.join(problems[:5])} ({len(problems)} in all)"
         sim.demand("I4 I5 I11 I12 comes to rest", summary if problems and late else None)
@@ -416,17 +418,17 @@ def _stay_at_rest(world: World) -> None:
     """I12: then nothing happens for 30 rounds."""
     sim, reports = world.sim, list[SyncReport]()
     _settle(world)
-    world.control.on_sync, world.control.sync_ms = reports.append, QUIET_ROUND_MS
+    world.control.on_sync, world.control.sync_ms = reports.append, IDLE_ROUND_MS
     started, shards = world.population.started, world.shard_store.shards()
-    while len(reports) < QUIET_ROUNDS:
-        sim.run(sim.now_ms + QUIET_ROUND_MS)
+    while len(reports) < IDLE_ROUNDS:
+        sim.run(sim.now_ms + IDLE_ROUND_MS)
         busy = [report for report in reports if not report.is_quiet]
         sim.demand("I12 then no action", f"a round did {busy[0]}" if busy else None)
         restarted = world.population.started - started
         sim.demand("I12 then no restart", f"{restarted} tasks were restarted" if restarted else None)
         moved = [row for row, old in zip(world.shard_store.shards(), shards, strict=True) if row != old]
         sim.demand("I12 then no move", f"{moved} moved" if moved else None)
-        problems = look(world).problems
+        problems = check_at_rest(world).problems
         sim.demand("I4 stays at rest", "; ".join(problems) if problems else None)
 
 

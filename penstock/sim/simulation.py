@@ -16,8 +16,8 @@ from random import Random
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 
-Action = Callable[[], None]
-Check = Callable[[], str | None]  # None: it holds; otherwise what was seen
+SimAction = Callable[[], None]
+InvariantCheck = Callable[[], str | None]  # None: it holds; otherwise what was seen
 
 WALL_START_MS = 1_800_000_000_000
 CLOCK_RATE_ERROR = 0.01
@@ -55,10 +55,10 @@ class Simulation:
         self.seed, self.rng, self.now_ms = seed, Random(seed), 0
         self.evaluated: Counter[str] = Counter()
         self.events_total = 0
-        self.current: Process | None = None  # whose code runs: faults hit processes, never the checkers
-        self._heap: list[tuple[Millis, float, int, str, Action]] = []
-        self._checks: list[tuple[str, Check]] = []
-        self._watchers: list[Action] = []
+        self.current: SimProcess | None = None  # whose code runs: faults hit processes, never the checkers
+        self._heap: list[tuple[Millis, float, int, str, SimAction]] = []
+        self._checks: list[tuple[str, InvariantCheck]] = []
+        self._watchers: list[SimAction] = []
         self._last: deque[str] = deque(maxlen=60)
         self._trace = blake2b(digest_size=16)
         self._n = 0
@@ -68,24 +68,24 @@ class Simulation:
         """A hash of every event so far: equal for two runs of one seed."""
         return self._trace.hexdigest()
 
-    def invariant(self, name: str, check: Check) -> None:
+    def invariant(self, name: str, check: InvariantCheck) -> None:
         """Evaluate `check` after every event from now on."""
         self._checks.append((name, check))
 
-    def watch(self, checker: Action) -> None:
+    def watch(self, checker: SimAction) -> None:
         """Call `checker` after every event; it `demand`s what it checks itself."""
         self._watchers.append(checker)
 
-    def at(self, when_ms: Millis, label: str, action: Action) -> None:
+    def at(self, when_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` at a moment; ties are broken by the seed, not by who asked first."""
         self._n += 1
         heapq.heappush(self._heap, (max(when_ms, self.now_ms), self.rng.random(), self._n, label, action))
 
-    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+    def after(self, delay_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` once, `delay_ms` from now."""
         self.at(self.now_ms + delay_ms, label, action)
 
-    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
+    def every(self, interval_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` again and again."""
 
         def again() -> None:
@@ -110,7 +110,7 @@ class Simulation:
             self.check()
         self.now_ms = max(self.now_ms, until_ms)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: SimAction) -> None:
         try:
             action()
         except InvariantBroken:
@@ -172,7 +172,7 @@ def draw_clock(sim: Simulation) -> ProcessClock:
 
 
 @dataclass(slots=True)
-class Process:
+class SimProcess:
     """A life: it runs events while it is up, keeps them while it is paused, drops them once it is dead.
 
     After a pause the kept events come first and in order: it acts on stale knowledge, then looks at the time.
@@ -185,10 +185,10 @@ class Process:
     is_paused: bool = False
     is_inside: bool = False  # paused between two lines: only whoever paused it there lets it go on
     resumed_ms: Millis = -(10**12)  # the end of the last pause
-    on_death: list[Action] = field(default_factory=list)
-    _kept: list[tuple[str, Action]] = field(default_factory=list)
+    on_death: list[SimAction] = field(default_factory=list)
+    _kept: list[tuple[str, SimAction]] = field(default_factory=list)
 
-    def run(self, label: str, action: Action) -> None:
+    def run(self, label: str, action: SimAction) -> None:
         """Run `action` in this process now, or when it resumes, or never."""
         if not self.is_alive:
             return
@@ -203,13 +203,13 @@ class Process:
         finally:
             self.sim.current = caller
 
-    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+    def after(self, delay_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` in this process, `delay_ms` of its own clock from now."""
         delay_ms = max(0, round(delay_ms / self.clock.rate))
         label = f"{self.name}: {label}"
         self.sim.after(delay_ms, label, lambda: self.run(label, action))
 
-    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
+    def every(self, interval_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` in this process again and again, as a loop with a sleep does."""
 
         def again() -> None:
@@ -251,7 +251,7 @@ class Process:
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkConditions:
     """How the network behaves at the moment. The default is a good day."""
 
     loss: float = 0.0
@@ -266,7 +266,7 @@ class Network:
     """Carries messages between named places. A late message is delivered as it is: nobody recalls it."""
 
     sim: Simulation
-    weather: Weather = field(default_factory=Weather)
+    weather: NetworkConditions = field(default_factory=NetworkConditions)
     met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
     last_due_ms: Millis = 0  # when the last message that is under way arrives
     _cut: set[tuple[str, str]] = field(default_factory=set)
@@ -304,10 +304,10 @@ class Network:
         for link in sorted(self._cut):
             self.mend(*link)
         self._slow_ms.clear()
-        self.weather = Weather()
+        self.weather = NetworkConditions()
         self.sim.note("network heals")
 
-    def send(self, source: str, target: str, label: str, deliver: Action) -> None:
+    def send(self, source: str, target: str, label: str, deliver: SimAction) -> None:
         """Carry one message. `deliver` runs never, once or twice, now or later."""
         self.met["sent"] += 1
         if (source, target) in self._cut:

@@ -15,11 +15,11 @@ from penstock.container.container import (
     ContainerSettings,
     join_settings,
     open_store,
+    pop_rows_address,
     reachable_store,
     read_capacity,
-    take_rows,
 )
-from penstock.container.host import keep_token
+from penstock.container.host import write_token_file
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.installation import environment_of
 from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
@@ -44,7 +44,7 @@ def joined(plane: Served, folder: Path, **changes: Any) -> ContainerSettings:
     }
     role = given.pop("role", "")
     token = plane.tokens[role] if role else plane.token_of("far")
-    return join_settings("far", token_file=keep_token(folder, token), folder=folder, **given)
+    return join_settings("far", token_file=write_token_file(folder, token), folder=folder, **given)
 
 
 def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
@@ -55,7 +55,7 @@ def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
 
 
 def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_path: Path):
-    token = keep_token(tmp_path, plane.token_of("near"))
+    token = write_token_file(tmp_path, plane.token_of("near"))
     given = {
         "url": plane.server.url,
         "folder": tmp_path,
@@ -72,7 +72,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
 def test_the_token_is_in_a_file_of_this_user_alone(tmp_path: Path):
     (tmp_path / "token").write_text("old")
     (tmp_path / "token").chmod(0o644)
-    path = keep_token(tmp_path, "pk_secret")
+    path = write_token_file(tmp_path, "pk_secret")
     assert path.read_text() == "pk_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -169,7 +169,7 @@ def test_spark_tasks_run_elsewhere_where_bus_and_rows_are_in_reach(
     settings = joined(plane, tmp_path / "far", engine="spark", rows=place + "&application_name=far")
     assert place not in " ".join(settings.arguments())
     assert os.environ[ROWS_VARIABLE] == place + "&application_name=far"
-    assert take_rows(settings.rows) == place + "&application_name=far"
+    assert pop_rows_address(settings.rows) == place + "&application_name=far"
     assert ROWS_VARIABLE not in os.environ, "commands of users do not see it"
 
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.client import Client
 from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
-from penstock.fleet.loan_service import AGAIN_MS
+from penstock.fleet.loan_service import EXPECT_REPEAT_MS
 from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, decide_round
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
@@ -156,7 +156,7 @@ def test_a_loop_that_dies_between_its_steps_is_followed_by_one_that_goes_on(
         short.lender().round()
         assert set(short.loans()["a"].values()) == {"here"}, "whoever said so may still be at it"
         (name,) = short.loans()["b"].keys() - {"b1"}
-        short.age("b", name, AGAIN_MS / 1000)
+        short.age("b", name, EXPECT_REPEAT_MS / 1000)
     short.lender().round()
     name = lent(short)
     short.until("it works for b", lambda: short.is_at(name, "b"))

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fleet.liveness import Pace
+from penstock.fleet.liveness import ShardManagerSettings
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Rules, place_shards
 
-BUDGET = Pace().moves_of(10)
+BUDGET = ShardManagerSettings().moves_of(10)
 BAND, GOAL, HEADROOM = Rules().band, Rules().goal, Rules().headroom
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.journal import Entry
-from penstock.fleet.placement.placement import Move, Refusal, history_of, say_outlook
+from penstock.fleet.placement.placement import Move, Refusal, describe_outlook, history_of
 
 
 def an_entry(number: int, subject: str, decision: str, reason: str, **data: Any) -> Entry:
@@ -40,6 +40,6 @@ def test_only_what_names_the_shard_is_its_history_oldest_first():
 
 def test_an_outlook_says_its_reason():
     move = Move(shard=1, source="c1", target="c2", reason="c1 is drained")
-    assert say_outlook(move) == "would go to c2: c1 is drained"
-    assert say_outlook(Refusal(shard=1, reason="no room")) == "should move and cannot: no room"
-    assert say_outlook(None).startswith("stays")
+    assert describe_outlook(move) == "would go to c2: c1 is drained"
+    assert describe_outlook(Refusal(shard=1, reason="no room")) == "should move and cannot: no room"
+    assert describe_outlook(None).startswith("stays")

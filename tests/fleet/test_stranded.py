@@ -7,22 +7,29 @@ from typing import Any
 
 import pytest
 
-from penstock.fleet.liveness import Pace
-from penstock.fleet.lost_engine import Down, Engines, Leave, Wait, decide_engine, decide_shard
+from penstock.fleet.liveness import ShardManagerSettings
+from penstock.fleet.lost_engine import (
+    EngineOutage,
+    EngineTracker,
+    KeepShards,
+    MoveShards,
+    decide_engine,
+    decide_shard,
+)
 from penstock.fleet.messages import FAST, Heartbeat
 from penstock.fleet.placement.placement import Refusal
 from penstock.fleet.shard_store import ShardRow
 from tests.fleet.harness import World, owned
 from tests.fleet.test_shard_manager import TASKS, a_world
 
-PACE = Pace()
+PACE = ShardManagerSettings()
 MOVE_MS = 3 * FAST.heartbeat_ms
 
 
-def a_down(**values: Any) -> Down:
+def a_down(**values: Any) -> EngineOutage:
     """One engine of five is down for a moment; the others are up for long."""
     known = {"container": "c1", "down_ms": 500, "taker_ms": 10**6, "start_ms": 40_000, "move_ms": MOVE_MS}
-    return Down(**{**known, "down_count": 1, "count": 5, **values})
+    return EngineOutage(**{**known, "down_count": 1, "count": 5, **values})
 
 
 @pytest.mark.parametrize(
@@ -37,8 +44,8 @@ def a_down(**values: Any) -> Down:
         a_down(down_count=4, down_ms=60_000),
     ],
 )
-def test_others_take_the_shards(down: Down):
-    assert decide_engine(down, PACE) == Leave("the engine of c1 is down")
+def test_others_take_the_shards(down: EngineOutage):
+    assert decide_engine(down, PACE) == MoveShards("the engine of c1 is down")
 
 
 @pytest.mark.parametrize(
@@ -51,9 +58,9 @@ def test_others_take_the_shards(down: Down):
         (a_down(down_count=3), "many engines"),
     ],
 )
-def test_they_wait_for_their_engine(down: Down, why: str):
+def test_they_wait_for_their_engine(down: EngineOutage, why: str):
     decision = decide_engine(down, PACE)
-    assert isinstance(decision, Wait) and why in decision.reason
+    assert isinstance(decision, KeepShards) and why in decision.reason
 
 
 def a_shard(**values: Any) -> ShardRow:
@@ -85,7 +92,7 @@ def a_beat(container: str, life: int, *, is_ready: bool) -> Heartbeat:
 
 
 def test_a_late_beat_takes_no_engine_down_and_lives_that_never_are_ready_are_one_time_down():
-    engines, world = Engines(PACE, move_ms=MOVE_MS), a_world()
+    engines, world = EngineTracker(PACE, move_ms=MOVE_MS), a_world()
     row = next(row for row in world.store.containers() if row.name == "c1")
     engines.on_beat(a_beat("c1", 1, is_ready=True), 1_000)
     engines.on_beat(a_beat("c1", 1, is_ready=False), 2_000)

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from penstock.db.database import Database
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import RunningSource, TaskList, TaskService, merge_list
@@ -119,7 +119,7 @@ def test_what_is_kept_encoded_is_what_is_so(changes, since):
 
 @given(changes, st.lists(st.integers(0, 7), max_size=4), st.sampled_from([1, 3, 8]))
 def test_the_index_by_shard_follows_the_list(changes, mine, shards):
-    jobs, index = MemoryJobs(), TaskIndex()
+    jobs, index = MemoryJobs(), ShardTaskIndex()
     service = TaskService(jobs)
     for generation, (job, tasks, is_held, state, fetches) in enumerate(changes, start=1):
         hold = generation if is_held else 0

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.container.sessions import is_session_alive, reap_leftovers, write_pid_file
+from penstock.container.sessions import is_session_alive, kill_previous_session, write_pid_file
 from penstock.container.warden import KILLS_KEPT, KillTimes, Renewal, Warden
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.core.system_clock import SystemClock
-from penstock.fleet.messages import FAST, PAPER, Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.fleet.messages import FAST, PAPER, Heartbeat, HeartbeatReply, HeartbeatVerdict, Profile
 from tests.waiting import join, until
 
 # Beats are quick; the rest is so long that it passes only when a test lets it, however slow the machine is.
@@ -47,7 +47,7 @@ class Link:
     """A Shard Manager, and a store behind it, that answer as they are told."""
 
     def __init__(self) -> None:
-        self.is_down, self.verdict = False, Verdict.OK
+        self.is_down, self.verdict = False, HeartbeatVerdict.OK
         self.is_store_down, self.is_over, self.renewals, self.refused = True, False, 0, 0
         self.registered: list[str] = []
         self.pids: list[int] = []  # of engines that said something
@@ -59,7 +59,7 @@ class Link:
             self.refused += 1
             raise StoreUnavailable("down", why="nobody is there", fix="wait")
         self.registered.append(incarnation)
-        self.verdict = Verdict.OK
+        self.verdict = HeartbeatVerdict.OK
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:
         if self.is_store_down:
@@ -204,7 +204,7 @@ def test_a_refused_registration_is_told_once_and_whole(warden: Warden, link: Lin
 
 def test_a_reboot_verdict_ends_the_life(warden: Warden, link: Link):
     until(lambda: link.pids)
-    link.verdict = Verdict.REBOOT
+    link.verdict = HeartbeatVerdict.REBOOT
     until(lambda: len(link.pids) == 2)
 
 
@@ -215,12 +215,12 @@ def test_what_a_previous_life_left_is_reaped_and_nothing_else(tmp_path: Path):
     path = tmp_path / "engine.pid"
     write_pid_file(path, mine.pid)
     path.write_text(path.read_text().replace('"started": ', '"started": 1'))  # of another process of that pid
-    assert reap_leftovers(path) == 0 and mine.poll() is None
+    assert kill_previous_session(path) == 0 and mine.poll() is None
     write_pid_file(path, mine.pid)
-    assert reap_leftovers(path) == 1 and mine.wait() == -signal.SIGKILL
-    assert reap_leftovers(path) == 0
+    assert kill_previous_session(path) == 1 and mine.wait() == -signal.SIGKILL
+    assert kill_previous_session(path) == 0
     path.write_text("not json")
-    assert reap_leftovers(path) == 0
+    assert kill_previous_session(path) == 0
 
 
 def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(

@@ -6,8 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.container.watchdog import ENGINE_START_MS, Beat, Contact, End, Lease, Renewal, Watchdog
-from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, ShardEntry, TaskReport, Verdict
+from penstock.container.watchdog import (
+    ENGINE_START_MS,
+    Contact,
+    EndEngine,
+    Lease,
+    Renewal,
+    SendHeartbeat,
+    Watchdog,
+)
+from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, HeartbeatVerdict, ShardEntry, TaskReport
 from tests.fleet.harness import dropping, owned
 
 
@@ -20,18 +28,18 @@ def said() -> Heartbeat:
     return Heartbeat(container="c1", incarnation="i1", sequence=0, list_version=5, engine_ready=True)
 
 
-def a_reply(sequence: int, verdict: Verdict = Verdict.OK) -> HeartbeatReply:
+def a_reply(sequence: int, verdict: HeartbeatVerdict = HeartbeatVerdict.OK) -> HeartbeatReply:
     return HeartbeatReply(
         verdict=verdict, term=3, sequence=sequence, assignment_version=9, shard_count=64, list_version=5
     )
 
 
 def beats(watchdog: Watchdog, now_ms: int) -> list[Heartbeat]:
-    return [action.heartbeat for action in watchdog.look(now_ms).actions if isinstance(action, Beat)]
+    return [action.heartbeat for action in watchdog.look(now_ms).actions if isinstance(action, SendHeartbeat)]
 
 
 def end(watchdog: Watchdog, now_ms: int) -> str:
-    return "".join(action.reason for action in watchdog.look(now_ms).actions if isinstance(action, End))
+    return "".join(action.reason for action in watchdog.look(now_ms).actions if isinstance(action, EndEngine))
 
 
 def test_beats_carry_what_the_engine_said_and_grow_in_number():
@@ -205,14 +213,14 @@ def test_the_lease_counts_from_the_sending_of_what_was_acknowledged():
     assert "acknowledged" in end(watchdog, 8_001)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.WITHHELD, Verdict.REBOOT])
-def test_the_engine_hears_nothing_of_an_answer_that_extends_nothing(verdict: Verdict):
+@pytest.mark.parametrize("verdict", [HeartbeatVerdict.WITHHELD, HeartbeatVerdict.REBOOT])
+def test_the_engine_hears_nothing_of_an_answer_that_extends_nothing(verdict: HeartbeatVerdict):
     watchdog = a_watchdog()
     watchdog.on_sign(0, said())
     (beat,) = beats(watchdog, 1)
     watchdog.on_sent(beat, 1)
     assert not watchdog.on_reply(a_reply(1, verdict), 2)
-    assert bool(end(watchdog, 3)) == (verdict is Verdict.REBOOT)
+    assert bool(end(watchdog, 3)) == (verdict is HeartbeatVerdict.REBOOT)
 
 
 def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
@@ -222,9 +230,9 @@ def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
     assert not contact.on_silence()
     assert contact.on_silence()
     reply = contact.read(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
-    assert (reply.verdict, reply.term, reply.shard_count) == (Verdict.OK, 3, 64)
+    assert (reply.verdict, reply.term, reply.shard_count) == (HeartbeatVerdict.OK, 3, 64)
     assert reply.shards == (owned(3, 4),) and reply.list_version == 0
-    assert contact.read(beat, None).verdict is Verdict.REBOOT
+    assert contact.read(beat, None).verdict is HeartbeatVerdict.REBOOT
     contact.on_answer(a_reply(2))
     assert not contact.on_silence()
 

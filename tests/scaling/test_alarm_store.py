@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from penstock.alarms.decide import QUIET_MS, Alarm, Notice, Silence
-from penstock.alarms.delivery import TRIES_MAX, AlarmSender, LogRoute, WebhookRoute, pause_ms
+from penstock.alarms.decide import RESOLVE_AFTER_MS, Alarm, Notice, Silence
+from penstock.alarms.delivery import TRIES_MAX, AlarmSender, LogRoute, WebhookRoute, backoff_ms
 from penstock.alarms.store import AlarmStore, put_silence
 from penstock.core.errors import ConfigError, CorruptData, NotFound, PenstockError
 from penstock.core.journal import Entry
@@ -69,7 +69,7 @@ def test_a_trouble_is_kept_told_and_journalled(database):
     sender.tick(NOW)
     sender.tick(NOW)
     assert [kind for kind, _ in channel.got] == ["fired"] and store.owed() == ()
-    store.report("shops", {"doctor": ()}, NOW + 60_000 + QUIET_MS)
+    store.report("shops", {"doctor": ()}, NOW + 60_000 + RESOLVE_AFTER_MS)
     sender.tick(NOW + 1)
     assert [kind for kind, _ in channel.got] == ["fired", "resolved"]
     decisions = [entry.decision for entry in JournalStore(database).entries("shops")]
@@ -81,7 +81,7 @@ def test_a_route_that_is_away_gets_everything_later_in_order_and_others_do_not_w
     away.is_away = True
     sender = AlarmSender(store, [away, other], Catching())
     store.report("shops", {"doctor": (LAG,)}, NOW)
-    store.report("shops", {"doctor": ()}, NOW + QUIET_MS)
+    store.report("shops", {"doctor": ()}, NOW + RESOLVE_AFTER_MS)
     now_ms = NOW
     for _ in range(6):
         sender.tick(now_ms)
@@ -106,7 +106,7 @@ def test_a_notice_that_nobody_takes_is_given_up_in_the_end(database):
         now_ms += 600_000
     assert store.owed() == ()
     assert "was not told" in JournalStore(database).entries("shops")[-1].decision
-    assert [pause_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
+    assert [backoff_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
 
 
 def test_a_notice_of_a_route_that_is_gone_is_dropped(database):

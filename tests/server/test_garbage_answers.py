@@ -15,7 +15,7 @@ import pytest
 
 from penstock.client import Client
 from penstock.container.container import ContainerSettings, _Link
-from penstock.container.engine import TaskLists
+from penstock.container.engine import TaskListFetcher
 from penstock.container.host import LendableHost
 from penstock.container.warden import Warden
 from penstock.core.errors import PenstockError
@@ -129,7 +129,7 @@ def test_lists_come_again_after_every_kind_of_answer(
 ) -> None:
     server.now, taken, clock = GARBAGE[what], Taken(), SystemClock()
     with Client(server.url, "pk_x", timeout_s=0.5, retries=0) as client:
-        lists = TaskLists(client, tmp_path / "tasks.json", clock, lambda: None)
+        lists = TaskListFetcher(client, tmp_path / "tasks.json", clock, lambda: None)
         lists._loop.every_ms = 20
         if what == "a body that drips":
             client._link._http.timeout = 0.01  # between two drops

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.sim.simulation import Network, Simulation, Weather
+from penstock.sim.simulation import Network, NetworkConditions, Simulation
 
 
-def deliveries(weather: Weather, seed: int = 5, count: int = 1_000) -> list[int]:
+def deliveries(weather: NetworkConditions, seed: int = 5, count: int = 1_000) -> list[int]:
     sim, got = Simulation(seed), list[int]()
     network = Network(sim=sim, weather=weather)
     for number in range(count):
@@ -15,17 +15,17 @@ def deliveries(weather: Weather, seed: int = 5, count: int = 1_000) -> list[int]
 
 
 def test_a_good_day_delivers_everything_once():
-    assert sorted(deliveries(Weather())) == list(range(1_000))
+    assert sorted(deliveries(NetworkConditions())) == list(range(1_000))
 
 
 def test_loss_loses_and_doubling_doubles():
-    assert 600 < len(deliveries(Weather(loss=0.3))) < 800
-    doubled = deliveries(Weather(doubled=0.2))
+    assert 600 < len(deliveries(NetworkConditions(loss=0.3))) < 800
+    doubled = deliveries(NetworkConditions(doubled=0.2))
     assert set(doubled) == set(range(1_000)) and 1_100 < len(doubled) < 1_300
 
 
 def test_late_messages_are_overtaken():
-    got = deliveries(Weather(late=0.1, late_ms=5_000))
+    got = deliveries(NetworkConditions(late=0.1, late_ms=5_000))
     assert sorted(got) == list(range(1_000)) and got != sorted(got)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.fleet.placement.problem import NOBODY, Budget, Floats, Indices, Rules, Why
-from penstock.fleet.placement.repair import ROUNDING, Floor, fewest_that_relieve, repair
-from penstock.fleet.placement.shares import deal, largest_first, row_max
+from penstock.fleet.placement.problem import NO_OWNER, Budget, Floats, Indices, MoveReason, Rules
+from penstock.fleet.placement.repair import ROUNDING, PlacementState, repair, shards_to_relieve
+from penstock.fleet.placement.shares import distribute, largest_first, row_max
 
 CHOICES = 48  # containers that one shard looks at
 BATCH = 512
@@ -14,15 +14,15 @@ NEARLY_EMPTY = 0.7  # of its share
 FILL_ROUNDS = 4
 
 
-def place(floor: Floor, shards: Indices, why: Why, *, one_by_one: bool = False) -> Indices:
+def place(floor: PlacementState, shards: Indices, why: MoveReason, *, one_by_one: bool = False) -> Indices:
     """Give each of these shards an owner that may have it; returns those that found none and stay.
 
     Many are dealt out at once, which may break limits, unless they are to go one by one.
     """
     ground = floor.ground
-    owned = shards[floor.owners[shards] != NOBODY]
+    owned = shards[floor.owners[shards] != NO_OWNER]
     np.subtract.at(floor.used, floor.owners[owned], np.take(ground.loads, owned, axis=0))
-    floor.owners[shards] = NOBODY
+    floor.owners[shards] = NO_OWNER
     lost: list[Indices] = []
     # Fewest choices first: free shards can still go round what the pinned ones took.
     for number in sorted(range(len(ground.masks)), key=lambda n: (ground.masks[n].bit_count(), n)):
@@ -35,13 +35,13 @@ def place(floor: Floor, shards: Indices, why: Why, *, one_by_one: bool = False) 
             lost.append(_fit(floor, mine, open_))
     stuck = np.concatenate(lost) if lost else shards[:0]
     floor.why[shards] = why
-    floor.owners[stuck], floor.why[stuck] = ground.problem.owners[stuck], Why.STAYS
-    owned = stuck[floor.owners[stuck] != NOBODY]
+    floor.owners[stuck], floor.why[stuck] = ground.problem.owners[stuck], MoveReason.STAYS
+    owned = stuck[floor.owners[stuck] != NO_OWNER]
     np.add.at(floor.used, floor.owners[owned], np.take(ground.loads, owned, axis=0))
     return stuck
 
 
-def place_some(floor: Floor, shards: Indices, why: Why) -> None:
+def place_some(floor: PlacementState, shards: Indices, why: MoveReason) -> None:
     """Give as many of these as the budget allows another owner; containers that are nearly empty go first,
     so that drains end one by one.
     """
@@ -58,7 +58,7 @@ def place_some(floor: Floor, shards: Indices, why: Why) -> None:
         size *= 2  # those before it found no room, or had no budget of their own
 
 
-def _book(floor: Floor, shards: Indices) -> None:
+def _book(floor: PlacementState, shards: Indices) -> None:
     """Count the moves of these shards; those that no budget allows go home again."""
     homes = floor.ground.problem.owners
     moved = shards[floor.owners[shards] != homes[shards]]
@@ -69,17 +69,17 @@ def _book(floor: Floor, shards: Indices) -> None:
         _go_home(floor, np.array(over, np.int32))
 
 
-def _go_home(floor: Floor, shards: Indices) -> None:
+def _go_home(floor: PlacementState, shards: Indices) -> None:
     """Take moves back."""
     loads, homes = floor.ground.loads, floor.ground.problem.owners[shards]
-    owned = floor.owners[shards] != NOBODY
+    owned = floor.owners[shards] != NO_OWNER
     np.subtract.at(floor.used, floor.owners[shards][owned], loads[shards][owned])
-    floor.owners[shards], floor.why[shards] = homes, Why.STAYS
-    owned = homes != NOBODY
+    floor.owners[shards], floor.why[shards] = homes, MoveReason.STAYS
+    owned = homes != NO_OWNER
     np.add.at(floor.used, homes[owned], loads[shards][owned])
 
 
-def make_room(floor: Floor, shards: Indices, why: Why) -> Indices:
+def make_room(floor: PlacementState, shards: Indices, why: MoveReason) -> Indices:
     """Put shards that fit nowhere where they do the least harm, and move others until no limit is broken.
 
     Those for which that does not work stay without an owner. So do those for which more must move than the
@@ -102,10 +102,10 @@ def make_room(floor: Floor, shards: Indices, why: Why) -> Indices:
     broken = np.append(floor.above_limit(), False)
     undone = shards[(floor.owners[shards] >= 0) & broken[floor.owners[shards]]]
     _go_home(floor, undone)
-    moved = np.flatnonzero((floor.owners != homes) & (homes != NOBODY)).astype(np.int32)
+    moved = np.flatnonzero((floor.owners != homes) & (homes != NO_OWNER)).astype(np.int32)
     if undone.size:
         moved = _without_useless(floor, moved)
-    placed = shards[floor.owners[shards] != NOBODY]
+    placed = shards[floor.owners[shards] != NO_OWNER]
     if floor.budget.take([(int(shard), int(floor.owners[shard])) for shard in moved]):
         return np.asarray(placed[:0])
     _go_home(floor, placed)
@@ -113,7 +113,7 @@ def make_room(floor: Floor, shards: Indices, why: Why) -> Indices:
     return np.asarray(placed)
 
 
-def _without_useless(floor: Floor, moved: Indices) -> Indices:
+def _without_useless(floor: PlacementState, moved: Indices) -> Indices:
     """Take back the moves that made room for nobody; returns the others."""
     limits, homes = floor.ground.limits, floor.ground.problem.owners
     for shard in moved.tolist():
@@ -122,7 +122,7 @@ def _without_useless(floor: Floor, moved: Indices) -> Indices:
     return np.asarray(moved[floor.owners[moved] != homes[moved]])
 
 
-def withdraw(floor: Floor, before: Floats) -> None:
+def withdraw(floor: PlacementState, before: Floats) -> None:
     """Take back what put containers above a limit, or further above it than `before`: of shards that were
     dealt out many at once, and that nobody could exchange since.
     """
@@ -133,24 +133,24 @@ def withdraw(floor: Floor, before: Floats) -> None:
         back = [
             shard
             for container in broken.tolist()
-            for shard in fewest_that_relieve(floor, came[floor.owners[came] == container], over[container])
+            for shard in shards_to_relieve(floor, came[floor.owners[came] == container], over[container])
         ]
         if not back:
             return
         returned = np.array(back, np.int32)
         wanted = floor.why[returned]
         _go_home(floor, returned)
-        for why in (Why.ORPHAN, Why.REGION, Why.DRAIN):
+        for why in (MoveReason.ORPHAN, MoveReason.REGION, MoveReason.DRAIN):
             place(floor, returned[wanted == why], why, one_by_one=True)
 
 
-def _deal_out(floor: Floor, shards: Indices, open_: Indices) -> None:
+def _deal_out(floor: PlacementState, shards: Indices, open_: Indices) -> None:
     room = floor.ground.shares - floor.used
-    deal(floor.ground.loads, shards, room, open_, floor.owners)
+    distribute(floor.ground.loads, shards, room, open_, floor.owners)
     floor.used[open_] = floor.ground.shares[open_] - room[open_]
 
 
-def _fit(floor: Floor, shards: Indices, open_: Indices) -> Indices:
+def _fit(floor: PlacementState, shards: Indices, open_: Indices) -> Indices:
     """Large ones first, each to the best of some containers; returns those that fit into none."""
     loads, lost = floor.ground.loads, []
     waiting = largest_first(loads, shards)
@@ -169,7 +169,7 @@ def _fit(floor: Floor, shards: Indices, open_: Indices) -> Indices:
     return np.array(lost, np.int32)
 
 
-def _best(floor: Floor, batch: Indices, open_: Indices) -> tuple[Indices, np.ndarray]:
+def _best(floor: PlacementState, batch: Indices, open_: Indices) -> tuple[Indices, np.ndarray]:
     """For each shard the best of the containers it looks at, and whether it fits there at all."""
     if open_.size <= CHOICES:
         choices = np.broadcast_to(open_, (batch.size, open_.size))
@@ -183,7 +183,7 @@ def _best(floor: Floor, batch: Indices, open_: Indices) -> tuple[Indices, np.nda
     return choices[rows, best], np.isfinite(cost[rows, best])
 
 
-def _fit_one(floor: Floor, shard: int, open_: Indices) -> bool:
+def _fit_one(floor: PlacementState, shard: int, open_: Indices) -> bool:
     """Look at every container: bad luck with a sample is not yet a lack of room."""
     if not open_.size:
         return False
@@ -196,7 +196,7 @@ def _fit_one(floor: Floor, shard: int, open_: Indices) -> bool:
     return True
 
 
-def _cost(floor: Floor, shards: Indices, choices: Indices) -> Floats:
+def _cost(floor: PlacementState, shards: Indices, choices: Indices) -> Floats:
     """(shards, choices) what it adds above the share, then how full it gets; infinite above a limit."""
     ground = floor.ground
     needs = np.take(ground.loads, shards, axis=0)[:, None, :]
@@ -212,7 +212,7 @@ def _cost(floor: Floor, shards: Indices, choices: Indices) -> Floats:
     return np.asarray(cost, np.float32)
 
 
-def fill(floor: Floor) -> None:
+def fill(floor: PlacementState) -> None:
     """Bring containers that are nearly empty up to their share, with the largest shards others can spare.
 
     The others are only kept inside the band: nothing moves between them.
@@ -237,14 +237,14 @@ def fill(floor: Floor) -> None:
         _book(floor, spare)
 
 
-def _level(floor: Floor) -> Floats:
+def _level(floor: PlacementState) -> Floats:
     """(K,) how full each container is, as the mean of its kinds of load."""
     shares = floor.ground.shares
     ratio = np.divide(floor.used, shares, out=np.ones_like(floor.used), where=shares > 0)
     return np.asarray(ratio.mean(axis=1), np.float32)
 
 
-def _spare(floor: Floor, is_donor: np.ndarray, hungry: Indices) -> Indices:
+def _spare(floor: PlacementState, is_donor: np.ndarray, hungry: Indices) -> Indices:
     """The largest shard of each donor that it can give and stay inside, the fullest donors first."""
     ground = floor.ground
     mask = int(np.bitwise_or.reduce(ground.bits[hungry]))
@@ -282,7 +282,7 @@ def _spare(floor: Floor, is_donor: np.ndarray, hungry: Indices) -> Indices:
     return shards[: max(1, min(enough, shards.size // 3))]
 
 
-def _give(floor: Floor, shards: Indices, hungry: Indices) -> None:
+def _give(floor: PlacementState, shards: Indices, hungry: Indices) -> None:
     ground = floor.ground
     for number in sorted(range(len(ground.masks)), key=lambda n: (ground.masks[n].bit_count(), n)):
         mine = shards[ground.which[shards] == number]
@@ -292,4 +292,4 @@ def _give(floor: Floor, shards: Indices, hungry: Indices) -> None:
         owner = floor.owners[mine]
         np.subtract.at(floor.used, owner, np.take(ground.loads, mine, axis=0))
         _deal_out(floor, mine, open_)
-        floor.why[mine] = Why.FILL
+        floor.why[mine] = MoveReason.FILL

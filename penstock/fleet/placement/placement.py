@@ -16,28 +16,28 @@ from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.fleet.placement.fit import fill, make_room, place, place_some, withdraw
 from penstock.fleet.placement.problem import (
-    NOBODY,
+    NO_OWNER,
     Budget,
     Flags,
     Floats,
     Indices,
     Mode,
+    MoveReason,
     Problem,
     Rules,
     Shortage,
     Solution,
-    Stays,
-    Why,
+    StayReason,
     problem,
 )
-from penstock.fleet.placement.repair import ROUNDING, Floor, fewest_that_relieve, repair
-from penstock.fleet.placement.shares import Ground, row_max, survey
+from penstock.fleet.placement.repair import ROUNDING, PlacementState, repair, shards_to_relieve
+from penstock.fleet.placement.shares import PlacementModel, build_model, row_max
 
 ROUNDS = 8
 CHOICES = 16
 
 
-def crowded(floor: Floor) -> Indices:
+def crowded(floor: PlacementState) -> Indices:
     """Shards that share a container with more of one of their jobs than an even spread would put there."""
     problem = floor.ground.problem
     if not problem.job_shards.size:
@@ -54,7 +54,7 @@ def crowded(floor: Floor) -> Indices:
     return np.unique(shards[rank >= fair[jobs]]).astype(np.int32)
 
 
-def spread_jobs(floor: Floor) -> None:
+def spread_jobs(floor: PlacementState) -> None:
     """Swap crowded shards with others of nearly their size elsewhere; stops when that helps no more."""
     for _ in range(ROUNDS):
         movable = crowded(floor)
@@ -63,7 +63,7 @@ def spread_jobs(floor: Floor) -> None:
             return
 
 
-def _swap_some(floor: Floor, shards: Indices) -> bool:
+def _swap_some(floor: PlacementState, shards: Indices) -> bool:
     ground, problem = floor.ground, floor.ground.problem
     pool = np.flatnonzero(floor.movable & (floor.owners >= 0)).astype(np.int32)
     pool = pool[problem.receiving[floor.owners[pool]]]
@@ -94,13 +94,13 @@ def _swap_some(floor: Floor, shards: Indices) -> bool:
         floor.used[other] += flow[row, best[row]]
         for moved, to in ((shard, other), (partner, one)):
             floor.owners[moved] = to
-            if floor.why[moved] == Why.STAYS:
-                floor.why[moved] = Why.APART
+            if floor.why[moved] == MoveReason.STAYS:
+                floor.why[moved] = MoveReason.APART
         swapped = True
     return swapped
 
 
-def _stays_good(floor: Floor, who: Indices, change: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _stays_good(floor: PlacementState, who: Indices, change: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Inside the goal and every limit afterwards."""
     ground = floor.ground
     after = np.take(floor.used, who, axis=0) + change
@@ -109,7 +109,7 @@ def _stays_good(floor: Floor, who: Indices, change: NDArray[np.float32]) -> NDAr
     return np.asarray((inside & (after <= np.take(ground.limits, who, axis=0))).all(axis=-1))
 
 
-def _meets(floor: Floor, shards: Indices, containers: Indices) -> NDArray[np.bool_]:
+def _meets(floor: PlacementState, shards: Indices, containers: Indices) -> NDArray[np.bool_]:
     """Whether a job of the shard has another shard there already."""
     problem = floor.ground.problem
     size = problem.container_count + 1
@@ -128,7 +128,9 @@ def _meets(floor: Floor, shards: Indices, containers: Indices) -> NDArray[np.boo
     return found
 
 
-def explain(floor: Floor, should_move: Flags, needs_moves: Indices) -> tuple[Indices, NDArray[np.int8]]:
+def explain(
+    floor: PlacementState, should_move: Flags, needs_moves: Indices
+) -> tuple[Indices, NDArray[np.int8]]:
     """The shards that should move and do not, and why each stays.
 
     Those of `should_move`, and of each container that ends above a limit what would have to leave it.
@@ -136,13 +138,13 @@ def explain(floor: Floor, should_move: Flags, needs_moves: Indices) -> tuple[Ind
     """
     refused = np.flatnonzero(should_move | _too_many(floor)).astype(np.int32)
     reasons = np.zeros(refused.size, np.int8)
-    reasons[np.isin(refused, needs_moves) | _fit_into_the_roomiest(floor, refused)] = Stays.BUDGET
+    reasons[np.isin(refused, needs_moves) | _fit_into_the_roomiest(floor, refused)] = StayReason.BUDGET
     for number in np.flatnonzero(reasons == 0).tolist():
         reasons[number] = _why_one_stays(floor, int(refused[number]))
     return refused, reasons
 
 
-def _fit_into_the_roomiest(floor: Floor, shards: Indices) -> Flags:
+def _fit_into_the_roomiest(floor: PlacementState, shards: Indices) -> Flags:
     """Which of these the roomiest container takes: found without a search, and mostly all that wait."""
     ground, found = floor.ground, np.zeros(shards.size, bool)
     room = ground.limits - floor.used
@@ -158,7 +160,7 @@ def _fit_into_the_roomiest(floor: Floor, shards: Indices) -> Flags:
     return found
 
 
-def _too_many(floor: Floor) -> Flags:
+def _too_many(floor: PlacementState) -> Flags:
     """(N,) the fewest shards whose departure would bring their containers below their limits."""
     ground, found = floor.ground, np.zeros(floor.owners.size, bool)
     coming = np.flatnonzero(ground.problem.from_ >= 0)
@@ -168,32 +170,32 @@ def _too_many(floor: Floor) -> Flags:
     above = used - ground.limits * np.float32(1.0001)
     for container in np.flatnonzero((row_max(above) > 0) & ground.problem.receiving).tolist():
         mine = np.flatnonzero((floor.owners == container) & floor.movable).astype(np.int32)
-        found[fewest_that_relieve(floor, mine, above[container])] = True
+        found[shards_to_relieve(floor, mine, above[container])] = True
     return found
 
 
-def _why_one_stays(floor: Floor, shard: int) -> Stays:
+def _why_one_stays(floor: PlacementState, shard: int) -> StayReason:
     ground, home = floor.ground, int(floor.owners[shard])
     problem = ground.problem
     in_region = (problem.allowed[shard] & ground.bits) != 0
-    if home != NOBODY:
+    if home != NO_OWNER:
         in_region[home] = False
     takers = np.flatnonzero(problem.receiving & in_region)
     if not takers.size:
         if (problem.leaving & in_region).any() or (problem.leaving.any() and not problem.receiving.any()):
-            return Stays.DRAINED
+            return StayReason.DRAINED
         others = problem.receiving.copy()
-        if home != NOBODY:
+        if home != NO_OWNER:
             others[home] = False
-        return Stays.REGION if others.any() else Stays.NO_CONTAINER
+        return StayReason.REGION if others.any() else StayReason.NO_CONTAINER
     roomy = takers[fits(floor, shard, takers)]
     barred = ground.is_forbidden(shard, roomy if roomy.size else takers)
     if barred.all():
-        return Stays.EXCLUDED
-    return Stays.BUDGET if roomy.size else Stays.ROOM
+        return StayReason.EXCLUDED
+    return StayReason.BUDGET if roomy.size else StayReason.ROOM
 
 
-def fits(floor: Floor, shard: int, containers: NDArray[np.intp]) -> Flags:
+def fits(floor: PlacementState, shard: int, containers: NDArray[np.intp]) -> Flags:
     """Which of these have room for a shard, as far as it needs anything."""
     ground, need = floor.ground, floor.ground.loads[shard]
     room = ground.limits[containers] - floor.used[containers]
@@ -202,21 +204,21 @@ def fits(floor: Floor, shard: int, containers: NDArray[np.intp]) -> Flags:
 
 def solve(problem: Problem, rules: Rules, mode: Mode) -> Solution:
     """Decide the moves of one round."""
-    ground = survey(problem, rules)
+    ground = build_model(problem, rules)
     floor = start(ground)
     before = floor.used.copy()
-    homeless = place(floor, _indices(problem.owners == NOBODY), Why.ORPHAN)
-    needs_moves = make_room(floor, homeless, Why.ORPHAN) if homeless.size else homeless
+    homeless = place(floor, _indices(problem.owners == NO_OWNER), MoveReason.ORPHAN)
+    needs_moves = make_room(floor, homeless, MoveReason.ORPHAN) if homeless.size else homeless
     repair(floor, only_limits=True)
     if mode is Mode.PERIODIC:
-        place_some(floor, _indices(misplaced(floor) & floor.movable), Why.REGION)
-        place_some(floor, _indices(leaving(floor) & floor.movable), Why.DRAIN)
+        place_some(floor, _indices(misplaced(floor) & floor.movable), MoveReason.REGION)
+        place_some(floor, _indices(leaving(floor) & floor.movable), MoveReason.DRAIN)
         fill(floor)
         repair(floor)
         spread_jobs(floor)
         repair(floor, only_limits=True)
     withdraw(floor, before)
-    should_move = floor.owners == NOBODY
+    should_move = floor.owners == NO_OWNER
     if mode is Mode.PERIODIC:
         should_move |= (misplaced(floor) | leaving(floor)) & floor.movable
     refused, reasons = explain(floor, should_move, needs_moves)
@@ -234,7 +236,7 @@ def solve(problem: Problem, rules: Rules, mode: Mode) -> Solution:
     )
 
 
-def start(ground: Ground) -> Floor:
+def start(ground: PlacementModel) -> PlacementState:
     """Everything where it is now; a shard on its way counts on both sides."""
     problem = ground.problem
     used = np.empty_like(ground.shares)
@@ -246,7 +248,7 @@ def start(ground: Ground) -> Floor:
         if also.size:
             sums += np.bincount(problem.from_[also], weights=column[also], minlength=problem.container_count)
         used[:, dimension] = sums
-    return Floor(
+    return PlacementState(
         ground=ground,
         owners=owners.copy(),
         used=used,
@@ -257,18 +259,18 @@ def start(ground: Ground) -> Floor:
     )
 
 
-def misplaced(floor: Floor) -> np.ndarray:
+def misplaced(floor: PlacementState) -> np.ndarray:
     """(N,) shards in a region or a container that they may not use."""
     ground = floor.ground
     bits = np.append(ground.bits, np.uint64(0))[floor.owners]
-    owned = floor.owners != NOBODY
+    owned = floor.owners != NO_OWNER
     wrong = owned & ((ground.problem.allowed & bits) == 0)
     if ground.forbidden.size:
         wrong |= ground.is_forbidden(np.arange(owned.size), floor.owners) & owned
     return np.asarray(wrong)
 
 
-def leaving(floor: Floor) -> np.ndarray:
+def leaving(floor: PlacementState) -> np.ndarray:
     """(N,) shards in containers that are to be emptied."""
     return np.asarray(np.append(floor.ground.problem.leaving, False)[floor.owners])
 
@@ -379,13 +381,13 @@ class _Desk:
         return problem(
             self._loads(shards, loads),
             self._capacities(),
-            owners=_numbers([self.number.get(current.get(shard, ""), NOBODY) for shard in shards]),
+            owners=_numbers([self.number.get(current.get(shard, ""), NO_OWNER) for shard in shards]),
             regions=_numbers([region_number[regions.get(name, "")] for name in self.names]),
             allowed=self._allowed(shards, region_number),
             receiving=~self._leaving,
             leaving=self._leaving,
             fixed=np.array([shard in in_motion for shard in shards], bool),
-            from_=_numbers([self.number.get(sources.get(shard, ""), NOBODY) for shard in shards]),
+            from_=_numbers([self.number.get(sources.get(shard, ""), NO_OWNER) for shard in shards]),
             costs=np.array([(fleet.costs or {}).get(shard, 1.0) for shard in shards], np.float32),
             job_shards=_numbers([shard for shard, _ in pairs]),
             job_ids=_numbers([job_number[job] for _, job in pairs]),
@@ -429,36 +431,36 @@ class _Desk:
         moves = []
         for row in found.moved.tolist():
             source, target = int(posed.owners[row]), int(found.owners[row])
-            if target == NOBODY:
+            if target == NO_OWNER:
                 continue
             moves.append(
                 Move(
                     shard=shards[row],
-                    source=None if source == NOBODY else self.names[source],
+                    source=None if source == NO_OWNER else self.names[source],
                     target=self.names[target],
-                    reason=self._reason(Why(int(found.why[row])), source, target, posed, found),
+                    reason=self._reason(MoveReason(int(found.why[row])), source, target, posed, found),
                 )
             )
         refusals = tuple(
-            Refusal(shard=shards[row], reason=self._refusal(row, Stays(why), posed, found, rules))
+            Refusal(shard=shards[row], reason=self._refusal(row, StayReason(why), posed, found, rules))
             for row, why in zip(found.refused.tolist(), found.reasons.tolist(), strict=True)
         )
         shortages = tuple(self._shortage(item, shards) for item in found.shortages)
         return Placement(moves=tuple(moves), refusals=refusals, shortages=shortages)
 
-    def _reason(self, why: Why, source: int, target: int, posed: Problem, found: Solution) -> str:
+    def _reason(self, why: MoveReason, source: int, target: int, posed: Problem, found: Solution) -> str:
         match why:
-            case Why.ORPHAN:
+            case MoveReason.ORPHAN:
                 return "nobody owns it"
-            case Why.DRAIN:
+            case MoveReason.DRAIN:
                 return f"{self.names[source]} is drained"
-            case Why.REGION:
+            case MoveReason.REGION:
                 return f"it may not be on {self.names[source]}"
-            case Why.FILL:
+            case MoveReason.FILL:
                 return f"{self.names[target]} is nearly empty"
-            case Why.APART:
+            case MoveReason.APART:
                 return f"{self.names[source]} has another task of one of its jobs"
-            case Why.CAP:
+            case MoveReason.CAP:
                 return f"{self.names[source]} is above what it may carry"
         before = _sums(posed)
         share = np.maximum(found.targets, 1e-9)
@@ -469,22 +471,22 @@ class _Desk:
             f"{self.names[target]} has {off[1, kind]:.2f}"
         )
 
-    def _refusal(self, row: int, why: Stays, posed: Problem, found: Solution, rules: Rules) -> str:
+    def _refusal(self, row: int, why: StayReason, posed: Problem, found: Solution, rules: Rules) -> str:
         match why:
-            case Stays.BUDGET if rules.moves_max == 0:
+            case StayReason.BUDGET if rules.moves_max == 0:
                 return "nothing that has an owner may move now: a later round takes it"
-            case Stays.BUDGET:
+            case StayReason.BUDGET:
                 return f"{rules.moves_max} moves a round are enough: the next one takes it"
-            case Stays.DRAINED:
+            case StayReason.DRAINED:
                 return "the containers that could take it are drained, too"
-            case Stays.REGION:
+            case StayReason.REGION:
                 return "no other container of the regions that it may be in takes shards"
-            case Stays.EXCLUDED:
+            case StayReason.EXCLUDED:
                 return "it should not be on any container that could take it"
-            case Stays.NO_CONTAINER:
-                other = "" if found.owners[row] == NOBODY else "other "
+            case StayReason.NO_CONTAINER:
+                other = "" if found.owners[row] == NO_OWNER else "other "
                 return f"no {other}container may take shards"
-            case Stays.ROOM:
+            case StayReason.ROOM:
                 return (
                     f"no container that it may use has room for it{self._missing(row, posed, found, rules)}"
                 )
@@ -493,7 +495,7 @@ class _Desk:
         """What there is too little of, for a shard that fits nowhere."""
         bits = np.uint64(1) << posed.regions.astype(np.uint64)
         takers = posed.receiving & ((posed.allowed[row] & bits) != 0)
-        if found.owners[row] != NOBODY:
+        if found.owners[row] != NO_OWNER:
             takers[found.owners[row]] = False
         free = (posed.capacities * np.float32(1 - rules.headroom) - found.used)[takers].max(axis=0).clip(0)
         need = posed.loads[row]
@@ -504,7 +506,7 @@ class _Desk:
         return f": it needs {need[kind]:.4g} {self._kinds[kind]}, at most {free[kind]:.4g} is free"
 
     def _shortage(self, item: Shortage, shards: Sequence[int]) -> str:
-        what = f"shard {shards[item.shard]} needs" if item.shard != NOBODY else "all together need"
+        what = f"shard {shards[item.shard]} needs" if item.shard != NO_OWNER else "all together need"
         return f"{what} {item.demand:.4g} {self._kinds[item.dimension]}, {item.available:.4g} can be used"
 
 
@@ -523,7 +525,7 @@ KINDS = ("placement", "failover")  # of journal entries that name shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ShardDecision:
     """One decision about a shard."""
 
     at_ms: Millis
@@ -532,13 +534,15 @@ class Moved:
     reason: str
 
 
-def history_of(shard: int, entries: Iterable[Entry]) -> tuple[Moved, ...]:
+def history_of(shard: int, entries: Iterable[Entry]) -> tuple[ShardDecision, ...]:
     """Every decision about one shard, oldest first."""
     found = []
     for entry in sorted(entries, key=lambda entry: entry.id):
         decision = _decision(shard, entry)
         if decision:
-            found.append(Moved(at_ms=entry.at_ms, actor=entry.actor, decision=decision, reason=entry.reason))
+            found.append(
+                ShardDecision(at_ms=entry.at_ms, actor=entry.actor, decision=decision, reason=entry.reason)
+            )
     return tuple(found)
 
 
@@ -553,7 +557,7 @@ def _decision(shard: int, entry: Entry) -> str:
     return f"{entry.subject} failed over, given to {given[str(shard)]}" if str(shard) in given else ""
 
 
-def say_outlook(decision: Move | Refusal | None) -> str:
+def describe_outlook(decision: Move | Refusal | None) -> str:
     """What the next look at placement would do with a shard, in a line."""
     match decision:
         case Move(target=target, reason=reason):

@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
-NOBODY = -1
+NO_OWNER = -1
 EVERYWHERE = np.uint64(2**64 - 1)
 
 
@@ -25,7 +25,7 @@ class Mode(StrEnum):
     PERIODIC = "periodic"
 
 
-class Why(IntEnum):
+class MoveReason(IntEnum):
     """What a move is for."""
 
     STAYS = 0
@@ -38,7 +38,7 @@ class Why(IntEnum):
     APART = 7  # another task of one of its jobs is there
 
 
-class Stays(IntEnum):
+class StayReason(IntEnum):
     """Why a shard that should move does not."""
 
     BUDGET = 1  # it can, in a later round
@@ -113,13 +113,13 @@ def problem(
     return Problem(
         loads=np.maximum(np.ascontiguousarray(loads, np.float32), 0),
         capacities=np.ascontiguousarray(capacities, np.float32),
-        owners=np.full(shards, NOBODY, np.int32) if owners is None else owners.astype(np.int32),
+        owners=np.full(shards, NO_OWNER, np.int32) if owners is None else owners.astype(np.int32),
         regions=np.zeros(containers, np.int32) if regions is None else regions.astype(np.int32),
         allowed=np.full(shards, EVERYWHERE, np.uint64) if allowed is None else allowed.astype(np.uint64),
         receiving=receiving & ~leaving,
         leaving=leaving,
         fixed=np.zeros(shards, bool) if fixed is None else fixed,
-        from_=np.full(shards, NOBODY, np.int32) if from_ is None else from_.astype(np.int32),
+        from_=np.full(shards, NO_OWNER, np.int32) if from_ is None else from_.astype(np.int32),
         costs=np.ones(shards, np.float32) if costs is None else np.ascontiguousarray(costs, np.float32),
         job_shards=none if job_shards is None else job_shards.astype(np.int32),
         job_ids=none if job_ids is None else job_ids.astype(np.int32),
@@ -159,7 +159,7 @@ class Solution:
         return float((self.deviations[counted] <= band).mean()) if counted.any() else 1.0
 
 
-Step = tuple[int, int]  # (shard, the container it goes to)
+BudgetStep = tuple[int, int]  # (shard, the container it goes to)
 
 
 class Budget:
@@ -187,14 +187,14 @@ class Budget:
         """Whether nothing more may move."""
         return self.left == 0
 
-    def take(self, steps: Sequence[Step]) -> bool:
+    def take(self, steps: Sequence[BudgetStep]) -> bool:
         """Count steps that belong together: all of them or, where a budget forbids one, none."""
         if not self.is_limited:
             return True
         total, containers, jobs = 0, Counter[int](), Counter[int]()
         for shard, target in steps:
             home, before = int(self._homes[shard]), self._moved.get(shard)
-            if home == NOBODY:
+            if home == NO_OWNER:
                 continue
             for end, change in ((before, -1), (target if target != home else None, 1)):
                 if end is not None:
@@ -214,7 +214,7 @@ class Budget:
             home = int(self._homes[shard])
             if target == home:
                 self._moved.pop(shard, None)
-            elif home != NOBODY:
+            elif home != NO_OWNER:
                 self._moved[shard] = target
         return True
 

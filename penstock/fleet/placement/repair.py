@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.fleet.placement.problem import NOBODY, Budget, Flags, Floats, Indices, Why
-from penstock.fleet.placement.shares import Ground, row_max
+from penstock.fleet.placement.problem import NO_OWNER, Budget, Flags, Floats, Indices, MoveReason
+from penstock.fleet.placement.shares import PlacementModel, row_max
 
 PARTNERS = 12
 SAMPLED_MAX = 192  # when only a few containers are left: the best of these are tried
@@ -30,10 +30,10 @@ _NOTHING = np.float32(0.02)  # what moving a shard costs that moves anyway
 
 
 @dataclass(slots=True)
-class Floor:
+class PlacementState:
     """Where every shard is while the decision is being made."""
 
-    ground: Ground
+    ground: PlacementModel
     owners: Indices
     used: Floats  # (K, D) scaled, with shards on their way on both sides
     why: NDArray[np.int8]
@@ -54,7 +54,7 @@ class Floor:
     def exempt(self) -> Flags:
         """(K,) containers with a shard larger than their own share's band: only their limit counts."""
         ground, found = self.ground, np.zeros(self.used.shape[0], bool)
-        shards = ground.coarse[self.owners[ground.coarse] != NOBODY]
+        shards = ground.coarse[self.owners[ground.coarse] != NO_OWNER]
         homes = self.owners[shards]
         bounds = ground.shares[homes] * np.float32(1 + ground.rules.band)
         found[homes[(ground.loads[shards] > bounds).any(axis=1)]] = True
@@ -71,7 +71,7 @@ class Floor:
         return row_max(self.used - most) > 0
 
 
-def fewest_that_relieve(floor: Floor, shards: Indices, over: Floats) -> list[int]:
+def shards_to_relieve(floor: PlacementState, shards: Indices, over: Floats) -> list[int]:
     """Few of these shards which together have at least so much load as is too much (`over`, by kind)."""
     loads, found = floor.ground.loads, list[int]()
     over = over.copy()
@@ -86,7 +86,7 @@ def fewest_that_relieve(floor: Floor, shards: Indices, over: Floats) -> list[int
     return found
 
 
-def repair(floor: Floor, *, only_limits: bool = False) -> None:
+def repair(floor: PlacementState, *, only_limits: bool = False) -> None:
     """Exchange shards until no container is outside, or nothing helps any more."""
     rules = floor.ground.rules
     bad = floor.above_limit() & floor.ground.problem.receiving if only_limits else floor.outside(rules.band)
@@ -107,7 +107,7 @@ def repair(floor: Floor, *, only_limits: bool = False) -> None:
         best = min(best, count)
 
 
-def _exchange(floor: Floor, bad: Indices, *, only_limits: bool) -> tuple[bool, bool]:
+def _exchange(floor: PlacementState, bad: Indices, *, only_limits: bool) -> tuple[bool, bool]:
     """One round of pairs: whether anything moved, and whether every partner and every shard was looked at."""
     one, other = _pairs(floor, bad) if bad.size > FEW else _many_pairs(floor, bad)
     if not one.size:
@@ -128,7 +128,14 @@ def _exchange(floor: Floor, bad: Indices, *, only_limits: bool) -> tuple[bool, b
     if floor.budget.is_limited:
         order = order[worth[order] >= WORTH_MIN * worth[order[:1]].sum()]
         order = _affordable(floor, one, other, given, taken, order)
-    _apply(floor, one[order], other[order], given[order], taken[order], Why.CAP if only_limits else Why.BAND)
+    _apply(
+        floor,
+        one[order],
+        other[order],
+        given[order],
+        taken[order],
+        MoveReason.CAP if only_limits else MoveReason.BAND,
+    )
     return bool(order.size), saw_all
 
 
@@ -145,7 +152,12 @@ def _disjoint(one: Indices, other: Indices, order: NDArray[np.intp]) -> NDArray[
 
 
 def _affordable(
-    floor: Floor, one: Indices, other: Indices, given: Indices, taken: Indices, order: NDArray[np.intp]
+    floor: PlacementState,
+    one: Indices,
+    other: Indices,
+    given: Indices,
+    taken: Indices,
+    order: NDArray[np.intp],
 ) -> NDArray[np.intp]:
     """Those of these exchanges that the budgets allow; the most useful ones ask first."""
     kept = []
@@ -158,7 +170,9 @@ def _affordable(
     return np.array(kept, np.intp)
 
 
-def _apply(floor: Floor, one: Indices, other: Indices, given: Indices, taken: Indices, why: Why) -> None:
+def _apply(
+    floor: PlacementState, one: Indices, other: Indices, given: Indices, taken: Indices, why: MoveReason
+) -> None:
     loads = floor.ground.loads
     zero = np.float32(0)
     flow = np.where((given >= 0)[:, None], loads[given], zero)
@@ -169,7 +183,7 @@ def _apply(floor: Floor, one: Indices, other: Indices, given: Indices, taken: In
     _hand_over(floor, taken, one, why)
 
 
-def _pairs(floor: Floor, bad: Indices) -> tuple[Indices, Indices]:
+def _pairs(floor: PlacementState, bad: Indices) -> tuple[Indices, Indices]:
     """Each bad container with the partner that cancels its deviation best; nobody is in two pairs."""
     bad, sampled, cost = _candidates(floor, bad, PARTNERS)
     if not bad.size:
@@ -183,7 +197,7 @@ def _pairs(floor: Floor, bad: Indices) -> tuple[Indices, Indices]:
     return bad[kept], other[kept]
 
 
-def _many_pairs(floor: Floor, bad: Indices) -> tuple[Indices, Indices]:
+def _many_pairs(floor: PlacementState, bad: Indices) -> tuple[Indices, Indices]:
     """Each of the last few bad containers with many partners, none of which is bad itself unless all are."""
     bad, sampled, cost = _candidates(floor, bad, SAMPLED_MAX)
     if not bad.size:
@@ -201,7 +215,7 @@ def _many_pairs(floor: Floor, bad: Indices) -> tuple[Indices, Indices]:
     return one[usable][kept], other[usable][kept]
 
 
-def _candidates(floor: Floor, bad: Indices, count: int) -> tuple[Indices, Indices, Floats]:
+def _candidates(floor: PlacementState, bad: Indices, count: int) -> tuple[Indices, Indices, Floats]:
     """The bad ones, worst first; for each some partners, and how far both together are from their shares."""
     ground = floor.ground
     takers = np.flatnonzero(ground.problem.receiving).astype(np.int32)
@@ -239,10 +253,10 @@ class _Held:
     is_whole: bool  # none is left out
 
     @classmethod
-    def of(cls, floor: Floor, containers: Indices, held_max: int) -> _Held:
-        row = np.full(floor.used.shape[0], NOBODY, np.int32)
+    def of(cls, floor: PlacementState, containers: Indices, held_max: int) -> _Held:
+        row = np.full(floor.used.shape[0], NO_OWNER, np.int32)
         row[containers] = np.arange(containers.size, dtype=np.int32)
-        rows = np.where(floor.owners >= 0, row[floor.owners], NOBODY)
+        rows = np.where(floor.owners >= 0, row[floor.owners], NO_OWNER)
         here = np.flatnonzero((rows >= 0) & floor.movable).astype(np.int32)
         # Which of many are looked at changes from round to round.
         here = here[np.lexsort((floor.rng.random(here.size), rows[here]))]
@@ -251,14 +265,14 @@ class _Held:
         place = np.arange(here.size) - starts[mine]
         most = int(place.max() + 1) if here.size else 0
         width = min(held_max, most)
-        shards = np.full((containers.size, width + 1), NOBODY, np.int32)
+        shards = np.full((containers.size, width + 1), NO_OWNER, np.int32)
         fits = place < width
         shards[mine[fits], place[fits]] = here[fits]
         return cls(row, shards, width, is_whole=most <= width)
 
 
 def _weigh(
-    floor: Floor, table: _Held, one: Indices, other: Indices, only_limits: bool
+    floor: PlacementState, table: _Held, one: Indices, other: Indices, only_limits: bool
 ) -> tuple[Floats, Indices, Indices]:
     """The best exchange of each pair: its worth (-1: none helps), what `one` gives and what it takes."""
     ground, problem = floor.ground, floor.ground.problem
@@ -291,7 +305,7 @@ def _weigh(
     return flat[pairs, best], mine[pairs, row], theirs[pairs, column]
 
 
-def _spare_limits(floor: Floor, who: Indices, flow: Floats, most: Floats, worth: Floats) -> None:
+def _spare_limits(floor: PlacementState, who: Indices, flow: Floats, most: Floats, worth: Floats) -> None:
     """Leave out what would put a container above a limit, or further above: less of another kind of load is
     no excuse. `flow` is what it gets by each exchange, `most` (pairs, shards, D) has the largest of that.
     """
@@ -312,26 +326,26 @@ def _largest(loads: Floats) -> Floats:
     return result
 
 
-def _hand_over(floor: Floor, shards: Indices, to: Indices, why: Why) -> None:
+def _hand_over(floor: PlacementState, shards: Indices, to: Indices, why: MoveReason) -> None:
     real = shards >= 0
     shards, to = shards[real], to[real]
     floor.owners[shards] = to
     # A shard that moves anyway keeps its reason; one that went home again has none.
-    unset = floor.why[shards] == Why.STAYS
+    unset = floor.why[shards] == MoveReason.STAYS
     floor.why[shards[unset]] = why
     home = floor.ground.problem.owners[shards] == to
-    floor.why[shards[home]] = Why.STAYS
+    floor.why[shards[home]] = MoveReason.STAYS
 
 
-def _prices(floor: Floor, shards: Indices) -> Floats:
+def _prices(floor: PlacementState, shards: Indices) -> Floats:
     """What moving costs: nothing more for a shard that moves anyway."""
     homes = floor.ground.problem.owners[shards]
-    moves_anyway = (homes != floor.owners[shards]) | (homes == NOBODY)
+    moves_anyway = (homes != floor.owners[shards]) | (homes == NO_OWNER)
     price = np.where(moves_anyway, np.float32(0), floor.ground.problem.costs[shards])
     return np.where(shards >= 0, price, np.float32(0)).astype(np.float32)
 
 
-def _badness(floor: Floor, who: Indices, used: Floats, only_limits: bool) -> Floats:
+def _badness(floor: PlacementState, who: Indices, used: Floats, only_limits: bool) -> Floats:
     """How far outside: squares of what is beyond the goal, and far more for what is beyond a limit."""
     ground = floor.ground
     result = np.zeros(used.shape[:-1], np.float32)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.fleet.placement.problem import NOBODY, Flags, Floats, Indices, Problem, Rules, Shortage
+from penstock.fleet.placement.problem import NO_OWNER, Flags, Floats, Indices, Problem, Rules, Shortage
 
 _ROUNDING = 1.0001  # sums of many small floats
 _FEW = 32
-Doubles = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class PlacementModel:
     """What stays the same while shards are placed. Loads are scaled: 1 is a container's mean share."""
 
     problem: Problem
@@ -46,7 +46,7 @@ class Ground:
         return np.asarray(self.forbidden[at] == keys)
 
 
-def survey(problem: Problem, rules: Rules) -> Ground:
+def build_model(problem: Problem, rules: Rules) -> PlacementModel:
     """Look at the whole problem once."""
     bits = np.uint64(1) << problem.regions.astype(np.uint64)
     here = int(np.bitwise_or.reduce(bits[problem.receiving])) if problem.receiving.any() else 0
@@ -54,7 +54,7 @@ def survey(problem: Problem, rules: Rules) -> Ground:
     # Columns: sums and maxima over short rows are many times slower.
     columns = np.ascontiguousarray(problem.loads.T)
     sums = [np.bincount(which, weights=column, minlength=len(masks)) for column in columns]
-    demand: Doubles = np.asarray(np.stack(sums, axis=1), np.float64)
+    demand: Float64s = np.asarray(np.stack(sums, axis=1), np.float64)
     shares = _fair_shares(problem, masks, bits, demand)
     takers = shares[problem.receiving]
     scale = takers.mean(axis=0) if takers.size else np.zeros(shares.shape[1], np.float32)
@@ -65,7 +65,7 @@ def survey(problem: Problem, rules: Rules) -> Ground:
     takers = scaled[problem.receiving]
     smallest: Floats = takers.min(axis=0) if takers.size else np.ones(scale.size, np.float32)
     limits = problem.capacities * np.float32(1 - rules.headroom)
-    return Ground(
+    return PlacementModel(
         problem=problem,
         rules=rules,
         masks=masks,
@@ -126,7 +126,7 @@ def _any_above(values: Floats, peaks: Floats, bounds: Floats) -> Flags:
 
 
 def _fair_shares(
-    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Doubles
+    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Float64s
 ) -> Floats:
     """What each container should carry so that all are used alike, as far as regions allow it.
 
@@ -152,7 +152,7 @@ def _fair_shares(
     return shares
 
 
-def _pour(amount: float, present: Doubles, capacity: Doubles) -> Doubles:
+def _pour(amount: float, present: Float64s, capacity: Float64s) -> Float64s:
     """Divide an amount over vessels so that those that get some end equally full."""
     height = np.divide(present, capacity, out=np.full_like(present, np.inf), where=capacity > 0)
     order = np.argsort(height, kind="stable")
@@ -168,7 +168,7 @@ def _pour(amount: float, present: Doubles, capacity: Doubles) -> Doubles:
 
 
 def _sums_too_large(
-    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Doubles, limits: Floats
+    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Float64s, limits: Floats
 ) -> list[Shortage]:
     # Every set, and all together: enough for sets that nest, as pinned and free shards do.
     whole = 0
@@ -184,7 +184,7 @@ def _sums_too_large(
                 Shortage(
                     dimension=int(dimension),
                     regions=_regions(problem, there),
-                    shard=NOBODY,
+                    shard=NO_OWNER,
                     demand=float(needed[dimension]),
                     available=float(available[dimension]),
                 )
@@ -242,7 +242,7 @@ def row_max(values: Floats) -> Floats:
     return result
 
 
-def deal(loads: Floats, shards: Indices, room: Floats, containers: Indices, owners: Indices) -> None:
+def distribute(loads: Floats, shards: Indices, room: Floats, containers: Indices, owners: Indices) -> None:
     """Give every shard an owner among `containers`; `room` (K, D) shrinks by what they get."""
     if not shards.size or not containers.size:
         return

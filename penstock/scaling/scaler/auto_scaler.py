@@ -17,7 +17,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
 from penstock.core.workers import Rest, RoundPace, no_rest, share_of
-from penstock.fleet.messages import TaskReport, shortly
+from penstock.fleet.messages import TaskReport, summarize_error
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
 from penstock.scaling.policies.ports import AlertSink, Kept, Records
@@ -446,7 +446,7 @@ class AutoScaler:
     def _alerts_of(
         self, job: ScalableJob, decision: Decision, memory: ScalerMemory, turn: Turn
     ) -> tuple[RaiseAlert, ...]:
-        errors = [shortly(report.error) for report in turn.reports.get(job.name, ()) if report.error]
+        errors = [summarize_error(report.error) for report in turn.reports.get(job.name, ()) if report.error]
         remember_min = scaler_settings_of(job.config.scaler).remember_min
         return alerts_of(decision, memory, remember_min, errors, turn.now_ms)
 
