@@ -258,7 +258,7 @@ def lend(
         }
         clock = SystemClock()
         say = partial(out.print, markup=False)
-        lender = Lender(found, clients, advice=advice, say=say, now_ms=clock.now_ms)
+        lender = Lender(found, clients, advice=advice, report=say, now_ms=clock.now_ms)
         if once:
             silent = lender.round()
             if silent:

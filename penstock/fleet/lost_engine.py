@@ -1,7 +1,7 @@
-"""Shards of a container whose engine is down: do others take them now, or do they wait for it?
+"""Decides whether the shards of a container whose engine is down move to other containers or wait for it.
 
-Nothing of them runs: a warden registers only after all of its last engine is dead, hands no shard on before
-the next one is ready, and gives back itself what it is told to drop (`watchdog.py`). Time is an argument.
+None of their tasks runs: a warden registers only after all processes of the last engine are dead, passes no
+shard to the next engine before it is ready, and itself releases shards to drop (`watchdog.py`).
 """
 
 from __future__ import annotations
@@ -19,64 +19,66 @@ from penstock.fleet.shard_store import ShardRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutage:
-    """An engine that is down, and who else is there. All times: for how long."""
+    """An engine that is down, and what the other containers could do. All times are durations."""
 
     container: str
     down_ms: Millis
-    taker_ms: Millis | None  # how long the first of those that can take shards is up; None: nobody can
-    start_ms: Millis | None  # how long it was down the last time; None: nobody saw that
-    move_ms: Millis  # what giving shards to others takes
+    taker_ms: Millis | None  # uptime of the oldest engine that can take shards; None: there is none
+    start_ms: Millis | None  # how long its last outage was; None: none was observed
+    move_ms: Millis  # how long moving shards to others takes
     down_count: int  # containers with shards and no engine, this one included
     count: int  # these, and all whose engine is up
 
 
 @dataclass(frozen=True, slots=True)
 class MoveShards:
-    """Others take the shards."""
+    """The shards move to other containers."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeepShards:
-    """The shards stay where they are."""
+    """The shards stay with their container."""
 
     reason: str
 
 
 def decide_engine(down: EngineOutage, pace: ShardManagerSettings) -> MoveShards | KeepShards:
-    """What becomes of the shards of one container. Pure."""
+    """Whether the shards of one container move or stay. Pure."""
     if down.taker_ms is None:
         return KeepShards("no other container can take shards")
     if down.start_ms is not None and max(down.start_ms, down.down_ms) < down.move_ms:
-        return KeepShards("its engine was back sooner than others would have them, the last time")
+        return KeepShards("its engine restarts faster than its shards could move, by its last outage")
     is_mass = down.down_count >= BRAKE_COUNT and down.down_count > BRAKE_FRACTION * down.count
-    # Up only since it is down: they start together, and the first to be ready need not carry all.
+    # The others came up after this one went down: engines start together, and the first must not get all.
     is_together = down.taker_ms < down.down_ms
     if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < pace.engine_wait_ms:
         what = "many engines are down" if is_mass else "engines start together"
-        return KeepShards(f"{what}: it has {pace.engine_wait_ms} ms")
+        return KeepShards(f"{what}: shards wait up to {pace.engine_wait_ms} ms for it")
     return MoveShards(f"the engine of {down.container} is down")
 
 
 def decide_shard(
     row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: ShardManagerSettings
 ) -> KeepShards | None:
-    """Whether one shard stays though its container's shards leave; `left_ms`: how long ago it left another
-    lost engine, or had to stay with one. Pure.
+    """Whether one shard stays although its container's shards move; `left_ms`: how long ago it left another lost
+    engine, or had to stay with one. Pure.
     """
     if row.is_quarantined:
-        return KeepShards(f"shard {row.shard} cost {row.blame} containers")
+        return KeepShards(f"shard {row.shard} is quarantined: {row.blame} containers could not release it")
     is_suspect = left_ms is not None and left_ms < pace.engine_suspect_ms
-    # What ends engines may be this shard. An engine that was not up since has not met it again.
+    # This shard may be what crashes engines. One that has not been up since did not run it again.
     if is_suspect and down_ms < pace.engine_suspect_ms:
-        return KeepShards("shards that lost another engine a short while ago go to no third")
+        return KeepShards(
+            "its shards left another lost engine recently: they may be the cause, so they do not move again"
+        )
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsWithoutEngine:
-    """What is to leave, and why the rest stays."""
+    """The shards to move, and why the others stay."""
 
     leaving: Mapping[ShardRow, str] = field(default_factory=dict)
     staying: Mapping[str, str] = field(default_factory=dict)  # by container
@@ -90,32 +92,32 @@ class _Engine:
 
 
 class EngineTracker:
-    """Since when which engine is up or down, by the beats that were answered."""
+    """Tracks since when each engine is up or down, by the acknowledged heartbeats."""
 
     def __init__(self, pace: ShardManagerSettings, *, move_ms: Millis) -> None:
         self._pace, self._move_ms = pace, move_ms
         self._engines: dict[str, _Engine] = {}
-        self._starts_ms: dict[str, Millis] = {}  # how long it was down the last time
+        self._starts_ms: dict[str, Millis] = {}  # duration of the last outage
         self._left_ms: dict[int, Millis] = {}  # shards that left a lost engine, or had to stay with another
-        self._told: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
+        self._reported: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
 
     def on_beat(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """Requires: of the life that the store knows. A late one does not take an engine down."""
+        """Requires: a heartbeat of the incarnation in the store. A late one does not mark an engine as down."""
         old = self._engines.get(beat.container)
         is_same = old is not None and old.incarnation == beat.incarnation
         is_up = beat.engine_ready or (old is not None and is_same and old.is_up)
         since_ms = now_ms
         if old is None and is_up:
-            since_ms = 0  # it was up before anybody here could know
+            since_ms = 0  # it was up before this Shard Manager started
         elif old is not None and old.is_up == is_up and (is_same or not is_up):
-            since_ms = old.since_ms  # lives that follow each other and never are ready are one time down
+            since_ms = old.since_ms  # successive incarnations that never become ready are one outage
         if old is not None and is_up and not old.is_up:
             self._starts_ms[beat.container] = now_ms - old.since_ms
         engine = _Engine(incarnation=beat.incarnation, is_up=is_up, since_ms=since_ms)
         self._engines[beat.container] = engine
 
     def down(self, containers: Iterable[ContainerRow]) -> frozenset[str]:
-        """Containers that beat and have no engine."""
+        """Containers that send heartbeats but have no engine."""
         return frozenset(
             row.name
             for row in containers
@@ -126,7 +128,7 @@ class EngineTracker:
         engine = self._engines.get(row.name)
         return engine is not None and engine.incarnation == row.incarnation and engine.is_up == is_up
 
-    def look(
+    def check(
         self,
         shards: Iterable[ShardRow],
         containers: Collection[ContainerRow],
@@ -135,7 +137,7 @@ class EngineTracker:
         silent: Collection[str],
         now_ms: Millis,
     ) -> ShardsWithoutEngine:
-        """Which shards leave now. Requires: `accepting` are up by their rows; here they were heard, too."""
+        """Which shards move now. Requires: the engines of `accepting` are up by their rows."""
         down = self.down(containers)
         if not down:
             return ShardsWithoutEngine()
@@ -149,7 +151,7 @@ class EngineTracker:
         staying: dict[str, str] = {}
         for name, rows in sorted(mine.items()):
             down_ms = now_ms - self._engines[name].since_ms
-            seen = EngineOutage(
+            outage = EngineOutage(
                 container=name,
                 down_ms=down_ms,
                 taker_ms=max(takers_ms, default=None),
@@ -158,7 +160,7 @@ class EngineTracker:
                 down_count=len(mine),
                 count=len(mine) + len(up),
             )
-            decision = decide_engine(seen, self._pace)
+            decision = decide_engine(outage, self._pace)
             for row in rows:
                 left_ms = self._left_ms.get(row.shard)
                 age_ms = None if left_ms is None else now_ms - left_ms
@@ -170,23 +172,25 @@ class EngineTracker:
                 else:
                     staying[name] = stays.reason
                 if stays is not None and left_ms is not None:
-                    self._left_ms[row.shard] = now_ms  # as long as it is down, and for a while after
+                    self._left_ms[row.shard] = now_ms  # as long as the engine is down, and for a while after
         return ShardsWithoutEngine(leaving, staying)
 
     def on_leaving(self, shards: Iterable[int], now_ms: Millis) -> None:
-        """These begin to leave a container whose engine is down."""
+        """These shards begin to move away from a container whose engine is down."""
         fresh = {
             n: at_ms for n, at_ms in self._left_ms.items() if now_ms - at_ms < self._pace.engine_suspect_ms
         }
         self._left_ms = fresh | dict.fromkeys(shards, now_ms)
 
-    def news(self, found: ShardsWithoutEngine, refusals: Iterable[Refusal]) -> Iterator[tuple[str, str]]:
-        """(container, why shards of it stay), once per life and reason."""
+    def new_reports(
+        self, found: ShardsWithoutEngine, refusals: Iterable[Refusal]
+    ) -> Iterator[tuple[str, str]]:
+        """(container, why shards of it stay), once per incarnation and reason."""
         sources = {row.shard: row.container for row in found.leaving}
         staying = {sources[refusal.shard]: refusal.reason for refusal in refusals} | dict(found.staying)
         for name, reason in staying.items():
-            assert name is not None, "who leaves was somewhere"
-            said = (self._engines[name].incarnation, reason)
-            if self._told.get(name) != said:
-                self._told[name] = said
+            assert name is not None, "a shard that moves away had a container"
+            report = (self._engines[name].incarnation, reason)
+            if self._reported.get(name) != report:
+                self._reported[name] = report
                 yield name, reason

@@ -1,7 +1,7 @@
-"""What the tasks of each shard use: averages of ten minutes, or what was reserved (Turbine IV-B). Pure.
+"""The load of each shard: ten-minute averages of its tasks' usage, or their reservations (Turbine IV-B). Pure.
 
-A task in a process of its own has its memory enforced, so its reservation is what counts. All others are
-counted by what they were seen using; until there is a minute of that, by their reservation.
+A task in its own process counts with its reservation, because its memory limit is enforced. Any other task
+counts with its measured usage, and with its reservation until there is a minute of measurements.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MINUTE_MS: Millis = 60_000
 
 
 def reserved_load(config: Mapping[str, Any]) -> Vector:
-    """What a job's config sets aside for each of its tasks."""
+    """What a job's config reserves for each of its tasks."""
     resources = config.get("resources", {})
     defaults = {"cpu": 1.0}
     return tuple(float(resources.get(kind, defaults.get(kind, 0.0))) for kind in KINDS)
 
 
 def reserved_of(config: JobConfig) -> Vector:
-    """The same of a whole config."""
+    """The same for a parsed config."""
     return tuple(float(getattr(config.resources, kind)) for kind in KINDS)
 
 
@@ -42,7 +42,7 @@ def is_enforced(config: Mapping[str, Any]) -> bool:
 
 
 def measured_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
-    """What a task uses now: as measured, else by how busy it is, else as reserved."""
+    """What a task uses now: measured, else estimated from its busy time, else reserved."""
     busy_cpu = metrics["busy"] * threads if "busy" in metrics else reserved[0]
     return (
         float(metrics.get("cpu", busy_cpu)),
@@ -80,7 +80,7 @@ class _Average:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLoadSettings:
-    """How often tasks are looked at and told of."""
+    """How often the usage of tasks is sampled and reported."""
 
     sample_ms: Millis = 10_000
     report_ms: Millis = 600_000
@@ -89,7 +89,7 @@ class ShardLoadSettings:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _MeasuredTask:
     average: _Average
     since_ms: Millis
     config: Mapping[str, Any]
@@ -97,18 +97,18 @@ class _Seen:
 
 
 class ShardLoadTracker:
-    """The loads of one container's shards, kept by its Task Manager."""
+    """Measures the loads of one container's shards, for its Task Manager."""
 
     def __init__(self, pace: ShardLoadSettings | None = None) -> None:
         self._pace = pace or ShardLoadSettings()
-        self._tasks: dict[tuple[str, int], _Seen] = {}  # a task under one generation
+        self._tasks: dict[tuple[str, int], _MeasuredTask] = {}  # a task under one generation
         self._sampled_ms: Millis | None = None
         self._reported_ms: Millis | None = None
         self._report: tuple[ShardLoad, ...] = ()
 
     @property
     def report(self) -> tuple[ShardLoad, ...]:
-        """As last told: every beat repeats it."""
+        """The last report: every heartbeat repeats it."""
         return self._report
 
     def observe(
@@ -116,7 +116,7 @@ class ShardLoadTracker:
         now_ms: Millis,
         tasks: Iterable[tuple[str, int, int, Mapping[str, Any], Mapping[str, float]]],
     ) -> None:
-        """Take in (task, generation, shard, config, metrics) of every running task, when it is time."""
+        """Sample (task, generation, shard, config, metrics) of every running task, if a sample is due."""
         if self._sampled_ms is not None and now_ms - self._sampled_ms < self._pace.sample_ms:
             return
         self._sampled_ms = now_ms
@@ -126,7 +126,7 @@ class ShardLoadTracker:
             alive.add(key)
             seen = self._tasks.get(key)
             if seen is None:
-                seen = self._tasks[key] = _Seen(_Average(self._pace.minutes), now_ms, config, shard)
+                seen = self._tasks[key] = _MeasuredTask(_Average(self._pace.minutes), now_ms, config, shard)
             seen.config = config
             seen.average.put(
                 now_ms, measured_load(reserved_load(config), float(config.get("threads", 1)), metrics)
@@ -151,7 +151,7 @@ class ShardLoadTracker:
 def combine_loads(
     reserved: Mapping[int, tuple[int, Vector]], measured: Mapping[int, ShardLoad]
 ) -> dict[int, Vector]:
-    """The load of each shard with tasks: as measured while it has the tasks it was measured with."""
+    """The load of each shard with tasks: measured, if its number of tasks is still the same, else reserved."""
     loads = {}
     for shard, (count, amount) in reserved.items():
         seen = measured.get(shard)
@@ -163,14 +163,14 @@ SHARD_COUNT = 64  # embedded; a change is a new generation for every job
 
 
 def shard_of(task_id: str, shards: int) -> int:
-    """Spread by MD5: the paper's choice, the same in every process and language."""
+    """The shard of a task, by MD5 as in the paper: the same in every process and language."""
     return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) % shards
 
 
 def reserved_loads(jobs: Iterable[tuple[Sequence[int], Vector]]) -> dict[int, tuple[int, Vector]]:
     """How many tasks each shard has, and what they reserve; shards without tasks are absent.
 
-    A job is the shards of its tasks and what each of them reserves. On arrays: a fleet has 100,000 tasks.
+    Each job is given as (the shards of its tasks, what one task reserves). Uses arrays: a fleet has 100,000 tasks.
     """
     found = [(shards, load) for shards, load in jobs if shards]
     if not found:

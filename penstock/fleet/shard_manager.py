@@ -1,7 +1,7 @@
-"""Drives placement, liveness and movement: who owns which shard, decided in the store before it is told.
+"""The Shard Manager: liveness, placement and moves. The store decides who owns a shard; replies report it.
 
-Synchronous: beats are answered under one lock, `tick(now_ms)` is one round. `now_ms` is the boot clock;
-`wall_of` turns it into a time for people.
+Synchronous: heartbeats are answered under one lock, `tick(now_ms)` is one round. `now_ms` is the boot clock;
+`wall_of` converts it to wall-clock time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from penstock.fleet.shard_store import (
 __all__ = ["CANARY", "ShardManager", "ShardManagerSettings", "TickReport"]
 
 FleetSnapshot = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
-CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
+CANARY = "shard-manager.canary"  # the container name in the Shard Manager's heartbeats to itself
 
 
 class ShardManager(FleetOrders):
@@ -69,8 +69,8 @@ class ShardManager(FleetOrders):
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
         bars: Callable[[Millis], Bars] = lambda at_ms: {},
     ) -> None:
-        """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking;
-        `bars(at_ms)` says where which shards should not be.
+        """`send_canary` delivers a heartbeat to `on_heartbeat` by the path of containers' heartbeats, without
+        blocking; `bars(at_ms)`: the bars in force.
         """
         super().__init__(store, term=term, wall_of=wall_of)
         self._profile, self._shard_count = profile, shard_count
@@ -80,9 +80,9 @@ class ShardManager(FleetOrders):
             pace or ShardManagerSettings(),
         )
         self._send_canary = send_canary
-        self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
+        self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet passed to `Liveness`
         self._liveness = Liveness(profile)
-        self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
+        self._renewals: dict[str, int] = {}  # of each lease row when it was last read
         self._unacked = UnackedShards()
         self._engines = EngineTracker(self._pace, move_ms=3 * profile.heartbeat_ms)
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
@@ -91,12 +91,12 @@ class ShardManager(FleetOrders):
         self._loads: Mapping[int, Vector] = {}
         self._read_bars = bars
         self._bars: Bars = {}
-        self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
+        self._measured: dict[int, ShardLoad] = {}  # by the containers that own the shards
         self._refused = ""
         self._short: tuple[str, ...] = ()
         self._is_begun = False
 
-    # -- what containers and their hosts say ------------------------------------------------------------
+    # -- requests of containers and their hosts ---------------------------------------------------------
 
     def register(
         self,
@@ -108,7 +108,7 @@ class ShardManager(FleetOrders):
         host: str = "",
         pid: int = 0,
     ) -> RegisterReply:
-        """Begin an incarnation. `folder_id` is the folder whose lock the caller holds: it proves a return."""
+        """Register an incarnation. `folder_id` proves that the container is the one that was here before."""
         with self._lock:
             self._begin(now_ms)
             row, assignment = self._store.register(
@@ -125,27 +125,27 @@ class ShardManager(FleetOrders):
             return RegisterReply(term=self.term, assignment_version=assignment.version, kept=kept)
 
     def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """A beat is here, and will be answered. One that waits for a round to end has arrived, and that round
-        must know it: this takes no lock.
+        """A heartbeat was received; it is answered later. Takes no lock: a running round must count it as received
+        although its answer waits for that round.
         """
         self._inbox.append((beat, now_ms))
 
     def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
-        """Answer one beat with the container's whole assignment."""
+        """Answer one heartbeat with the container's full assignment."""
         self.on_arrival(beat, now_ms)
         if beat.container != CANARY:
-            return self.answer_beats((beat,), now_ms)[0]
+            return self.answer_heartbeats((beat,), now_ms)[0]
         with self._lock:
-            self._drain()
+            self._process_inbox()
         ok, sequence = HeartbeatVerdict.OK, beat.sequence
         return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
 
-    def answer_beats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
-        """Answer beats that arrived, each with its container's whole assignment: one write for all."""
+    def answer_heartbeats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
+        """Answer received heartbeats, each with its container's full assignment, in one transaction."""
         with self._lock:
             self._begin(now_ms)
-            self._drain()
-            outcomes = self._store.beats(beats, term=self.term, at_ms=self._wall_of(now_ms))
+            self._process_inbox()
+            outcomes = self._store.heartbeats(beats, term=self.term, at_ms=self._wall_of(now_ms))
             version = self._list_version()
             pairs = zip(beats, outcomes, strict=True)
             return [self._reply(beat, outcome, version, now_ms) for beat, outcome in pairs]
@@ -173,24 +173,24 @@ class ShardManager(FleetOrders):
         )
 
     def on_container_dead(self, container: str, incarnation: str, now_ms: Millis) -> bool:
-        """Its host saw it exit with all its processes: fail it over at once. False: not this incarnation."""
+        """Its host observed the exit of all its processes: fail it over at once. False: another incarnation."""
         with self._lock:
             self._begin(now_ms)
             at_ms = self._wall_of(now_ms)
             if not self._store.mark_dead(container, incarnation, term=self.term, at_ms=at_ms):
                 return False
             self._liveness.on_dead(container, incarnation)
-            reason = "its exit was seen"
+            reason = "its exit was observed"
             action = FailOver(container=container, incarnation=incarnation, known_dead=True, reason=reason)
             self._fail_over(action, now_ms, TickReport())
             return True
 
-    # -- what people ask for ----------------------------------------------------------------------------
+    # -- requests of operators --------------------------------------------------------------------------
 
     def move(
         self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
     ) -> None:
-        """Begin to move one shard, because somebody wants it there; nothing if it is, or on its way."""
+        """Begin to move one shard on request; does nothing if it is there or moving there already."""
         with self._lock:
             self._begin(now_ms)
 
@@ -206,7 +206,7 @@ class ShardManager(FleetOrders):
             self._rearrange(plan, now_ms, TickReport(), actor)
 
     def outlook(self, shard: int, now_ms: Millis) -> tuple[Vector, Move | Refusal | None]:
-        """What a shard counts as, and what the next look at placement would do with it; changes nothing."""
+        """A shard's load, and what the next placement round would do with it; changes nothing."""
         with self._lock:
             self._begin(now_ms)
             shards, containers = self._store.read()
@@ -221,13 +221,13 @@ class ShardManager(FleetOrders):
     # -- one round --------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Millis) -> TickReport:
-        """Look at the time, fail over, place what nobody owns, balance when it is due."""
+        """One round: check deadlines, fail over, place shards without an owner, balance when it is due."""
         report = TickReport()
         with self._lock:
             self._begin(now_ms)
-            self._drain()
-            seen = self._store.read()
-            for row in seen[1]:
+            self._process_inbox()
+            snapshot = self._store.read()
+            for row in snapshot[1]:
                 self._watch(row, now_ms)
             for action in self._liveness.on_time(now_ms).actions:
                 if isinstance(action, FailOver):
@@ -235,20 +235,20 @@ class ShardManager(FleetOrders):
                 else:
                     report.alerts.append(action)
                     self._note("alert", action.kind, "alert", action.reason, now_ms)
-            self._loads, self._bars = self._read_wishes(now_ms)
+            self._loads, self._bars = self._read_placement_input(now_ms)
             if report.failed_over:
-                seen = self._store.read()
-            if any(row.container is None for row in seen[0]):
+                snapshot = self._store.read()
+            if any(row.container is None for row in snapshot[0]):
                 plan = self._plan(Mode.EMERGENCY, now_ms)
-                self._rearrange(plan, now_ms, report, seen=seen)
-            self._answer_lost_engines(seen, now_ms, report)
-            self._answer_slowness(seen, now_ms, report)
-            self._balance(seen, now_ms, report)
-            self._beat_to_myself(now_ms)
+                self._rearrange(plan, now_ms, report, snapshot=snapshot)
+            self._handle_lost_engines(snapshot, now_ms, report)
+            self._handle_slow_acknowledgements(snapshot, now_ms, report)
+            self._balance(snapshot, now_ms, report)
+            self._send_own_heartbeat(now_ms)
         return report
 
     def _begin(self, now_ms: Millis) -> None:
-        """Take over: every container in the store gets a full interval from now."""
+        """Take over once: every container in the store gets a full fail-over interval from now."""
         if self._is_begun:
             return
         self._store.ensure_shards(self._shard_count, term=self.term)
@@ -258,7 +258,7 @@ class ShardManager(FleetOrders):
         self._is_begun = True
 
     def _watch(self, row: ContainerRow, now_ms: Millis) -> None:
-        """Let liveness know what the store knows: a write that seemed to fail may have happened."""
+        """Update `Liveness` from the store: a write that seemed to fail may have been committed."""
         if row.state is ContainerState.GONE:
             return
         if not self._liveness.is_watching(row.name, row.incarnation):
@@ -269,7 +269,7 @@ class ShardManager(FleetOrders):
         if row.known_dead:
             self._liveness.on_dead(row.name, row.incarnation)
 
-    def _drain(self) -> None:
+    def _process_inbox(self) -> None:
         while self._inbox:
             beat, received_ms = self._inbox.popleft()
             if beat.container == CANARY:
@@ -277,7 +277,7 @@ class ShardManager(FleetOrders):
             else:
                 self._liveness.on_beat(beat.container, beat.incarnation, received_ms)
 
-    def _beat_to_myself(self, now_ms: Millis) -> None:
+    def _send_own_heartbeat(self, now_ms: Millis) -> None:
         if now_ms - self._canary_ms < self._profile.heartbeat_ms:
             return
         self._canary_sequence, self._canary_ms = self._canary_sequence + 1, now_ms
@@ -299,7 +299,7 @@ class ShardManager(FleetOrders):
             reason=action.reason,
         )
         if isinstance(outcome, Renewed):
-            # Somebody at the other end is alive and reaches the store: a full interval from this look on.
+            # The container is alive and reaches the store: it gets a full interval from now.
             self._renewals[action.container] = outcome.renewals
             self._liveness.on_renewed(action.container, action.incarnation, now_ms)
             return
@@ -314,7 +314,7 @@ class ShardManager(FleetOrders):
     # -- placement --------------------------------------------------------------------------------------
 
     def _accepting(self, containers: tuple[ContainerRow, ...], now_ms: Millis) -> tuple[str, ...]:
-        """Where shards may go: heard of lately, ready, and not on the way out."""
+        """Containers that may get shards: live, recently heard, engine ready, neither cordoned nor draining."""
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         return tuple(
             row.name
@@ -344,19 +344,19 @@ class ShardManager(FleetOrders):
         now_ms: Millis,
         report: TickReport,
         actor: str = ROLE,
-        seen: FleetSnapshot | None = None,
+        snapshot: FleetSnapshot | None = None,
     ) -> Placement:
-        """`seen`: what was just read. A plan that moves nothing there needs no transaction; one that does is
-        made again inside it.
+        """Begin the moves of a plan. With a `snapshot`, a plan without moves on it needs no transaction; any other
+        is computed again inside the transaction.
         """
-        placement = None if seen is None else plan(*seen)
+        placement = None if snapshot is None else plan(*snapshot)
         if placement is None or placement.moves:
             at_ms = self._wall_of(now_ms)
             placement = self._store.rearrange(plan, term=self.term, at_ms=at_ms, actor=actor)
         report.moves.extend(placement.moves)
-        stuck = placement.refusals
-        refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""
-        if refused and refused != self._refused:  # once per occasion, not once per round
+        refusals = placement.refusals
+        refused = f"{len(refusals)} shards cannot move: {refusals[0].reason}" if refusals else ""
+        if refused and refused != self._refused:  # once per occurrence, not once per round
             self._note("placement", "shards", "refused", refused, now_ms)
         self._refused = refused
         if placement.shortages and placement.shortages != self._short:
@@ -364,12 +364,12 @@ class ShardManager(FleetOrders):
         self._short = placement.shortages
         return placement
 
-    def _balance(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
+    def _balance(self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = snapshot
         draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
         if not is_draining and any(row.state is ShardState.DROPPING for row in shards):
-            # A shard on its way counts at both ends: balancing against that picture would go on for ever.
+            # A moving shard counts at both ends: balancing on such loads would never end.
             return
         basis = (
             tuple(sorted(self._loads.items())),
@@ -381,23 +381,23 @@ class ShardManager(FleetOrders):
         if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
             return
         plan = self._plan(Mode.PERIODIC, now_ms)
-        placement = self._rearrange(plan, now_ms, report, seen=seen)
+        placement = self._rearrange(plan, now_ms, report, snapshot=snapshot)
         self._balanced_ms = now_ms
-        # Moves begun now may not be all that is needed: the budget is small on purpose.
+        # More moves may be needed: one round begins only a few.
         self._balanced_on = () if placement.moves else basis
 
-    def _read_wishes(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
+    def _read_placement_input(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
         try:
             loads = combine_loads(self._reserved_loads(), self._measured)
             return loads, self._read_bars(self._wall_of(now_ms))
         except StoreUnavailable:
-            return self._loads, self._bars  # the job layer is away: balance on what was known
+            return self._loads, self._bars  # the job store is unavailable: use the last values
 
-    # -- shards that their container does not run, or does not let go ------------------------------------
+    # -- shards that their container does not run or does not release ------------------------------------
 
-    def _answer_lost_engines(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
-        found = self._engines.look(
+    def _handle_lost_engines(self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = snapshot
+        found = self._engines.check(
             shards,
             containers,
             accepting=self._accepting(containers, now_ms),
@@ -410,38 +410,40 @@ class ShardManager(FleetOrders):
         if placement.moves:
             self._engines.on_leaving((move.shard for move in placement.moves), now_ms)
             self._rearrange(plan, now_ms, report)
-        for container, reason in self._engines.news(found, placement.refusals):
+        for container, reason in self._engines.new_reports(found, placement.refusals):
             self._note("placement", container, "keeps shards without an engine", reason, now_ms)
 
-    def _answer_slowness(self, seen: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
+    def _handle_slow_acknowledgements(
+        self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport
+    ) -> None:
+        shards, containers = snapshot
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
         for row, name, waited_ms in self._unacked.waited(shards, silent, now_ms):
             if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
-                reason = f"{name} did not record it for {waited_ms} ms"
+                reason = f"{name} did not acknowledge it within {waited_ms} ms"
                 accepting = partial(self._accepting, now_ms=now_ms)
                 taken = plan_take_back(row, accepting, self._loads, reason, self._bars)
                 self._rearrange(taken, now_ms, report)
             elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
-                reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
-                life, at_ms = incarnations[name], self._wall_of(now_ms)
+                reason = f"shard {row.shard} was not released within {waited_ms} ms"
+                incarnation, at_ms = incarnations[name], self._wall_of(now_ms)
                 if self._store.withhold(
-                    name, life, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
+                    name, incarnation, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
                 ):
                     self._liveness.on_withheld(name)
 
 
 class UnackedShards:
-    """Shards that a container was given and has not acknowledged: since when, and under which epoch."""
+    """Shards assigned to containers but not yet acknowledged: since when, and under which epoch."""
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, first reported)
 
     def on_beat(self, beat: Heartbeat, given: Iterable[ShardEntry], now_ms: Millis) -> None:
-        """A beat acknowledges some, and is answered with what is `given`.
+        """A heartbeat acknowledges some shards; its reply assigns those of `given`.
 
-        Before its engine is ready nobody can record anything, and no shard is to blame for that.
+        Shards do not count while the engine is not ready: it cannot acknowledge them yet.
         """
         acked = set(beat.acked)
         for entry in given:
@@ -453,9 +455,9 @@ class UnackedShards:
     def waited(
         self, shards: Iterable[ShardRow], silent: Collection[str], now_ms: Millis
     ) -> Iterator[tuple[ShardRow, str, Millis]]:
-        """(shard, its container, for how long it is waited for).
+        """(shard, its container, how long the acknowledgement has been missing).
 
-        A silent container is slow at everything: that is for liveness to judge.
+        Silent containers are left out: `Liveness` decides about them.
         """
         for row in shards:
             epoch, since_ms = self._since.get(row.shard, (0, now_ms))

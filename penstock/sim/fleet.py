@@ -340,7 +340,7 @@ class Container:
         if not engine.process.is_alive:
             self._end(engine, "it ended by itself")
             return
-        for action in watchdog.look(now_ms).actions:
+        for action in watchdog.check(now_ms).actions:
             if isinstance(action, EndEngine):
                 self._end(engine, action.reason)
             else:
@@ -395,7 +395,7 @@ class Container:
             renewal = None
             if found is not None:
                 renewal = Renewal(assignment_version=found.version, shards=found.shards)
-            reply = self._contact.read(beat, renewal)
+            reply = self._contact.reply_from_store(beat, renewal)
             if self._watchdog.on_renewed(reply, begun_ms, self.clock.boot_ms()):
                 engine.on_reply(reply)
 

@@ -154,7 +154,7 @@ class ShardChecker:
     def on_ending(self, container: Container, incarnation: str, reason: str) -> None:
         """A warden ends its engine: its lease runs out only if neither Shard Manager nor store was there."""
         world, profile = self.world, self.world.profile
-        if not reason.startswith("no beat sent"):
+        if not reason.startswith("no heartbeat sent"):
             return
         row = self._states.get((container.name, incarnation))
         is_excused = (

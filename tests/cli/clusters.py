@@ -128,7 +128,7 @@ class Clusters:
         """Everybody beats, asks for orders, and the Shard Managers have a round."""
         for machine in self.machines.values():
             machine.body.beat()
-            machine.host.look()
+            machine.host.poll_order()
         for plane in self.planes.values():
             plane.plane._tick_shards()
 

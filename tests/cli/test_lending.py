@@ -304,10 +304,10 @@ def test_a_borrowed_container_goes_home_when_its_cluster_falls_silent(
     away = machine.host._place
     assert away is not None
     monkeypatch.setattr(away.client, "ask_order", silent)
-    machine.host.look()
+    machine.host.poll_order()
     assert machine.url == short.planes["b"].server.url, "a moment is no reason"
     short.clock.more_ms += HOME_AFTER_MS
-    machine.host.look()
+    machine.host.poll_order()
     assert machine.url == short.planes["a"].server.url
     short.until("a knows", lambda: short.is_at(name, "a"))
     assert short.told("a", name)[-1] == "back" and not short.line("a", name)["cordoned"]

@@ -122,7 +122,7 @@ def test_a_shard_that_two_containers_dropped_only_by_a_restart_goes_to_no_third(
     assert row().is_quarantined and row().state is ShardState.DROPPING
     reaped = ShardEntry(shard=shard, epoch=row().epoch, state=ShardState.DROPPING)
     beat = Heartbeat(container="c1", incarnation="once more", sequence=1, acked=(reaped,))
-    world.store.beats([beat], term=term, at_ms=world.now_ms)
+    world.store.heartbeats([beat], term=term, at_ms=world.now_ms)
     assert row().container is None
 
 

@@ -32,7 +32,7 @@ class Desk:
         beat = Heartbeat(
             container=name, incarnation=f"{name}-{life}", sequence=sequence, acked=acked, **values
         )
-        (outcome,) = self.store.beats([beat], term=self.term, at_ms=0)
+        (outcome,) = self.store.heartbeats([beat], term=self.term, at_ms=0)
         return outcome
 
     def move(self, shard: int, source: str | None, target: str) -> None:

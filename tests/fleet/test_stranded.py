@@ -107,12 +107,12 @@ def test_a_late_beat_takes_no_engine_down_and_lives_that_never_are_ready_are_one
     mine = [a_shard()]
     how: dict[str, Any] = {"accepting": ["c2"], "silent": ()}
     # Down since 3 000, not since its last life began; c2 was up before anybody could know.
-    assert engines.look(mine, rows, now_ms=50_000, **how).leaving == {mine[0]: "the engine of c1 is down"}
-    assert engines.look(mine, rows, now_ms=50_000, accepting=["c2"], silent=["c1"]).leaving == {}
-    found = engines.look(mine, rows, now_ms=50_000, **how)
+    assert engines.check(mine, rows, now_ms=50_000, **how).leaving == {mine[0]: "the engine of c1 is down"}
+    assert engines.check(mine, rows, now_ms=50_000, accepting=["c2"], silent=["c1"]).leaving == {}
+    found = engines.check(mine, rows, now_ms=50_000, **how)
     refused = [Refusal(shard=1, reason="no room")]
-    assert list(engines.news(found, refused)) == [("c1", "no room")]
-    assert list(engines.news(found, refused)) == []  # once
+    assert list(engines.new_reports(found, refused)) == [("c1", "no room")]
+    assert list(engines.new_reports(found, refused)) == []  # once
 
 
 # -- the whole task layer -------------------------------------------------------------------------------------

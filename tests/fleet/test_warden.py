@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.container.sessions import is_session_alive, kill_previous_session, write_pid_file
-from penstock.container.warden import KILLS_KEPT, KillTimes, Renewal, Warden
+from penstock.container.warden import KILL_TIMES_MAX, KillTimes, Renewal, Warden
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import FAST, PAPER, Heartbeat, HeartbeatReply, HeartbeatVerdict, Profile
@@ -236,7 +236,7 @@ def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(
         link.is_down = False
         until(lambda: len(link.pids) == 2)
     for _ in range(2):
-        KillTimes(tmp_path).note(PROFILE.failover_ms)
+        KillTimes(tmp_path).add(PROFILE.failover_ms)
     registered = len(link.registered)
     with pytest.raises(EnvironmentProblem, match="cannot run with these times"):
         a_warden(tmp_path, link, clock).run()
@@ -250,10 +250,10 @@ def test_without_a_measurement_every_profile_will_do(tmp_path: Path):
 @pytest.mark.parametrize(("took_ms", "fits"), [(3_999, True), (4_000, True), (4_001, False)])
 def test_a_kill_must_fit_between_deadline_and_failover(tmp_path: Path, took_ms: int, fits: bool):
     times = KillTimes(tmp_path)
-    times.note(5_000)
-    times.note(100)
+    times.add(5_000)
+    times.add(100)
     times.check(FAST)  # once may be a bad moment
-    times.note(took_ms)
+    times.add(took_ms)
     times.check(PAPER)
     if fits:
         times.check(FAST)
@@ -266,10 +266,10 @@ def test_a_kill_must_fit_between_deadline_and_failover(tmp_path: Path, took_ms: 
 
 def test_a_machine_that_became_faster_is_believed_after_a_few(tmp_path: Path):
     times = KillTimes(tmp_path)
-    times.note(30_000)
-    for _ in range(KILLS_KEPT):
-        times.note(50)
-    assert times.read() == (50,) * KILLS_KEPT
+    times.add(30_000)
+    for _ in range(KILL_TIMES_MAX):
+        times.add(50)
+    assert times.read() == (50,) * KILL_TIMES_MAX
     times.check(FAST)
 
 
@@ -278,5 +278,5 @@ def test_a_file_that_cannot_be_read_is_no_measurement(tmp_path: Path, text: str)
     (tmp_path / "kill_times.json").write_text(text)
     times = KillTimes(tmp_path)
     assert times.read() == ()
-    times.note(7)
+    times.add(7)
     assert json.loads((tmp_path / "kill_times.json").read_text()) == [7]

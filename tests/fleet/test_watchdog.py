@@ -35,11 +35,15 @@ def a_reply(sequence: int, verdict: HeartbeatVerdict = HeartbeatVerdict.OK) -> H
 
 
 def beats(watchdog: Watchdog, now_ms: int) -> list[Heartbeat]:
-    return [action.heartbeat for action in watchdog.look(now_ms).actions if isinstance(action, SendHeartbeat)]
+    return [
+        action.heartbeat for action in watchdog.check(now_ms).actions if isinstance(action, SendHeartbeat)
+    ]
 
 
 def end(watchdog: Watchdog, now_ms: int) -> str:
-    return "".join(action.reason for action in watchdog.look(now_ms).actions if isinstance(action, EndEngine))
+    return "".join(
+        action.reason for action in watchdog.check(now_ms).actions if isinstance(action, EndEngine)
+    )
 
 
 def test_beats_carry_what_the_engine_said_and_grow_in_number():
@@ -47,7 +51,7 @@ def test_beats_carry_what_the_engine_said_and_grow_in_number():
     watchdog.on_sign(500, said())
     (first,) = beats(watchdog, 600)
     assert (first.sequence, first.pid, first.list_version) == (1, 7, 5)
-    assert watchdog.look(700).actions == ()
+    assert watchdog.check(700).actions == ()
     watchdog.on_sign(1_600, said())
     (second,) = beats(watchdog, 1_700)
     assert second.sequence == 2
@@ -229,10 +233,10 @@ def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
     contact.on_answer(a_reply(1))
     assert not contact.on_silence()
     assert contact.on_silence()
-    reply = contact.read(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
+    reply = contact.reply_from_store(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
     assert (reply.verdict, reply.term, reply.shard_count) == (HeartbeatVerdict.OK, 3, 64)
     assert reply.shards == (owned(3, 4),) and reply.list_version == 0
-    assert contact.read(beat, None).verdict is HeartbeatVerdict.REBOOT
+    assert contact.reply_from_store(beat, None).verdict is HeartbeatVerdict.REBOOT
     contact.on_answer(a_reply(2))
     assert not contact.on_silence()
 
@@ -245,7 +249,7 @@ def test_a_renewal_counts_from_its_beginning_and_its_end_ends_the_life():
     watchdog.on_sent(beat, 1)
     watchdog.on_reply(a_reply(1), 2)
     renewal = Renewal(assignment_version=1, shards=())
-    assert watchdog.on_renewed(contact.read(beat, renewal), 5_000, 7_000)
+    assert watchdog.on_renewed(contact.reply_from_store(beat, renewal), 5_000, 7_000)
     watchdog.on_sign(12_900, said())
     assert end(watchdog, 12_999) == "" and end(watchdog, 13_000)
-    assert not watchdog.on_renewed(contact.read(beat, None), 13_000, 13_001)
+    assert not watchdog.on_renewed(contact.reply_from_store(beat, None), 13_000, 13_001)

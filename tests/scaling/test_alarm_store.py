@@ -68,7 +68,7 @@ def test_a_trouble_is_kept_told_and_journalled(database):
     store.report("shops", {"doctor": (LAG,)}, NOW + 60_000)
     sender.tick(NOW)
     sender.tick(NOW)
-    assert [kind for kind, _ in channel.got] == ["fired"] and store.owed() == ()
+    assert [kind for kind, _ in channel.got] == ["fired"] and store.pending() == ()
     store.report("shops", {"doctor": ()}, NOW + 60_000 + RESOLVE_AFTER_MS)
     sender.tick(NOW + 1)
     assert [kind for kind, _ in channel.got] == ["fired", "resolved"]
@@ -104,7 +104,7 @@ def test_a_notice_that_nobody_takes_is_given_up_in_the_end(database):
     for _ in range(2 * TRIES_MAX + 2):  # one tick sends, the next hears
         sender.tick(now_ms)
         now_ms += 600_000
-    assert store.owed() == ()
+    assert store.pending() == ()
     assert "was not told" in JournalStore(database).entries("shops")[-1].decision
     assert [backoff_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
 
@@ -113,7 +113,7 @@ def test_a_notice_of_a_route_that_is_gone_is_dropped(database):
     store = a_store(database, "old")
     store.report("shops", {"doctor": (LAG,)}, NOW)
     AlarmSender(store, [], Catching()).tick(NOW)
-    assert store.owed() == ()
+    assert store.pending() == ()
 
 
 def test_a_look_that_began_before_the_alarm_tells_nothing_of_it(database):
@@ -194,7 +194,7 @@ def test_a_webhook_gets_the_whole_alarm_and_a_refusal_is_tried_again(database, h
     for minute in range(8):
         sender.tick(NOW + minute * 60_000)
     route.close()
-    assert len(_Hook.got) == 3 and store.owed() == ()
+    assert len(_Hook.got) == 3 and store.pending() == ()
     assert {got["header"] for got in _Hook.got} == {"1"}
     assert _Hook.got[-1]["kind"] == "fired" and _Hook.got[-1]["alarm"]["evidence"] == {"lag_s": 200.0}
 

@@ -170,7 +170,7 @@ def test_a_host_goes_on_asking_after_every_kind_of_answer(
     host._place.client.close()
     host._place.client = Client(server.url, "pk_x", timeout_s=0.3, retries=0)
     server.now = GARBAGE[what]
-    assert host.look() == ""
+    assert host.poll_order() == ""
     with Client(server.url, "pk_x", timeout_s=0.3, retries=0) as client:
         # Each of these is a warden's or a host's: it raises what they expect, or takes no for an answer.
         asking: list[Callable[[], object]] = [lambda: client.container_dead("c1", "f")]
@@ -179,7 +179,7 @@ def test_a_host_goes_on_asking_after_every_kind_of_answer(
             with contextlib.suppress(PenstockError):
                 assert ask() is False, f"{what} was taken for an answer"
     server.now = None
-    assert host.look() == "here"
+    assert host.poll_order() == "here"
     host._leave()
 
 
@@ -216,7 +216,7 @@ def test_an_order_of_the_future_is_declined_and_not_taken_for_a_known_one(tmp_pa
         )
         host = LendableHost(settings, lambda *_: Still(), SystemClock())
         host._enter(settings)
-        assert host.look() == "asked"
+        assert host.poll_order() == "asked"
         host._leave()
     assert [(said["number"], said["accepted"]) for said in answers] == [(7, False)]
     assert "does not know the order 'hop'" in answers[0]["why"] and "newer version" in answers[0]["why"]

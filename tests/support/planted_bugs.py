@@ -89,10 +89,10 @@ class LeaseUnread(_Reading):
 class WithheldIsFine(ShardStore):
     """Extends a lease that is to run out."""
 
-    def _beats(
+    def _heartbeats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
     ) -> Iterator[HeartbeatOutcome]:
-        for outcome in super()._beats(connection, beats, at_ms):
+        for outcome in super()._heartbeats(connection, beats, at_ms):
             is_withheld = outcome.verdict is HeartbeatVerdict.WITHHELD
             yield replace(outcome, verdict=HeartbeatVerdict.OK) if is_withheld else outcome
 
@@ -111,13 +111,13 @@ class AnyIdentity(_Reading):
 class BeatsOfAnyLife(_Reading):
     """Does not look at the incarnation of a beat or of a renewal."""
 
-    def _beats(
+    def _heartbeats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
     ) -> Iterator[HeartbeatOutcome]:
         known = {row.name: row.incarnation for row in read_leases(connection, [b.container for b in beats])}
         known = {beat.container: beat.incarnation for beat in beats} | known
         mended = [replace(beat, incarnation=known[beat.container]) for beat in beats]
-        return super()._beats(connection, mended, at_ms)
+        return super()._heartbeats(connection, mended, at_ms)
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
         found = self._row(name)
@@ -148,7 +148,7 @@ class OutlivesItsLease(Container):
     """Notices that the lease is over, and lets the engine go on."""
 
     def _end(self, engine: SimEngine, reason: str) -> None:
-        if not reason.startswith("no beat sent"):
+        if not reason.startswith("no heartbeat sent"):
             super()._end(engine, reason)
 
 
@@ -190,8 +190,8 @@ class GivesBackForAnyEngine(Watchdog):
         self._to_drop = tuple(entry for entry in reply.shards if entry.state is ShardState.DROPPING)
         return super()._is_for_engine(reply)
 
-    def look(self, now_ms: Millis) -> Step[SendHeartbeat | EndEngine]:
-        step = super().look(now_ms)
+    def check(self, now_ms: Millis) -> Step[SendHeartbeat | EndEngine]:
+        step = super().check(now_ms)
         beats = [action.heartbeat for action in step.actions if isinstance(action, SendHeartbeat)]
         if not beats:
             return step
@@ -217,7 +217,7 @@ class NoGraceAtTakeOver(NoGrace):
     def on_registered(self, container: str, incarnation: str, now_ms: Millis) -> None:
         super().on_registered(container, incarnation, now_ms - self.profile.failover_ms)
 
-    def _look_at_ourselves(self, now_ms: Millis) -> Iterator[Alert]:
+    def _check_own_delays(self, now_ms: Millis) -> Iterator[Alert]:
         self._time_ms = now_ms
         return iter(())
 
