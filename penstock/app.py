@@ -118,7 +118,9 @@ class ScalerJobs:
         return tuple(job for view in views if (job := _scalable(view)) is not None)
 
     def capacity(self) -> Capacity:
-        """The smallest container's capacity and the fleet's free capacity; unlimited unless all report one."""
+        """The smallest container's capacity and the fleet's free capacity; unlimited unless all
+        report one.
+        """
         rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
         if not rows or not all(row.capacity for row in rows):
             return Capacity()

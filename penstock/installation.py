@@ -76,7 +76,9 @@ def check(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def running(settings: Settings) -> Iterator[Installation]:
-    """Run an installation until the block ends; leaves no process running. Checks everything before it starts."""
+    """Run an installation until the block ends; leaves no process running. Checks everything before it
+    starts.
+    """
     folder, listening = settings.folder, listening_of(settings)
     make_folder(folder)
     with (
@@ -187,7 +189,9 @@ def _container_token(plane: ControlPlane, folder: Path, name: str) -> Path:
 
 
 def _make_tokens_folder(folder: Path) -> None:
-    """Create the folder for tokens, with the path it belongs to; deletes tokens of folders that no longer exist."""
+    """Create the folder for tokens, with the path it belongs to; deletes tokens of folders that no longer
+    exist.
+    """
     place = tokens_folder(folder)
     try:
         (folder / "tokens").mkdir(mode=0o700, exist_ok=True)

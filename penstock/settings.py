@@ -1,7 +1,7 @@
 """The settings of an installation and of a joining container, from a file, the environment and options.
 
-Precedence, lowest first: the default here, the file `penstock.toml`, the variable `PENSTOCK_<NAME>`, the option.
-Fields with a description can be set in all three; the others are for tests and benchmarks.
+Precedence, lowest first: the default here, the file `penstock.toml`, the variable `PENSTOCK_<NAME>`, the
+option. Fields with a description can be set in all three; the others are for tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ ENGINES = ("spark", "process")
 
 
 class _Sourced(BaseSettings):
-    """Base of settings: `read` uses file, environment and options; the constructor uses only its arguments."""
+    """Base of settings: `read` uses file, environment and options; the constructor uses only its
+    arguments.
+    """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_ignore_empty=True)
 

@@ -203,7 +203,7 @@ def _behind_low(behind: BehindTrouble) -> RaiseAlert:
     return RaiseAlert(
         key=BEHIND_LOW,
         severity="warning",
-        text=f"{total} records arrived behind its low watermark without being flagged as late: their producer "
+        text=f"{total} records arrived behind its low watermark without a flag as late: their producer "
         "had promised that none would come; records of windows already closed are missing in the results",
         what_to_do=f"penstock watermark {shlex.quote(behind.job)} lists the producers of its inputs: an "
         "injector must not report a low above records that it still sends; weak productions may do so after "
@@ -232,7 +232,7 @@ def _of_shard(shard: ShardTrouble) -> RaiseAlert:
     return RaiseAlert(
         key=f"shard_{shard.shard}_quarantined",
         severity="critical",
-        text=f"shard {shard.shard} is quarantined: {shard.blame} containers could not release it; it runs nowhere",
+        text=f"shard {shard.shard} runs nowhere: quarantined, {shard.blame} containers could not release it",
         what_to_do=f"penstock shard explain {shard.shard}; once fixed: "
         f"penstock shard release {shard.shard} --why …",
         evidence={"blame": shard.blame},
@@ -257,7 +257,7 @@ def _of_category(category: CategoryTrouble) -> RaiseAlert:
             f"category {category.name} gets no marks and no cleanup, so its readers wait: "
             f"{category.error}: {category.why}"
         ),
-        what_to_do="restore the named files from a backup, or move them away; other categories are not affected",
+        what_to_do="restore the named files from a backup, or move them away; other categories still work",
         evidence={"streak": category.streak},
     )
 

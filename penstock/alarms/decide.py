@@ -104,8 +104,8 @@ def decide_alarms(
 ) -> AlarmChanges:
     """Update a job's alarms from the current reports of these sources. `known` are the job's alarms.
 
-    `at_rest`: the job was stopped or removed. Then all alarms that are not reported now resolve at once, because
-    nothing checks such a job again.
+    `at_rest`: the job was stopped or removed. Then all alarms that are not reported now resolve at once,
+    because nothing checks such a job again.
     """
     before = {alarm.name: alarm for alarm in known}
     after = dict(before)

@@ -1,4 +1,6 @@
-"""Sends notices of alarms. Routes are independent; each sends in order and retries with backoff, up to a limit."""
+"""Sends notices of alarms. Routes are independent; each sends in order and retries with backoff, up to a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class WebhookRoute:
-    """A `Route` that posts notices to a URL. Redirects are not followed, because they lead to another server."""
+    """A `Route` that posts notices to a URL. Redirects are not followed, because they lead to
+    another server.
+    """
 
     name = "webhook"
 

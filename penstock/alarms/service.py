@@ -250,7 +250,8 @@ class AlarmService:
             first_ms=call.now_ms,
             last_ms=call.now_ms,
         )
-        # A negative id belongs to no stored notice; a random one, so that no receiver takes it for a duplicate.
+        # A negative id belongs to no stored notice; a random one, so that no receiver takes it for a
+        # duplicate.
         notice, number = Notice(kind="test", alarm=alarm, at_ms=call.now_ms), -secrets.randbelow(2**53)
         errors = {route.name: _test_route(route, notice, number) for route in self._routes}
 

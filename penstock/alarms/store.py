@@ -63,7 +63,9 @@ class PendingNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlarmStore:
-    """Writes changed alarms, their notices and journal entries in one transaction, so that no notice is lost."""
+    """Writes changed alarms, their notices and journal entries in one transaction, so that no
+    notice is lost.
+    """
 
     def __init__(self, database: Database, journal: JournalStore, routes: Sequence[str]) -> None:
         self._database, self._journal, self._routes = database, journal, tuple(routes)

@@ -69,7 +69,8 @@ class ContainerSettings:
         if self.engine == "spark":
             require_spark(self.master)
             open_log(self.bus)  # raises if the address is invalid; a broker may be unavailable for a while
-            # The rows folder is created with the first job, so check its parent; network addresses are not checked.
+            # The rows folder is created with the first job, so check its parent; network addresses are not
+            # checked.
             needed = {"streams": self.bus.partition(":")} if self.bus.startswith("embedded:") else {}
             if self.rows.startswith("sqlite:"):
                 needed["state"] = self.rows.rpartition("/")[0].partition(":")
@@ -131,8 +132,8 @@ def join_settings(
     bus: str = "",
     rows: str = "",
 ) -> ContainerSettings:
-    """The settings for a container that joins a control plane, most of them from its API; `bus` and `rows`: their
-    addresses as this machine reaches them.
+    """The settings for a container that joins a control plane, most of them from its API; `bus` and `rows`:
+    their addresses as this machine reaches them.
     """
     with Client(url, token_file.read_text().strip()) as client:
         installation = client.installation()
@@ -179,7 +180,9 @@ def _check_rows(rows: str, expected: str) -> None:
 
 
 def pop_rows_address(place: str) -> str:
-    """The row store's address. An environment variable is removed, so that user commands do not inherit it."""
+    """The row store's address. An environment variable is removed, so that user commands do not
+    inherit it.
+    """
     if not place.startswith("env:"):
         return place
     return os.environ.pop(place.removeprefix("env:"), "")
@@ -229,7 +232,7 @@ def open_store(store: str) -> Database:
         raise EnvironmentProblem(
             "this container cannot reach the control plane's store",
             why=f"{store} does not exist" if store else "no store was given",
-            fix="start it with access to the control plane's store, or restore the connection to the control plane",
+            fix="give it access to the control plane's store, or restore the connection to the control plane",
         )
     return Database(Path(store))
 

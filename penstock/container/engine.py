@@ -1,7 +1,7 @@
 """A container's engine: the process that runs its tasks.
 
-Its Task Manager gets assignments from the warden's pipe and task lists from the Task Service, and starts tasks on
-runners: a Spark session for stream tasks, a process for each isolated task, and plain commands.
+Its Task Manager gets assignments from the warden's pipe and task lists from the Task Service, and starts
+tasks on runners: a Spark session for stream tasks, a process for each isolated task, and plain commands.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Engine:
         log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
 
     def _start_spark(self, packages: UnpackedPackages) -> Runner:
-        # Spark's processes inherit this thread's lower priority, so that heartbeats are not delayed by their work.
+        # Spark's processes inherit this thread's lower priority, so that heartbeats are not delayed by their
+        # work.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         require_spark()

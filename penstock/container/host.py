@@ -1,8 +1,9 @@
 """The hosts of containers: start a container's processes, and clean up and restart them when they die.
 
-`ContainerHost` does so for containers of this machine. `LendableHost` runs one joined container, at home or on
-loan to another cluster. It polls its current cluster for orders. Before it moves, it checks that it can join the
-other cluster. It returns home when that cluster has no record of it or does not answer, and after a restart.
+`ContainerHost` does so for containers of this machine. `LendableHost` runs one joined container, at home or
+on loan to another cluster. It polls its current cluster for orders. Before it moves, it checks that it can
+join the other cluster. It returns home when that cluster has no record of it or does not answer, and after a
+restart.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class LendableHost:
             self._leave()
 
     def poll_order(self) -> str:
-        """Poll for an order once and execute it; returns the container's state in the cluster, "" for none."""
+        """Poll for an order once and execute it; returns the container's state in the cluster, ""
+        for none.
+        """
         place, now_ms = self._place, self.clock.boot_ms()
         assert place is not None
         try:
@@ -249,7 +252,9 @@ class _Child:
 
 @dataclass(slots=True)
 class ContainerHost:
-    """Starts the containers of this machine, and restarts those that die (Tupperware in the Turbine paper)."""
+    """Starts the containers of this machine, and restarts those that die (Tupperware in the
+    Turbine paper).
+    """
 
     containers: tuple[ContainerSettings, ...]
     environment: Mapping[str, str]  # of the wardens, which do not pass secrets on to their engines

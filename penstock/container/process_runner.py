@@ -1,7 +1,8 @@
-"""Runs any command as a task: passes its place in the job, measures it, stops or kills its whole process tree.
+"""Runs any command as a task: passes its place in the job, measures it, stops or kills its whole process
+tree.
 
-The kernel enforces the memory limit where control groups are available. Elsewhere memory is measured, and a task
-above its reservation is killed; its error names the peak.
+The kernel enforces the memory limit where control groups are available. Elsewhere memory is measured, and a
+task above its reservation is killed; its error names the peak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _CHUNK = 64 * 1024
 
 
 class RotatedFile:
-    """A log file with rotation: when it is full it is renamed to `.1`, `.1` to `.2`, up to `kept` old files."""
+    """A log file with rotation: when it is full it is renamed to `.1`, `.1` to `.2`, up to `kept`
+    old files.
+    """
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
         self._path, self._bytes_max, self._kept = path, bytes_max, kept
@@ -206,7 +209,8 @@ class MemoryGroups:
 
 
 def find_groups(root: Path = ROOT, own: str | None = None) -> MemoryGroups | None:
-    """Find where this process may create groups with a memory limit; None: nowhere, memory is measured instead.
+    """Find where this process may create groups with a memory limit; None: nowhere, memory is measured
+    instead.
 
     `own`: the text of /proc/self/cgroup.
     """
@@ -443,7 +447,9 @@ class ProcessRunner:
             _kill_tree(run)
 
     def _check_memory(self, run: _Run) -> None:
-        """Set the error if the run used more memory than it reserved. In a control group the kernel detects that."""
+        """Set the error if the run used more memory than it reserved. In a control group the kernel detects
+        that.
+        """
         if run.group is None:
             is_above = 0 < run.memory_max_mb < run.peak_mb
         else:

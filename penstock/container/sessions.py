@@ -1,4 +1,6 @@
-"""Kills all processes of a session: Spark's Python workers have their own process groups, but share a session."""
+"""Kills all processes of a session: Spark's Python workers have their own process groups, but share a
+session.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,16 @@ def _members(session_id: int) -> list[int]:
 
 
 def write_pid_file(path: Path, pid: int) -> None:
-    """Record a session leader, so that its successor can kill the session. The start time detects reused pids."""
+    """Record a session leader, so that its successor can kill the session. The start time detects reused
+    pids.
+    """
     path.write_text(json.dumps({"pid": pid, "started": psutil.Process(pid).create_time()}))
 
 
 def kill_previous_session(path: Path) -> int:
-    """Kill the session recorded by a previous process, if it still is the same; returns how many were killed."""
+    """Kill the session recorded by a previous process, if it still is the same; returns how many
+    were killed.
+    """
     try:
         data = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

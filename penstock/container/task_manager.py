@@ -1,7 +1,7 @@
 """The Task Manager of a container: runs the tasks of the task list that belong to its shards (Turbine IV).
 
-A passive machine: heartbeat replies, task lists and time come in; it drives the runner and reports the result. No
-threads, no clock, no disk.
+A passive machine: heartbeat replies, task lists and time come in; it drives the runner and reports the
+result. No threads, no clock, no disk.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class TaskManager:
     # -- inputs -----------------------------------------------------------------------------------------
 
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> None:
-        """Apply the assignment if it is the newest. Requires: the reply is for a heartbeat of this incarnation."""
+        """Apply the assignment if it is the newest. Requires: the reply is for a heartbeat of this
+        incarnation.
+        """
         if self._is_stopping or reply.term < self._term:
             return
         self._term = reply.term

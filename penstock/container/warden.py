@@ -1,5 +1,5 @@
-"""The watchdog process of a container (Turbine IV-C): sends heartbeats, renews the lease, and kills the engine
-when the lease ends.
+"""The watchdog process of a container (Turbine IV-C): sends heartbeats, renews the lease, and kills the
+engine when the lease ends.
 
 It is a separate process, because a paused or stuck engine cannot run its own timer.
 """
@@ -279,9 +279,9 @@ SLOW_KILLS_MIN = 2  # this many slow kills are not bad luck
 class KillTimes:
     """How long the last kills of an engine and its processes took, stored in the container's folder.
 
-    All processes must be dead within the margin between the container's deadline and its fail-over. How long a
-    kill takes depends on the machine, so it is measured, and a profile with a shorter margin is refused. One
-    slow kill is not enough for that: a refused container never measures again.
+    All processes must be dead within the margin between the container's deadline and its fail-over. How long
+    a kill takes depends on the machine, so it is measured, and a profile with a shorter margin is refused.
+    One slow kill is not enough for that: a refused container never measures again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -309,7 +309,7 @@ class KillTimes:
         if longest_ms > margin_ms:
             raise EnvironmentProblem(
                 "this machine is too slow for the container's heartbeat profile",
-                why=f"{SLOW_KILLS_MIN} of the last {KILL_TIMES_MAX} kills of its engine took {longest_ms} ms or more, and "
+                why=f"{SLOW_KILLS_MIN} of the last {KILL_TIMES_MAX} kills took {longest_ms} ms or more, but "
                 f"other containers may start its tasks after {margin_ms} ms",
                 fix="use a profile with longer times (--profile paper), or remove "
                 f"{self._path.name} from the container's folder once the machine is faster",

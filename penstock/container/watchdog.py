@@ -1,7 +1,7 @@
 """Decides what a warden does next: send a heartbeat, renew in the store, or kill its engine (Turbine IV-C).
 
-Passive machines: `Watchdog` follows one engine process, `Contact` whether a Shard Manager answers. The warden's
-threads and the simulator drive them; they use no clock, process or network.
+Passive machines: `Watchdog` follows one engine process, `Contact` whether a Shard Manager answers. The
+warden's threads and the simulator drive them; they use no clock, process or network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Lease:
         return self.on_time(now_ms)
 
     def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[StopTasks]:
-        """A reply arrived. Only `ok` from the newest Shard Manager, for a heartbeat we sent, extends the lease."""
+        """A reply arrived. Only `ok` from the newest Shard Manager, for a heartbeat we sent, extends the
+        lease.
+        """
         step = self.on_time(now_ms)
         if self._end_reason or reply.term < self._term or reply.sequence not in self._sent_ms:
             return step
@@ -128,11 +130,9 @@ class Watchdog:
     _report: Heartbeat | None = None  # the engine's last report, without a sequence number
     _beat_due_ms: Millis = 0
     _early_ms: Millis = 0  # no early heartbeat before this time
-    _listed_ms: Millis = 0  # no early heartbeat for a newer task list before this time: in a large fleet lists change all the time
+    _listed_ms: Millis = 0  # no early heartbeat for a newer list before this time: lists change often
     _last_sent: Heartbeat | None = None  # None also when an early heartbeat is due
-    _assignment_version: int = (
-        0  # the newest assignment received before the engine was ready; it gets no older one
-    )
+    _assignment_version: int = 0  # the newest assignment received before the engine was ready
     _released: tuple[ShardEntry, ...] = ()  # the shards to drop in that assignment
 
     @property
@@ -174,8 +174,9 @@ class Watchdog:
         return self._is_for_engine(reply)
 
     def _is_for_engine(self, reply: HeartbeatReply) -> bool:
-        """Whether to pass a reply to the engine. Not before it is ready: it may not read its pipe yet, and a full
-        pipe would block the warden. Such an engine runs no tasks, so the warden itself releases shards to drop.
+        """Whether to pass a reply to the engine. Not before it is ready: it may not read its pipe yet, and a
+        full pipe would block the warden. Such an engine runs no tasks, so the warden itself releases shards
+        to drop.
         """
         if reply.assignment_version < self._assignment_version:
             return False  # it may still list shards as owned that were released since

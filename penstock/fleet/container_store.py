@@ -42,7 +42,9 @@ CONTAINERS = sa.Table(
 
 
 class ContainerState(StrEnum):
-    """`live`: has a lease. `withheld`: its lease is no longer extended. `gone`: failed over, the lease has ended."""
+    """`live`: has a lease. `withheld`: its lease is no longer extended. `gone`: failed over, the lease has
+    ended.
+    """
 
     LIVE = "live"
     WITHHELD = "withheld"

@@ -1,7 +1,8 @@
 """Exclusions: containers on which tasks of a job should not run, and the shard moves that follow.
 
 A shard holds tasks of many jobs and moves as a whole. If one of its tasks is excluded from a container, the
-shard should not be on that container. This is a preference: a shard that fits nowhere else may still go there.
+shard should not be on that container. This is a preference: a shard that fits nowhere else may still go
+there.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class ExclusionStore:
             return len(mine)
 
     def current(self, now_ms: Millis) -> tuple[Exclusion, ...]:
-        """The exclusions in force. One that ends after the maximum time was written by a wrong clock: ignored."""
+        """The exclusions in force. One that ends after the maximum time was written by a wrong clock:
+        ignored.
+        """
         with self._database.reading() as connection:
             found = _read(connection)
         return tuple(item for item in found if now_ms < item.until_ms <= now_ms + LONGEST_MS)

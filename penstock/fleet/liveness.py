@@ -159,7 +159,8 @@ class Liveness:
         self._is_late = is_late
 
     def _brake(self, now_ms: Millis) -> Iterator[Alert]:
-        """While many are silent, wait one interval after each deadline, at which the container stopped itself.
+        """While many are silent, wait one interval after each deadline, at which the container stopped
+        itself.
 
         Grace, hold and fail-over together stay within two intervals (I4).
         """

@@ -249,7 +249,9 @@ def expect(
 def forget(
     loan: Loan | None, seen: ContainerStatus, *, container: str, version: int, reason: str, now_ms: Millis
 ) -> LoanChange:
-    """Drop the record of a container that did not come or has left. An own container's record becomes `gone`."""
+    """Drop the record of a container that did not come or has left. An own container's record
+    becomes `gone`.
+    """
     if loan is None or loan.version != version:
         raise VersionConflict(
             f"container {container}", expected=version, actual=0 if loan is None else loan.version
@@ -319,7 +321,9 @@ class LoanStore:
             return _read(connection, container)
 
     def write(self, before: Loan | None, change: LoanChange, entry: Entry | None) -> bool:
-        """Write a change unless the record changed since it was read; revokes a token that the record no longer has."""
+        """Write a change unless the record changed since it was read; revokes a token that the record no
+        longer has.
+        """
         with self._database.transaction() as connection:
             if not self._write(connection, before, change.loan, entry):
                 return False

@@ -62,8 +62,8 @@ def decide_engine(down: EngineOutage, pace: ShardManagerSettings) -> MoveShards 
 def decide_shard(
     row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: ShardManagerSettings
 ) -> KeepShards | None:
-    """Whether one shard stays although its container's shards move; `left_ms`: how long ago it left another lost
-    engine, or had to stay with one. Pure.
+    """Whether one shard stays although its container's shards move; `left_ms`: how long ago it left another
+    lost engine, or had to stay with one. Pure.
     """
     if row.is_quarantined:
         return KeepShards(f"shard {row.shard} is quarantined: {row.blame} containers could not release it")
@@ -102,7 +102,9 @@ class EngineTracker:
         self._reported: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
 
     def on_beat(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """Requires: a heartbeat of the incarnation in the store. A late one does not mark an engine as down."""
+        """Requires: a heartbeat of the incarnation in the store. A late one does not mark an
+        engine as down.
+        """
         old = self._engines.get(beat.container)
         is_same = old is not None and old.incarnation == beat.incarnation
         is_up = beat.engine_ready or (old is not None and is_same and old.is_up)

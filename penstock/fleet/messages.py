@@ -71,7 +71,9 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """One shard of a container's assignment. The container applies it only if its epoch is larger than before."""
+    """One shard of a container's assignment. The container applies it only if its epoch is larger than
+    before.
+    """
 
     shard: int
     epoch: int
@@ -98,7 +100,9 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartOrder:
-    """Stop a task and start it again. The container executes an order only if its number is larger than before."""
+    """Stop a task and start it again. The container executes an order only if its number is larger than
+    before.
+    """
 
     task_id: str
     number: int

@@ -272,7 +272,9 @@ class RestartOrders:
         self._open[task_id] = container, incarnation, order
 
     def on_beat(self, beat: Heartbeat) -> tuple[RestartOrder, ...]:
-        """The pending orders of this container. A new incarnation clears them: its tasks have just started."""
+        """The pending orders of this container. A new incarnation clears them: its tasks have
+        just started.
+        """
         mine = [(life, order) for name, life, order in self._open.values() if name == beat.container]
         for life, order in mine:
             if life != beat.incarnation or order.number <= beat.order:

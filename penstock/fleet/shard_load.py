@@ -1,4 +1,5 @@
-"""The load of each shard: ten-minute averages of its tasks' usage, or their reservations (Turbine IV-B). Pure.
+"""The load of each shard: ten-minute averages of its tasks' usage, or their reservations (Turbine IV-B).
+Pure.
 
 A task in its own process counts with its reservation, because its memory limit is enforced. Any other task
 counts with its measured usage, and with its reservation until there is a minute of measurements.
@@ -151,7 +152,9 @@ class ShardLoadTracker:
 def combine_loads(
     reserved: Mapping[int, tuple[int, Vector]], measured: Mapping[int, ShardLoad]
 ) -> dict[int, Vector]:
-    """The load of each shard with tasks: measured, if its number of tasks is still the same, else reserved."""
+    """The load of each shard with tasks: measured, if its number of tasks is still the same, else
+    reserved.
+    """
     loads = {}
     for shard, (count, amount) in reserved.items():
         seen = measured.get(shard)
@@ -170,7 +173,8 @@ def shard_of(task_id: str, shards: int) -> int:
 def reserved_loads(jobs: Iterable[tuple[Sequence[int], Vector]]) -> dict[int, tuple[int, Vector]]:
     """How many tasks each shard has, and what they reserve; shards without tasks are absent.
 
-    Each job is given as (the shards of its tasks, what one task reserves). Uses arrays: a fleet has 100,000 tasks.
+    Each job is given as (the shards of its tasks, what one task reserves). Uses arrays: a fleet has 100,000
+    tasks.
     """
     found = [(shards, load) for shards, load in jobs if shards]
     if not found:

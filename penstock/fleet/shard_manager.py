@@ -125,8 +125,8 @@ class ShardManager(FleetOrders):
             return RegisterReply(term=self.term, assignment_version=assignment.version, kept=kept)
 
     def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """A heartbeat was received; it is answered later. Takes no lock: a running round must count it as received
-        although its answer waits for that round.
+        """A heartbeat was received; it is answered later. Takes no lock: a running round must count it as
+        received although its answer waits for that round.
         """
         self._inbox.append((beat, now_ms))
 
@@ -173,7 +173,9 @@ class ShardManager(FleetOrders):
         )
 
     def on_container_dead(self, container: str, incarnation: str, now_ms: Millis) -> bool:
-        """Its host observed the exit of all its processes: fail it over at once. False: another incarnation."""
+        """Its host observed the exit of all its processes: fail it over at once. False: another
+        incarnation.
+        """
         with self._lock:
             self._begin(now_ms)
             at_ms = self._wall_of(now_ms)
@@ -314,7 +316,9 @@ class ShardManager(FleetOrders):
     # -- placement --------------------------------------------------------------------------------------
 
     def _accepting(self, containers: tuple[ContainerRow, ...], now_ms: Millis) -> tuple[str, ...]:
-        """Containers that may get shards: live, recently heard, engine ready, neither cordoned nor draining."""
+        """Containers that may get shards: live, recently heard, engine ready, neither cordoned
+        nor draining.
+        """
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         return tuple(
             row.name
@@ -346,8 +350,8 @@ class ShardManager(FleetOrders):
         actor: str = ROLE,
         snapshot: FleetSnapshot | None = None,
     ) -> Placement:
-        """Begin the moves of a plan. With a `snapshot`, a plan without moves on it needs no transaction; any other
-        is computed again inside the transaction.
+        """Begin the moves of a plan. With a `snapshot`, a plan without moves on it needs no transaction; any
+        other is computed again inside the transaction.
         """
         placement = None if snapshot is None else plan(*snapshot)
         if placement is None or placement.moves:

@@ -87,7 +87,9 @@ class ShardUpdate(NamedTuple):
 
 
 def update_shards(connection: sa.Connection, updates: Sequence[ShardUpdate]) -> None:
-    """Update shards by compare-and-set on their epochs, under new epochs. No other code changes their owners."""
+    """Update shards by compare-and-set on their epochs, under new epochs. No other code changes
+    their owners.
+    """
     if not updates:
         return
     epochs = next_values(connection, EPOCHS, len(updates))
@@ -189,7 +191,9 @@ MovePlanner = Callable[[tuple[ShardRow, ...], tuple[ContainerRow, ...]], Placeme
 
 
 class ShardStore:
-    """Reads and writes the tables `shards` and `containers`. One writer: the Shard Manager of the newest term."""
+    """Reads and writes the tables `shards` and `containers`. One writer: the Shard Manager of the newest
+    term.
+    """
 
     def __init__(self, database: Database, journal: JournalStore) -> None:
         self._database, self._journal = database, journal
@@ -231,7 +235,9 @@ class ShardStore:
     def register(
         self, name: str, incarnation: str, *, folder_id: str, host: str, pid: int, term: int, at_ms: Millis
     ) -> tuple[ContainerRow, Assignment]:
-        """Register an incarnation; idempotent. Shards that the container still owns stay, under new epochs."""
+        """Register an incarnation; idempotent. Shards that the container still owns stay, under
+        new epochs.
+        """
         with self._writing(term) as connection:
             old = read_container(connection, name)
             if old is not None and old.incarnation == incarnation:
@@ -281,7 +287,9 @@ class ShardStore:
     def heartbeats(
         self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis
     ) -> tuple[HeartbeatOutcome, ...]:
-        """Extend leases, apply acknowledgements and read assignments, in one transaction for all heartbeats."""
+        """Extend leases, apply acknowledgements and read assignments, in one transaction for all
+        heartbeats.
+        """
         found: list[HeartbeatOutcome] = []
         with self._writing(term) as connection:
             while len(found) < len(beats):
@@ -291,7 +299,9 @@ class ShardStore:
     def _heartbeats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
     ) -> Iterator[HeartbeatOutcome]:
-        """Requires: at most one heartbeat of each container. Uses few statements: the lock is held meanwhile."""
+        """Requires: at most one heartbeat of each container. Uses few statements: the lock is
+        held meanwhile.
+        """
         rows = {row.name: row for row in read_leases(connection, [beat.container for beat in beats])}
         valid: dict[str, ContainerRow] = {}
         for beat in beats:
@@ -324,7 +334,9 @@ class ShardStore:
             )
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
-        """Renew a container's lease row while no Shard Manager answers, and read its shards. None: lease ended."""
+        """Renew a container's lease row while no Shard Manager answers, and read its shards. None: lease
+        ended.
+        """
         with self._database.transaction() as connection:
             row = read_container(connection, name)
             if (
@@ -350,8 +362,8 @@ class ShardStore:
     ) -> FailedOver | Renewed | None:
         """Revoke a lease and give its shards to others, in one transaction. None: there is nothing to revoke.
 
-        Requires one of: `renewals` was observed a full interval ago; it belongs to an incarnation that sent no
-        heartbeat since it registered, so it runs nothing; it is None and the exit was observed.
+        Requires one of: `renewals` was observed a full interval ago; it belongs to an incarnation that sent
+        no heartbeat since it registered, so it runs nothing; it is None and the exit was observed.
         """
         with self._writing(term) as connection:
             row = read_container(connection, name)
@@ -520,7 +532,9 @@ def _distinct_prefix(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
 
 
 def _release_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
-    """Give released shards to their targets, or leave them without an owner where the target cannot take them."""
+    """Give released shards to their targets, or leave them without an owner where the target cannot take
+    them.
+    """
     released = {entry.shard: entry.epoch for entry in beat.acked if entry.state is ShardState.DROPPING}
     if not released:
         return

@@ -115,7 +115,9 @@ def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
 
 
 def merge_list(current: TaskList | None, update: TaskList) -> TaskList | None:
-    """The full list after an update; None if the update does not fit the current list: fetch the full list."""
+    """The full list after an update; None if the update does not fit the current list: fetch the
+    full list.
+    """
     # The store does not know the version of our list.
     is_reset = current is not None and update.full and update.since == current.version
     if current is not None and update.version < current.version and not is_reset:

@@ -1,6 +1,7 @@
-"""Simulated containers: the real Task Manager in an engine, the real `Watchdog` and `Lease` in a warden.
+"""Simulated containers and control plane: real Task Manager, `Watchdog`, `Lease`, Shard Manager and State
+Syncer.
 
-What the warden does with threads and processes is done here with events; the decisions are its own.
+Events replace threads and processes; the decisions are made by the real code.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ from penstock.jobs.syncer.state_syncer import StateSyncer, SyncReport
 from penstock.sim.data_plane import LiveRuns, ModelDataPlane, SimPace, SimRunner
 from penstock.sim.simulation import Network, ProcessClock, ProcessCrashed, SimProcess, Simulation
 
-ENGINE_START_MS: Millis = 3_000  # until its first sign of life
-SLOW_STARTS_MS: tuple[Millis, ...] = (4_000, 16_000, 90_000)  # from there until a slow one is ready, at most
+ENGINE_START_MS: Millis = 3_000  # time to an engine's first sign of life
+SLOW_STARTS_MS: tuple[Millis, ...] = (
+    4_000,
+    16_000,
+    90_000,
+)  # maximum further time until a slow engine is ready
 KILL_MS: Millis = 500
-STORE_MS: Millis = 300  # until the store has a question, and as long until its answer is there
+STORE_MS: Millis = 300  # maximum delay of a request to the store, and of its response
 BOOT_MS: Millis = 15_000
 
 
 @dataclass(slots=True, kw_only=True)
 class SimEnvironment:
-    """What every container of a world shares."""
+    """What all containers of a world share."""
 
     sim: Simulation
     network: Network
@@ -49,22 +54,24 @@ class SimEnvironment:
     pace: SimPace
     settings: TaskManagerSettings
     load_pace: ShardLoadSettings
-    watch_ms: Millis  # between two looks of a warden
-    shard_store: ShardStore  # as containers reach it, past the control plane
-    slow_starts: float = 0.0  # the share of engines that live long before they are ready
+    watch_ms: Millis  # the interval of a warden's checks
+    shard_store: ShardStore  # as containers reach it, without the control plane
+    slow_starts: float = 0.0  # the share of engines that take long to become ready
     lease: type[Lease] = Lease
     watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
-    on_arrival: Callable[[str, str], None] = lambda container, incarnation: None  # a beat reached the active
-    # An engine of (container, incarnation), or its warden for it, says which shards it recorded or gave back.
+    on_arrival: Callable[[str, str], None] = lambda container, incarnation: (
+        None
+    )  # a heartbeat reached the active control plane
+    # The engine of (container, incarnation), or its warden, acknowledges shards as owned or released.
     on_acked: Callable[[str, str, tuple[ShardEntry, ...]], None] = lambda container, incarnation, acked: None
-    # A warden ends the engine of (container, incarnation), and why.
+    # A warden kills the engine of (container, incarnation), for a reason.
     on_ending: Callable[[Container, str, str], None] = lambda container, incarnation, reason: None
     met: Counter[str] = field(default_factory=Counter)
 
 
 class SimEngine:
-    """One life of an engine process: the real Task Manager over a simulated runner."""
+    """One engine process: the real Task Manager with a simulated runner."""
 
     def __init__(self, around: SimEnvironment, container: Container, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -101,7 +108,7 @@ class SimEngine:
         self.process.every(self._around.profile.sign_of_life_ms, "round", self._round)
 
     def be_ready(self) -> None:
-        """Its session is there: it has a Task Manager from now on. May be repeated."""
+        """The engine is ready: its Task Manager works from now on. Idempotent."""
         if self._is_ready:
             return
         self._is_ready = True
@@ -111,15 +118,17 @@ class SimEngine:
     def _round(self) -> None:
         now_ms = self.process.clock.boot_ms()
         if not self._is_ready:
-            said = Heartbeat(container=self._container.name, incarnation=self.incarnation, sequence=0)
-            self._container.on_sign(self.incarnation, now_ms, said)
+            report_message = Heartbeat(
+                container=self._container.name, incarnation=self.incarnation, sequence=0
+            )
+            self._container.on_sign(self.incarnation, now_ms, report_message)
             return
         self.manager.tick(now_ms)
         if self.manager.is_list_stale:
-            self._ask_for_list(now_ms)
+            self._fetch_list(now_ms)
         report = self.manager.report()
         self._around.on_acked(self._container.host, self.incarnation, report.acked)
-        said = Heartbeat(
+        report_message = Heartbeat(
             container=self._container.name,
             incarnation=self.incarnation,
             sequence=0,
@@ -130,39 +139,41 @@ class SimEngine:
             loads=report.loads,
             engine_ready=True,
         )
-        self._container.on_sign(self.incarnation, now_ms, said)
+        self._container.on_sign(self.incarnation, now_ms, report_message)
 
-    def _ask_for_list(self, now_ms: Millis, *, whole: bool = False) -> None:
+    def _fetch_list(self, now_ms: Millis, *, is_full: bool = False) -> None:
         if self._asked_ms is not None and now_ms - self._asked_ms < self._around.profile.heartbeat_ms:
             return
         self._asked_ms = now_ms
-        since = None if whole else self.manager.list_version
+        since = None if is_full else self.manager.list_version
 
-        def answer(life: SimServices) -> Callable[[], None] | None:
-            news = self._around.control.guarded(life, lambda: self._around.control.task_list(life, since))
-            return None if news is None else lambda: self._take_list(news)
+        def answer(services: SimServices) -> Callable[[], None] | None:
+            update = self._around.control.guarded(
+                services, lambda: self._around.control.task_list(services, since)
+            )
+            return None if update is None else lambda: self._apply_list(update)
 
         self._container.ask(self.process, "task list", answer)
 
-    def _take_list(self, news: TaskList) -> None:
+    def _apply_list(self, update: TaskList) -> None:
         self._asked_ms = None
         now_ms = self.process.clock.boot_ms()
-        if self.manager.on_task_list(news, now_ms):
+        if self.manager.on_task_list(update, now_ms):
             self._container.cached_list = self.manager.task_list
         else:
-            self._ask_for_list(now_ms, whole=True)
+            self._fetch_list(now_ms, is_full=True)
 
 
 class Container:
-    """A host with a warden on it, which keeps one engine after another alive.
+    """A host with a warden, which runs one engine after another.
 
-    `name` is what it is called; two hosts may be started with one name, by mistake.
+    `name` is the container's name; two hosts may use one name by mistake.
     """
 
     def __init__(self, around: SimEnvironment, name: str, clock: ProcessClock, *, host: str = "") -> None:
         self.name, self.clock, self.host = name, clock, host or name
         self.cached_list: TaskList | None = None  # on disk
-        self.is_lost = False  # for good: nobody will start it again
+        self.is_lost = False  # permanently: it is never restarted
         self._around, self._sim = around, around.sim
         self._incarnations = 0
         self._warden: SimProcess | None = None
@@ -173,28 +184,28 @@ class Container:
 
     @property
     def warden(self) -> SimProcess | None:
-        """The living one."""
+        """The live process, None if there is none."""
         return self._warden if self._warden is not None and self._warden.is_alive else None
 
     @property
     def engine(self) -> SimProcess | None:
-        """The living one."""
+        """The live process, None if there is none."""
         return self._engine.process if self._engine is not None and self._engine.process.is_alive else None
 
     @property
     def incarnation(self) -> str:
-        """Of the living engine."""
+        """The incarnation of the live engine, "" if there is none."""
         return self._engine.incarnation if self._engine is not None and self.engine is not None else ""
 
     @property
     def has_contact(self) -> bool:
-        """Whether its warden was ever answered in time."""
+        """Whether its warden ever got a reply in time."""
         return self._contact.is_made
 
-    # -- what happens to it -------------------------------------------------------------------------------
+    # -- starts and faults --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Boot: reap what a former life left, then register."""
+        """Boot: kill the last engine, then register."""
         if self.warden is not None or self.is_lost:
             return
         if self.engine is not None:
@@ -206,7 +217,7 @@ class Container:
         warden.run("register", self._register)
 
     def crash(self, *, for_good: bool = False, restarts: bool = True) -> None:
-        """Everything of it dies at once."""
+        """Kill warden and engine at once."""
         incarnation = self.incarnation
         self.is_lost = self.is_lost or for_good
         for process in (self.warden, self.engine):
@@ -214,13 +225,13 @@ class Container:
                 process.kill()
         if incarnation and self._sim.rng.random() < 0.5:
             self._sim.after(
-                self._sim.rng.randrange(1, 2_000), "exit seen", lambda: self._tell_exit(incarnation)
+                self._sim.rng.randrange(1, 2_000), "exit observed", lambda: self._report_exit(incarnation)
             )
         if restarts:
             self._restart_later()
 
     def crash_warden(self) -> None:
-        """Only the warden dies; the engine notices that the pipe is closed."""
+        """Kill only the warden; the engine ends when it notices the closed pipe."""
         if self.warden is None:
             return
         self.warden.kill()
@@ -230,30 +241,30 @@ class Container:
         self._restart_later()
 
     def crash_engine(self) -> None:
-        """Only the engine dies; the warden notices."""
+        """Kill only the engine; the warden notices."""
         if self.engine is not None:
             self.engine.kill()
 
-    def hurry(self) -> None:
-        """An engine that starts slowly is ready now."""
+    def finish_start(self) -> None:
+        """Make a slowly starting engine ready now."""
         if self._engine is not None and self.engine is not None:
-            self.engine.run("hurries", self._engine.be_ready)
+            self.engine.run("finishes its start", self._engine.be_ready)
 
     def _restart_later(self) -> None:
         self._sim.after(self._sim.rng.randrange(500, BOOT_MS), f"{self.host} boots", self.start)
 
-    def _tell_exit(self, incarnation: str) -> None:
-        life = self._around.control.answering()
-        if life is None:
+    def _report_exit(self, incarnation: str) -> None:
+        services = self._around.control.answering()
+        if services is None:
             return
 
-        def tell() -> None:
-            now_ms = life.process.clock.boot_ms()
+        def report() -> None:
+            now_ms = services.process.clock.boot_ms()
             self._around.control.guarded(
-                life, lambda: life.shard_manager.on_container_dead(self.name, incarnation, now_ms)
+                services, lambda: services.shard_manager.on_container_dead(self.name, incarnation, now_ms)
             )
 
-        life.process.run("exit seen", tell)
+        services.process.run("exit observed", report)
 
     # -- the warden's rules -------------------------------------------------------------------------------
 
@@ -269,19 +280,19 @@ class Container:
         network, control = self._around.network, self._around.control
 
         def arrive() -> None:
-            life = control.answering()
-            if life is None:
+            services = control.answering()
+            if services is None:
                 return
-            if life is control.active:
+            if services is control.active:
                 on_arrival()
 
             def serve() -> None:
-                answer = handle(life)
+                answer = handle(services)
                 if answer is not None:
                     back = f"{self.host} <- {label}"
                     network.send("control", self.host, back, lambda: caller.run(back, answer))
 
-            life.process.run(f"{label} of {self.host}", serve)
+            services.process.run(f"{label} of {self.host}", serve)
 
         network.send(self.host, "control", f"control <- {label} of {self.host}", arrive)
 
@@ -292,13 +303,13 @@ class Container:
         incarnation = f"{self.host}.{self._incarnations}"
         self._registering = incarnation
 
-        def handle(life: SimServices) -> Callable[[], None] | None:
+        def handle(services: SimServices) -> Callable[[], None] | None:
             def register() -> bool:
-                now_ms = life.process.clock.boot_ms()
-                life.shard_manager.register(self.name, incarnation, folder_id=self.host, now_ms=now_ms)
+                now_ms = services.process.clock.boot_ms()
+                services.shard_manager.register(self.name, incarnation, folder_id=self.host, now_ms=now_ms)
                 return True
 
-            done = self._around.control.guarded(life, register)
+            done = self._around.control.guarded(services, register)
             return None if done is None else lambda: self._spawn(incarnation)
 
         def retry() -> None:
@@ -310,7 +321,7 @@ class Container:
 
     def _spawn(self, incarnation: str) -> None:
         if self._registering != incarnation:
-            return  # the answer to an attempt that was given up
+            return  # the reply to an attempt that was given up
         assert self.engine is None, f"{self.host} has an engine already"
         self._registering = ""
         self._engine = SimEngine(self._around, self, incarnation)
@@ -322,12 +333,12 @@ class Container:
             lease=self._around.lease(deadline_ms=self._around.profile.deadline_ms),
         )
 
-    def on_sign(self, incarnation: str, at_ms: Millis, said: Heartbeat) -> None:
-        """The engine wrote a sign of life into the pipe."""
+    def on_sign(self, incarnation: str, at_ms: Millis, report_message: Heartbeat) -> None:
+        """The engine wrote a sign of life to the pipe."""
 
         def take() -> None:
             if self.incarnation == incarnation and self._watchdog is not None:
-                self._watchdog.on_sign(at_ms, said)
+                self._watchdog.on_sign(at_ms, report_message)
 
         if self._warden is not None:
             self._warden.run("sign of life", take)
@@ -348,14 +359,18 @@ class Container:
                 self._send(engine, action.heartbeat)
 
     def _send(self, engine: SimEngine, beat: Heartbeat) -> None:
-        """One beat. Its answer may come late, twice or never; a late one is no sign of a Shard Manager."""
+        """Send one heartbeat. Its reply may come late, twice or never; a late one does not count
+        as contact.
+        """
         warden, state = self._warden, {"waits": True}
         assert warden is not None
         self._around.on_acked(self.host, engine.incarnation, beat.acked)
 
-        def handle(life: SimServices) -> Callable[[], None] | None:
-            now_ms = life.process.clock.boot_ms()
-            reply = self._around.control.guarded(life, lambda: life.shard_manager.on_heartbeat(beat, now_ms))
+        def handle(services: SimServices) -> Callable[[], None] | None:
+            now_ms = services.process.clock.boot_ms()
+            reply = self._around.control.guarded(
+                services, lambda: services.shard_manager.on_heartbeat(beat, now_ms)
+            )
             return None if reply is None else lambda: take(reply)
 
         def take(reply: HeartbeatReply) -> None:
@@ -375,7 +390,7 @@ class Container:
         warden.after(self._around.profile.deadline_ms // 4, "beat timed out", give_up)
 
     def _renew(self, engine: SimEngine, beat: Heartbeat) -> None:
-        """Past the control plane, in the store itself."""
+        """Renew the lease directly in the store."""
         sim, warden, begun_ms = self._sim, self._warden, self.clock.boot_ms()
         assert warden is not None
 
@@ -405,11 +420,13 @@ class Container:
         self._around.met["engine ended: " + reason.split(" in the last")[0].split(" for ")[0]] += 1
         self._sim.note(f"{self.host} ends its engine: {reason}")
         self._around.on_ending(self, engine.incarnation, reason)
-        self._watchdog = None  # no more beats for this one
+        self._watchdog = None  # no more heartbeats for this engine
         assert self._warden is not None
-        self._warden.after(self._sim.rng.randrange(1, KILL_MS), "engine killed", lambda: self._reaped(engine))
+        self._warden.after(
+            self._sim.rng.randrange(1, KILL_MS), "engine killed", lambda: self._on_killed(engine)
+        )
 
-    def _reaped(self, engine: SimEngine) -> None:
+    def _on_killed(self, engine: SimEngine) -> None:
         engine.process.kill()
         if self._engine is engine:
             self._engine = None
@@ -425,7 +442,7 @@ RESTART_MS: Millis = 3_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimParts:
-    """How the services of one life are made: a planted bug replaces one of these."""
+    """The classes of the services; a planted bug replaces one of them."""
 
     syncer: type[StateSyncer] = StateSyncer
     shard_manager: type[ShardManager] = ShardManager
@@ -435,7 +452,7 @@ class SimParts:
 
 @dataclass(slots=True, kw_only=True)
 class SimServices:
-    """One life of the control plane."""
+    """The services of one control plane process."""
 
     process: SimProcess
     job_service: JobService
@@ -443,45 +460,45 @@ class SimServices:
     shard_manager: ShardManager
     task_service: TaskService
     sync_due_ms: Millis = 0
-    hangs_until_ms: Millis = 0  # the syncer waits for an answer of the data plane
+    hangs_until_ms: Millis = 0  # until then the syncer waits for the data plane
 
 
 @dataclass(slots=True)
 class SimControlPlane:
-    """Whoever answers under the control plane's address."""
+    """The control plane processes behind one address: the active one, and zombies."""
 
     sim: Simulation
     database: Database
     data_plane: DataPlane
     profile: Profile
     shard_count: int
-    clock: ProcessClock  # of the host: all lives share it
+    clock: ProcessClock  # of the host: all processes share it
     parts: SimParts = field(default_factory=SimParts)
     active: SimServices | None = None
     zombies: list[SimServices] = field(default_factory=list)
     lives: int = 0
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
-    sync_ms: Millis = SYNC_MS  # between rounds that find nothing to do
+    sync_ms: Millis = SYNC_MS  # between idle rounds
     pace: ShardManagerSettings = field(default_factory=ShardManagerSettings)
     tick_ms: Millis = 0  # between rounds of the Shard Manager; 0: a quarter of a heartbeat
-    down_until_ms: Millis = 0  # nobody starts it before
+    down_until_ms: Millis = 0  # it is not started before
     syncer_down_until_ms: Millis = 0
     task_service_down_until_ms: Millis = 0
     _is_starting: bool = False
 
     @property
     def process(self) -> SimProcess | None:
-        """Of the active life."""
+        """The active process."""
         return None if self.active is None else self.active.process
 
     def processes(self) -> list[SimProcess]:
-        """Of every life that is not over."""
+        """All live processes."""
         lives = [*self.zombies, *([self.active] if self.active is not None else [])]
-        return [life.process for life in lives if life.process.is_alive]
+        return [services.process for services in lives if services.process.is_alive]
 
     def start(self) -> None:
-        """Begin a new life, or try again soon when the store does not let it."""
+        """Start a new process; retry soon if the store fails."""
         self._is_starting = False
         if self.sim.now_ms < self.down_until_ms:
             self._restart_later()
@@ -496,12 +513,12 @@ class SimControlPlane:
             self._restart_later()
 
     def crash(self) -> None:
-        """SIGKILL: the supervisor starts it again."""
+        """Kill the active process; the supervisor restarts it."""
         if self.active is not None:
             self.active.process.kill()
 
     def become_zombie(self, *, for_ms: Millis) -> None:
-        """Pause the active life and start another one; later the old one goes on as if it were the active."""
+        """Pause the active process and start another; later the old one continues as if it were active."""
         if self.active is None or not self.active.process.is_alive:
             return
         old, self.active = self.active, None
@@ -511,9 +528,10 @@ class SimControlPlane:
         self._restart_later()
 
     def become_zombie_here(self, process: SimProcess, *, for_ms: Millis, until_ms: Millis) -> None:
-        """Pause the active life between two lines of its round; when this returns, it goes on with the next.
+        """Pause the active process inside its round; the round continues when this returns.
 
-        Meanwhile all else goes on, a successor included: the round then writes what it decided long ago.
+        Other events, including those of a successor, happen meanwhile: the round then writes outdated
+        decisions.
         """
         old, self.active = self.active, None
         assert old is not None and old.process is process
@@ -525,37 +543,41 @@ class SimControlPlane:
         process.is_inside = False
         if not process.is_alive:
             raise ProcessCrashed
-        # What came in during the pause is for after this round.
-        self.sim.after(0, "the zombie's round is over", process.resume)
+        # Events queued during the pause run after this round.
+        self.sim.after(0, "the zombie's round ends", process.resume)
 
     def answering(self) -> SimServices | None:
-        """Who gets a message that arrives now: at times a zombie that still holds the connection."""
-        awake = [life for life in self.zombies if life.process.is_alive and not life.process.is_paused]
+        """The process that receives a message now: sometimes a zombie that still holds the connection."""
+        awake = [
+            services
+            for services in self.zombies
+            if services.process.is_alive and not services.process.is_paused
+        ]
         if awake and self.sim.rng.random() < 0.3:
             return self.sim.rng.choice(awake)
         if self.active is None or not self.active.process.is_alive:
             return None
         return self.active
 
-    def task_list(self, life: SimServices, since: int | None) -> TaskList:
-        """What the Task Service of this life answers."""
+    def task_list(self, services: SimServices, since: int | None) -> TaskList:
+        """The response of this process's Task Service."""
         if self.sim.now_ms < self.task_service_down_until_ms:
             self.met["task service down"] += 1
             raise StoreUnavailable("the simulated Task Service is down")
-        return life.task_service.snapshot(since)
+        return services.task_service.snapshot(since)
 
     def poke(self) -> None:
-        """Something was written: sync soon."""
+        """A job was written: sync soon."""
         if self.active is not None:
             self.active.sync_due_ms = min(self.active.sync_due_ms, self.sim.now_ms + SYNC_SOON_MS)
 
-    def guarded(self, life: SimServices, action: Callable[[], ResultType]) -> ResultType | None:
-        """Run a part of a service as its loop would: an error costs the round, a lost term ends the life."""
+    def guarded(self, services: SimServices, action: Callable[[], ResultType]) -> ResultType | None:
+        """Run part of a service as its loop does: an error ends the round, a lost term ends the process."""
         try:
             return action()
         except Fenced:
             self.met["fenced"] += 1
-            life.process.kill()
+            services.process.kill()
         except PenstockError as error:
             self.met[type(error).__name__] += 1
         return None
@@ -582,45 +604,47 @@ class SimControlPlane:
             reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
             pace=self.pace,
-            send_canary=lambda beat: self._send_canary(life, beat),
+            send_canary=lambda beat: self._send_canary(services, beat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )
-        life = SimServices(
+        services = SimServices(
             process=process,
             job_service=JobService(store),
             syncer=self.parts.syncer(store, manager, self.data_plane, term=syncer_term),
             shard_manager=manager,
             task_service=tasks,
         )
-        self.active = life
-        process.on_death.append(lambda: self._on_death(life))
+        self.active = services
+        process.on_death.append(lambda: self._on_death(services))
         tick_ms = self.tick_ms or max(1_000, self.profile.heartbeat_ms // 4)
-        process.every(tick_ms, "tick", lambda: self._tick(life))
-        process.every(500, "sync", lambda: self._sync(life))
+        process.every(tick_ms, "tick", lambda: self._tick(services))
+        process.every(500, "sync", lambda: self._sync(services))
 
-    def _on_death(self, life: SimServices) -> None:
-        if life in self.zombies:
-            self.zombies.remove(life)
-        if self.active is life:
+    def _on_death(self, services: SimServices) -> None:
+        if services in self.zombies:
+            self.zombies.remove(services)
+        if self.active is services:
             self.active = None
             self._restart_later()
 
-    def _send_canary(self, life: SimServices, beat: Heartbeat) -> None:
+    def _send_canary(self, services: SimServices, beat: Heartbeat) -> None:
         def arrive() -> None:
-            self.guarded(life, lambda: life.shard_manager.on_heartbeat(beat, life.process.clock.boot_ms()))
+            self.guarded(
+                services, lambda: services.shard_manager.on_heartbeat(beat, services.process.clock.boot_ms())
+            )
 
-        life.process.after(1, "canary", arrive)
+        services.process.after(1, "canary", arrive)
 
-    def _tick(self, life: SimServices) -> None:
-        self.guarded(life, lambda: life.shard_manager.tick(life.process.clock.boot_ms()))
+    def _tick(self, services: SimServices) -> None:
+        self.guarded(services, lambda: services.shard_manager.tick(services.process.clock.boot_ms()))
 
-    def _sync(self, life: SimServices) -> None:
+    def _sync(self, services: SimServices) -> None:
         now_ms = self.sim.now_ms
-        if now_ms < max(life.sync_due_ms, life.hangs_until_ms, self.syncer_down_until_ms):
+        if now_ms < max(services.sync_due_ms, services.hangs_until_ms, self.syncer_down_until_ms):
             return
-        life.sync_due_ms = now_ms + SYNC_SOON_MS
-        report = self.guarded(life, lambda: life.syncer.sync_once(life.process.clock.now_ms()))
+        services.sync_due_ms = now_ms + SYNC_SOON_MS
+        report = self.guarded(services, lambda: services.syncer.sync_once(services.process.clock.now_ms()))
         if report is not None:
             self.on_sync(report)
             if report.is_quiet:
-                life.sync_due_ms = now_ms + self.sync_ms
+                services.sync_due_ms = now_ms + self.sync_ms

@@ -296,12 +296,12 @@ def test_tasks_of_one_job_are_kept_apart_where_that_is_possible():
     jobs = (np.arange(1_000, dtype=np.int32) // 20).astype(np.int32)  # 50 jobs of 20 shards
     posed = problem(**fleet, job_shards=np.arange(1_000, dtype=np.int32), job_ids=jobs)
     found = solve(posed, Rules(), Mode.PERIODIC)
-    floor = start(
+    state = start(
         build_model(problem(**fleet, owners=found.owners, job_shards=posed.job_shards, job_ids=jobs), Rules())
     )
     blind = start(build_model(problem(**fleet, owners=solve(problem(**fleet), Rules(), Mode.PERIODIC).owners,
                                  job_shards=posed.job_shards, job_ids=jobs), Rules()))  # fmt: skip
-    assert crowded(floor).size < crowded(blind).size / 2
+    assert crowded(state).size < crowded(blind).size / 2
     assert found.in_band(0.10) == 1.0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.sim.simulation import Network, NetworkConditions, Simulation
 
 
-def deliveries(weather: NetworkConditions, seed: int = 5, count: int = 1_000) -> list[int]:
+def deliveries(conditions: NetworkConditions, seed: int = 5, count: int = 1_000) -> list[int]:
     sim, got = Simulation(seed), list[int]()
-    network = Network(sim=sim, weather=weather)
+    network = Network(sim=sim, conditions=conditions)
     for number in range(count):
         sim.at(number, "send", lambda number=number: network.send("a", "b", "m", lambda: got.append(number)))
     sim.run(100_000)

@@ -426,7 +426,7 @@ MUTANTS = (
     Mutant(
         name="fail-over at the container's deadline",
         bugs=_manager(EarlyFailOver),
-        faults=("link cut", "bad weather", "container pause"),
+        faults=("link cut", "bad network", "container pause"),
         noticed_by=("I6 ", "I3 "),
     ),
     Mutant(
@@ -438,7 +438,7 @@ MUTANTS = (
     Mutant(
         name="late replies obeyed: an old ADD undoes a DROP",
         bugs=PlantedBugs(task_manager=ObeysAnyAssignment),
-        faults=("bad weather", "container crash", "planned work"),
+        faults=("bad network", "container crash", "planned work"),
         noticed_by=("I1 ", "I3 ", "I19 "),
     ),
     Mutant(
@@ -494,7 +494,7 @@ MUTANTS = (
     Mutant(
         name="beats of a superseded incarnation count",
         bugs=_store(BeatsOfAnyLife),
-        faults=("bad weather", "engine crash", "engine pause"),
+        faults=("bad network", "engine crash", "engine pause"),
         noticed_by=("I3 ", "I6 ", "I1 "),
         write_every_ms=800,
         fault_every_ms=2_500,
