@@ -537,17 +537,17 @@ class ControlPlane(Control):
         """Register an incarnation of a container."""
         self.shard_manager.register(name, incarnation, folder_id=folder_id, now_ms=self.clock.boot_ms())
 
-    def on_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Answer one heartbeat."""
-        return self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
+        return self.shard_manager.on_heartbeat(heartbeat, self.clock.boot_ms())
 
-    def on_beat_arrival(self, beat: Heartbeat) -> None:
+    def on_beat_arrival(self, heartbeat: Heartbeat) -> None:
         """A heartbeat was received; it is answered later."""
-        self.shard_manager.on_arrival(beat, self.clock.boot_ms())
+        self.shard_manager.on_arrival(heartbeat, self.clock.boot_ms())
 
-    def answer_beats(self, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
+    def answer_beats(self, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
         """Answer received heartbeats together."""
-        return self.shard_manager.answer_heartbeats(beats, self.clock.boot_ms())
+        return self.shard_manager.answer_heartbeats(heartbeats, self.clock.boot_ms())
 
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
         """A host reports that all processes of a container ended; `folder_id` proves that it is its host."""

@@ -285,9 +285,8 @@ def _by_weight(alarm: Alarm) -> tuple[bool, int, int, str]:
 
 CHECK_MS: Millis = 5_000
 SWEEP_MS: Millis = 15_000
-REPEAT_MS: Millis = (
-    60_000  # an unchanged report is written again this often, so that its alarm does not resolve
-)
+# An unchanged report is written again this often, so that its alarm does not resolve
+REPEAT_MS: Millis = 60_000
 
 # What a source reports for all jobs now.
 AlarmSource = Callable[[Millis], Levels]

@@ -161,9 +161,8 @@ def join_settings(
     settings.check()
     if engine == "spark" and settings.rows.startswith("env:"):
         _check_rows(rows, str(installation["rows_identity"]))
-        os.environ[ROWS_VARIABLE] = (
-            rows  # for the engine; not an argument, because every user can see arguments
-        )
+        # For the engine; not an argument, because every user can see arguments
+        os.environ[ROWS_VARIABLE] = rows
     return settings
 
 
@@ -213,7 +212,7 @@ class _HttpLink:
     def register(self, container: str, incarnation: str) -> None:
         self._client.register(container, incarnation, self._identity)
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         return self._client.beat(heartbeat)
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:

@@ -42,10 +42,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ISOLATED = "isolated"  # the runner of tasks that have a process of their own, whatever their kind
-WAIT_S, PAUSE_MS = (
-    3.0,
-    20,
-)  # long polling: the service holds a request until there is a newer list, at most WAIT_S
+# Long polling: the service holds a request until there is a newer list, at most WAIT_S
+WAIT_S, PAUSE_MS = 3.0, 20
 
 
 class Engine:

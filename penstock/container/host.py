@@ -39,9 +39,8 @@ log = structlog.get_logger(__name__)
 
 ASK_MS: Millis = 10_000  # how often idle hosts poll: there may be thousands
 UNDER_WAY_MS: Millis = 2_000  # how often a host polls during a move
-HOME_AFTER_MS: Millis = (
-    60_000  # without an answer or a record in another cluster for this long, it returns home
-)
+# Without an answer or a record in another cluster for this long, it returns home
+HOME_AFTER_MS: Millis = 60_000
 # Its tasks start elsewhere first, because a starting JVM takes all the CPU.
 RESTART_MS: Millis = 5_000
 RESTART_MAX_MS: Millis = 60_000
@@ -259,9 +258,8 @@ class ContainerHost:
     containers: tuple[ContainerSettings, ...]
     environment: Mapping[str, str]  # of the wardens, which do not pass secrets on to their engines
     clock: Clock
-    on_dead: Callable[[str], object] = lambda name: (
-        None
-    )  # called once all processes of that container have ended
+    # Called once all processes of that container have ended
+    on_dead: Callable[[str], object] = lambda name: None
     _children: list[_Child] = field(default_factory=list)
     _locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _loop: Loop | None = None

@@ -45,7 +45,7 @@ class ShardManagerLink(Protocol):
     def register(self, container: str, incarnation: str) -> None:
         """Register a new incarnation; raises Refused while another one is alive."""
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Send one heartbeat; returns the reply."""
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:
@@ -170,42 +170,44 @@ class Warden:
             self._stop.wait(0.1)
         return "the container was told to stop"
 
-    def _queue_heartbeat(self, engine: _Engine, beat: Heartbeat, now_ms: Millis) -> None:
-        engine.watchdog.on_sent(beat, now_ms)  # first: the reply may arrive at once
+    def _queue_heartbeat(self, engine: _Engine, heartbeat: Heartbeat, now_ms: Millis) -> None:
+        engine.watchdog.on_sent(heartbeat, now_ms)  # first: the reply may arrive at once
         # If the last one is still being sent, this one is skipped; the lease is not extended.
         with contextlib.suppress(queue.Full):
-            self._beats.put_nowait(beat)
+            self._beats.put_nowait(heartbeat)
 
     def _send_heartbeat(self) -> None:
-        contact, beat = self._contact, self._beats.get()
+        contact, heartbeat = self._contact, self._beats.get()
         try:
-            reply = self._link.beat(beat)
+            reply = self._link.send_heartbeat(heartbeat)
         except PenstockError as error:
             if not contact.missed:
                 parts = {"error": error.what, "why": error.why, "fix": error.fix}
                 log.warning("heartbeats are not acknowledged", container=self._container, **parts)
             if contact.on_silence():
-                self._renew_in_store(beat)
+                self._renew_in_store(heartbeat)
             return
-        self._replies.put((beat.incarnation, reply, None))
+        self._replies.put((heartbeat.incarnation, reply, None))
         if contact.missed:
             missed = contact.missed
             log.info("heartbeats are acknowledged again", container=self._container, missed=missed)
         contact.on_answer(reply)
 
-    def _renew_in_store(self, beat: Heartbeat) -> None:
+    def _renew_in_store(self, heartbeat: Heartbeat) -> None:
         """No Shard Manager answers: renew the lease row in the store and read the assignment there."""
         is_first = self._contact.missed == MISSED_HEARTBEATS
         began_ms = self._clock.boot_ms()
         try:
-            renewal = self._link.renew(self._container, beat.incarnation)
+            renewal = self._link.renew(self._container, heartbeat.incarnation)
         except PenstockError as error:
             if is_first:
                 log.warning("the store does not answer either", container=self._container, error=error.what)
             return
         if is_first:
             log.warning("renewing the lease in the store", container=self._container)
-        self._replies.put((beat.incarnation, self._contact.reply_from_store(beat, renewal), began_ms))
+        self._replies.put(
+            (heartbeat.incarnation, self._contact.reply_from_store(heartbeat, renewal), began_ms)
+        )
 
     def _take_replies(self, engine: _Engine) -> None:
         while not self._replies.empty():

@@ -157,9 +157,9 @@ class Watchdog:
         """Send the next heartbeat early, because a plan or a move waits for it."""
         self._beat_due_ms, self._last_sent = self._early_ms, None
 
-    def on_sent(self, beat: Heartbeat, now_ms: Millis) -> None:
+    def on_sent(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
         """A heartbeat is about to be sent. Requires: `now_ms` is not after the sending."""
-        self.lease.on_sent(beat.sequence, now_ms)
+        self.lease.on_sent(heartbeat.sequence, now_ms)
 
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
         """A reply arrived. Returns whether to pass it to the engine."""
@@ -208,7 +208,7 @@ class Watchdog:
         # Heartbeats are sent before the engine's first report too: otherwise a container whose engine starts
         # slowly would be failed over, and start another engine just as slowly.
         empty = Heartbeat(container=self.container, incarnation=self.incarnation, sequence=0)
-        beat = replace(
+        heartbeat = replace(
             self._report or empty,
             container=self.container,
             incarnation=self.incarnation,
@@ -216,9 +216,9 @@ class Watchdog:
             pid=self.pid,
         )
         if not self._is_ready:
-            beat = replace(beat, acked=self._released)
-        self._last_sent = beat
-        return Step(actions=(SendHeartbeat(heartbeat=beat),))
+            heartbeat = replace(heartbeat, acked=self._released)
+        self._last_sent = heartbeat
+        return Step(actions=(SendHeartbeat(heartbeat=heartbeat),))
 
 
 def _has_released(last_sent: Heartbeat, report: Heartbeat) -> bool:
@@ -252,13 +252,13 @@ class Contact:
         # Without any reply so far no tasks run, and the number of shards is unknown.
         return self.missed >= MISSED_HEARTBEATS and self.is_made
 
-    def reply_from_store(self, beat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
+    def reply_from_store(self, heartbeat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
         """The store's answer as a reply. Requires: `on_silence` returned True."""
         assert self._last_reply is not None, "the store is used only after a reply"
         return HeartbeatReply(
             verdict=HeartbeatVerdict.REBOOT if renewal is None else HeartbeatVerdict.OK,
             term=self._last_reply.term,
-            sequence=beat.sequence,
+            sequence=heartbeat.sequence,
             assignment_version=0 if renewal is None else renewal.assignment_version,
             shards=() if renewal is None else renewal.shards,
             shard_count=self._last_reply.shard_count,

@@ -51,9 +51,8 @@ class Liveness:
 
     profile: Profile
     _watched: dict[str, _Watched] = field(default_factory=dict)
-    _lost_ms: dict[str, Millis] = field(
-        default_factory=dict
-    )  # silent containers that were failed over recently
+    # Silent containers that were failed over recently
+    _lost_ms: dict[str, Millis] = field(default_factory=dict)
     _time_ms: Millis | None = None  # of the last `on_time`
     _fair_from_ms: Millis = 0  # missing heartbeats before this time may be our own fault
     _canaries_ms: dict[int, Millis] = field(default_factory=dict)  # sent, not yet received
@@ -80,7 +79,7 @@ class Liveness:
         watched = self._watched.get(container)
         return watched is not None and watched.incarnation == incarnation
 
-    def on_beat(self, container: str, incarnation: str, now_ms: Millis) -> None:
+    def on_heartbeat(self, container: str, incarnation: str, now_ms: Millis) -> None:
         """A heartbeat was received. Does not check deadlines: more heartbeats may be queued."""
         self._note_life(container, incarnation, now_ms, is_heard=True)
 
@@ -207,13 +206,11 @@ class ShardManagerSettings:
     """Timeouts and limits of the Shard Manager."""
 
     balance_ms: Millis = 30 * 60_000
-    balance_soon_ms: Millis = (
-        5_000  # after the task list or the set of containers changed, or with moves still to do
-    )
+    # After the task list or the set of containers changed, or with moves still to do
+    balance_soon_ms: Millis = 5_000
     moves_max: int = 8  # in progress at once; in a large fleet one for every ten containers
-    add_timeout_ms: Millis = (
-        15_000  # an assigned shard is not acknowledged in time: it goes to another container
-    )
+    # An assigned shard is not acknowledged in time: it goes to another container
+    add_timeout_ms: Millis = 15_000
     drop_timeout_ms: Millis = 60_000  # a shard to drop is not released in time: the container's lease expires
     engine_wait_ms: Millis = 60_000  # for engines that start together, before others get their shards
     engine_suspect_ms: Millis = 120_000  # how long a shard that left a lost engine stays with the next one

@@ -299,9 +299,8 @@ LOANS = sa.Table(
 )
 _COLUMNS = tuple(column.name for column in LOANS.c)
 _ORDERED = sa.select(*LOANS.c).order_by(LOANS.c.container)
-TOKEN_MS: Millis = (
-    30 * 86_400_000
-)  # maximum length of a loan: then the token expires and the container goes home
+# Maximum length of a loan: then the token expires and the container goes home
+TOKEN_MS: Millis = 30 * 86_400_000
 
 
 class LoanStore:

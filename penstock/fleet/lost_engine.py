@@ -101,22 +101,22 @@ class EngineTracker:
         self._left_ms: dict[int, Millis] = {}  # shards that left a lost engine, or had to stay with another
         self._reported: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
 
-    def on_beat(self, beat: Heartbeat, now_ms: Millis) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
         """Requires: a heartbeat of the incarnation in the store. A late one does not mark an
         engine as down.
         """
-        old = self._engines.get(beat.container)
-        is_same = old is not None and old.incarnation == beat.incarnation
-        is_up = beat.engine_ready or (old is not None and is_same and old.is_up)
+        old = self._engines.get(heartbeat.container)
+        is_same = old is not None and old.incarnation == heartbeat.incarnation
+        is_up = heartbeat.engine_ready or (old is not None and is_same and old.is_up)
         since_ms = now_ms
         if old is None and is_up:
             since_ms = 0  # it was up before this Shard Manager started
         elif old is not None and old.is_up == is_up and (is_same or not is_up):
             since_ms = old.since_ms  # successive incarnations that never become ready are one outage
         if old is not None and is_up and not old.is_up:
-            self._starts_ms[beat.container] = now_ms - old.since_ms
-        engine = _Engine(incarnation=beat.incarnation, is_up=is_up, since_ms=since_ms)
-        self._engines[beat.container] = engine
+            self._starts_ms[heartbeat.container] = now_ms - old.since_ms
+        engine = _Engine(incarnation=heartbeat.incarnation, is_up=is_up, since_ms=since_ms)
+        self._engines[heartbeat.container] = engine
 
     def down(self, containers: Iterable[ContainerRow]) -> frozenset[str]:
         """Containers that send heartbeats but have no engine."""

@@ -93,9 +93,8 @@ class TaskReport:
     error: str = ""
     restarts: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # their names: docs/metrics.md
-    failures: dict[str, int] = field(
-        default_factory=dict
-    )  # failed runs in this container, by `failure_class`
+    # Failed runs in this container, by `failure_class`
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +163,8 @@ class HeartbeatVerdict(StrEnum):
     """What a heartbeat did to the container's lease."""
 
     OK = "ok"  # the lease is extended, counted from when the heartbeat was sent
-    REBOOT = (
-        "reboot"  # this incarnation has ended (failed over or replaced): stop all tasks and register again
-    )
+    # This incarnation has ended (failed over or replaced): stop all tasks and register again
+    REBOOT = "reboot"
     WITHHELD = "withheld"  # received, but the lease is not extended
 
 

@@ -271,15 +271,17 @@ class RestartOrders:
         order = RestartOrder(task_id=task_id, number=(self.term << _TERM_BITS) + self._count)
         self._open[task_id] = container, incarnation, order
 
-    def on_beat(self, beat: Heartbeat) -> tuple[RestartOrder, ...]:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> tuple[RestartOrder, ...]:
         """The pending orders of this container. A new incarnation clears them: its tasks have
         just started.
         """
-        mine = [(life, order) for name, life, order in self._open.values() if name == beat.container]
+        mine = [(life, order) for name, life, order in self._open.values() if name == heartbeat.container]
         for life, order in mine:
-            if life != beat.incarnation or order.number <= beat.order:
+            if life != heartbeat.incarnation or order.number <= heartbeat.order:
                 del self._open[order.task_id]
-        return tuple(order for life, order in mine if life == beat.incarnation and order.number > beat.order)
+        return tuple(
+            order for life, order in mine if life == heartbeat.incarnation and order.number > heartbeat.order
+        )
 
 
 def find_task_container(task_id: str, containers: Sequence[ContainerRow]) -> ContainerRow:

@@ -124,51 +124,51 @@ class ShardManager(FleetOrders):
             kept = tuple(entry.shard for entry in assignment.shards)
             return RegisterReply(term=self.term, assignment_version=assignment.version, kept=kept)
 
-    def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
+    def on_arrival(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
         """A heartbeat was received; it is answered later. Takes no lock: a running round must count it as
         received although its answer waits for that round.
         """
-        self._inbox.append((beat, now_ms))
+        self._inbox.append((heartbeat, now_ms))
 
-    def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
         """Answer one heartbeat with the container's full assignment."""
-        self.on_arrival(beat, now_ms)
-        if beat.container != CANARY:
-            return self.answer_heartbeats((beat,), now_ms)[0]
+        self.on_arrival(heartbeat, now_ms)
+        if heartbeat.container != CANARY:
+            return self.answer_heartbeats((heartbeat,), now_ms)[0]
         with self._lock:
             self._process_inbox()
-        ok, sequence = HeartbeatVerdict.OK, beat.sequence
+        ok, sequence = HeartbeatVerdict.OK, heartbeat.sequence
         return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
 
-    def answer_heartbeats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
+    def answer_heartbeats(self, heartbeats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
         """Answer received heartbeats, each with its container's full assignment, in one transaction."""
         with self._lock:
             self._begin(now_ms)
             self._process_inbox()
-            outcomes = self._store.heartbeats(beats, term=self.term, at_ms=self._wall_of(now_ms))
+            outcomes = self._store.heartbeats(heartbeats, term=self.term, at_ms=self._wall_of(now_ms))
             version = self._list_version()
-            pairs = zip(beats, outcomes, strict=True)
-            return [self._reply(beat, outcome, version, now_ms) for beat, outcome in pairs]
+            pairs = zip(heartbeats, outcomes, strict=True)
+            return [self._reply(heartbeat, outcome, version, now_ms) for heartbeat, outcome in pairs]
 
     def _reply(
-        self, beat: Heartbeat, outcome: HeartbeatOutcome, list_version: int, now_ms: Millis
+        self, heartbeat: Heartbeat, outcome: HeartbeatOutcome, list_version: int, now_ms: Millis
     ) -> HeartbeatReply:
         assignment = outcome.assignment
         if outcome.verdict is HeartbeatVerdict.OK:
-            self._renewals[beat.container] = outcome.renewals
-            self._unacked.on_beat(beat, assignment.shards, now_ms)
-            self._engines.on_beat(beat, now_ms)
+            self._renewals[heartbeat.container] = outcome.renewals
+            self._unacked.on_heartbeat(heartbeat, assignment.shards, now_ms)
+            self._engines.on_heartbeat(heartbeat, now_ms)
             mine = {entry.shard for entry in assignment.shards}
-            self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
+            self._measured |= {load.shard: load for load in heartbeat.loads if load.shard in mine}
         return HeartbeatReply(
             verdict=outcome.verdict,
             term=self.term,
-            sequence=beat.sequence,
+            sequence=heartbeat.sequence,
             assignment_version=assignment.version,
             shards=assignment.shards,
             shard_count=self._shard_count,
             list_version=list_version,
-            restarts=self._restarts.on_beat(beat),
+            restarts=self._restarts.on_heartbeat(heartbeat),
             reason=outcome.reason,
         )
 
@@ -190,7 +190,7 @@ class ShardManager(FleetOrders):
     # -- requests of operators --------------------------------------------------------------------------
 
     def move(
-        self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
+        self, shard: int, target: str, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE
     ) -> None:
         """Begin to move one shard on request; does nothing if it is there or moving there already."""
         with self._lock:
@@ -273,22 +273,22 @@ class ShardManager(FleetOrders):
 
     def _process_inbox(self) -> None:
         while self._inbox:
-            beat, received_ms = self._inbox.popleft()
-            if beat.container == CANARY:
-                self._liveness.on_canary(beat.sequence)
+            heartbeat, received_ms = self._inbox.popleft()
+            if heartbeat.container == CANARY:
+                self._liveness.on_canary(heartbeat.sequence)
             else:
-                self._liveness.on_beat(beat.container, beat.incarnation, received_ms)
+                self._liveness.on_heartbeat(heartbeat.container, heartbeat.incarnation, received_ms)
 
     def _send_own_heartbeat(self, now_ms: Millis) -> None:
         if now_ms - self._canary_ms < self._profile.heartbeat_ms:
             return
         self._canary_sequence, self._canary_ms = self._canary_sequence + 1, now_ms
         self._liveness.on_canary_sent(self._canary_sequence, now_ms)
-        beat = Heartbeat(container=CANARY, incarnation=str(self.term), sequence=self._canary_sequence)
+        heartbeat = Heartbeat(container=CANARY, incarnation=str(self.term), sequence=self._canary_sequence)
         if self._send_canary is None:
-            self._inbox.append((beat, now_ms))
+            self._inbox.append((heartbeat, now_ms))
         else:
-            self._send_canary(beat)
+            self._send_canary(heartbeat)
 
     def _fail_over(self, action: FailOver, now_ms: Millis, report: TickReport) -> None:
         outcome = self._store.fail_over(
@@ -444,14 +444,14 @@ class UnackedShards:
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, first reported)
 
-    def on_beat(self, beat: Heartbeat, given: Iterable[ShardEntry], now_ms: Millis) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat, given: Iterable[ShardEntry], now_ms: Millis) -> None:
         """A heartbeat acknowledges some shards; its reply assigns those of `given`.
 
         Shards do not count while the engine is not ready: it cannot acknowledge them yet.
         """
-        acked = set(beat.acked)
+        acked = set(heartbeat.acked)
         for entry in given:
-            if entry in acked or not beat.engine_ready:
+            if entry in acked or not heartbeat.engine_ready:
                 self._since.pop(entry.shard, None)
             elif self._since.get(entry.shard, (0, 0))[0] != entry.epoch:
                 self._since[entry.shard] = (entry.epoch, now_ms)

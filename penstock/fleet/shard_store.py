@@ -285,40 +285,43 @@ class ShardStore:
             return row, assignment_of(connection, name)
 
     def heartbeats(
-        self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis
+        self, heartbeats: Sequence[Heartbeat], *, term: int, at_ms: Millis
     ) -> tuple[HeartbeatOutcome, ...]:
         """Extend leases, apply acknowledgements and read assignments, in one transaction for all
         heartbeats.
         """
         found: list[HeartbeatOutcome] = []
         with self._writing(term) as connection:
-            while len(found) < len(beats):
-                found += self._heartbeats(connection, _distinct_prefix(beats[len(found) :]), at_ms)
+            while len(found) < len(heartbeats):
+                found += self._heartbeats(connection, _distinct_prefix(heartbeats[len(found) :]), at_ms)
         return tuple(found)
 
     def _heartbeats(
-        self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
+        self, connection: sa.Connection, heartbeats: Sequence[Heartbeat], at_ms: Millis
     ) -> Iterator[HeartbeatOutcome]:
         """Requires: at most one heartbeat of each container. Uses few statements: the lock is
         held meanwhile.
         """
-        rows = {row.name: row for row in read_leases(connection, [beat.container for beat in beats])}
+        rows = {
+            row.name: row
+            for row in read_leases(connection, [heartbeat.container for heartbeat in heartbeats])
+        }
         valid: dict[str, ContainerRow] = {}
-        for beat in beats:
-            row = rows.get(beat.container)
-            if row is not None and row.incarnation == beat.incarnation and row.may_run:
+        for heartbeat in heartbeats:
+            row = rows.get(heartbeat.container)
+            if row is not None and row.incarnation == heartbeat.incarnation and row.may_run:
                 valid[row.name] = row
-                _release_dropped(connection, beat)
+                _release_dropped(connection, heartbeat)
         renewals = [
-            (_after(row, beat, at_ms), beat.tasks if _is_newer(row, beat) else None)
-            for beat in beats
-            if (row := valid.get(beat.container)) is not None
+            (_after(row, heartbeat, at_ms), heartbeat.tasks if _is_newer(row, heartbeat) else None)
+            for heartbeat in heartbeats
+            if (row := valid.get(heartbeat.container)) is not None
         ]
         renew_containers(connection, renewals)
         assigned = assignments_of(connection, list(valid))
         nothing = Assignment(version=current_value(connection, EPOCHS), shards=())
-        for beat in beats:
-            row = valid.get(beat.container)
+        for heartbeat in heartbeats:
+            row = valid.get(heartbeat.container)
             if row is None:
                 why = "this incarnation has ended"
                 yield HeartbeatOutcome(verdict=HeartbeatVerdict.REBOOT, assignment=nothing, reason=why)
@@ -498,47 +501,47 @@ class ShardStore:
         self._journal.append(connection, entry)
 
 
-def _is_newer(row: ContainerRow, beat: Heartbeat) -> bool:
+def _is_newer(row: ContainerRow, heartbeat: Heartbeat) -> bool:
     """Whether a heartbeat is newer than the row. A late one renews the lease, but its report is outdated."""
-    return beat.sequence > row.sequence
+    return heartbeat.sequence > row.sequence
 
 
-def _after(row: ContainerRow, beat: Heartbeat, at_ms: Millis) -> ContainerRow:
+def _after(row: ContainerRow, heartbeat: Heartbeat, at_ms: Millis) -> ContainerRow:
     """A container's row after a heartbeat."""
     row = replace(row, seen_ms=at_ms, renewals=row.renewals + (row.state is ContainerState.LIVE))
-    if not _is_newer(row, beat):
+    if not _is_newer(row, heartbeat):
         return row
     return replace(
         row,
-        sequence=beat.sequence,
-        list_version=max(row.list_version, beat.list_version),
-        assignment_version=max(row.assignment_version, beat.assignment_version),
-        engine_ready=beat.engine_ready,
-        host=beat.host or row.host,
-        pid=beat.pid or row.pid,
-        capacity=beat.capacity,
-        region=beat.region,
+        sequence=heartbeat.sequence,
+        list_version=max(row.list_version, heartbeat.list_version),
+        assignment_version=max(row.assignment_version, heartbeat.assignment_version),
+        engine_ready=heartbeat.engine_ready,
+        host=heartbeat.host or row.host,
+        pid=heartbeat.pid or row.pid,
+        capacity=heartbeat.capacity,
+        region=heartbeat.region,
     )
 
 
-def _distinct_prefix(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+def _distinct_prefix(heartbeats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """The longest prefix with at most one heartbeat of each container."""
     names: set[str] = set()
-    for number, beat in enumerate(beats):
-        if beat.container in names:
-            return list(beats[:number])
-        names.add(beat.container)
-    return list(beats)
+    for number, heartbeat in enumerate(heartbeats):
+        if heartbeat.container in names:
+            return list(heartbeats[:number])
+        names.add(heartbeat.container)
+    return list(heartbeats)
 
 
-def _release_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
+def _release_dropped(connection: sa.Connection, heartbeat: Heartbeat) -> None:
     """Give released shards to their targets, or leave them without an owner where the target cannot take
     them.
     """
-    released = {entry.shard: entry.epoch for entry in beat.acked if entry.state is ShardState.DROPPING}
+    released = {entry.shard: entry.epoch for entry in heartbeat.acked if entry.state is ShardState.DROPPING}
     if not released:
         return
-    mine = read_shards_of(connection, beat.container)
+    mine = read_shards_of(connection, heartbeat.container)
     done = [row for row in mine if row.state is ShardState.DROPPING and released.get(row.shard) == row.epoch]
     # Only the targets: reading every container would make a heartbeat cost as much as the fleet is large.
     takers = live_containers(connection, {row.target for row in done if row.target is not None})

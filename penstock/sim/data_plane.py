@@ -50,9 +50,8 @@ class ModelDataPlane:
     checks_tokens: bool = True
     checks_epochs: bool = True
     rows: dict[tuple[str, int], Interval] = field(default_factory=dict)
-    unseen: list[Effect] = field(
-        default_factory=list
-    )  # the part of the ledger that the invariants have not read yet
+    # The part of the ledger that the invariants have not read yet
+    unseen: list[Effect] = field(default_factory=list)
     acquires: int = 0
     commits: int = 0
     refused: int = 0

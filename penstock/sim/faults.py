@@ -37,9 +37,8 @@ class StoreFaults:
     last_fault_ms: Millis = -(10**12)  # when it last failed a call
     commits: int = 0  # committed transactions: checkers use it to detect writes
     victim: Callable[[SimProcess], bool] = lambda process: True
-    at_next_begin: Callable[[SimProcess], None] | None = (
-        None  # once, inside a round of the active control plane
-    )
+    # Once, inside a round of the active control plane
+    at_next_begin: Callable[[SimProcess], None] | None = None
 
     def __call__(self, point: str) -> None:
         """Called by the database at "begin", "commit" and "committed"."""
@@ -132,7 +131,7 @@ class FaultSchedule:
         if "slow stops" in on:
             world.pace.hang, world.pace.stop_ms = 0.2, 4_000
         if "slow engine starts" in on:
-            world.around.slow_starts = rng.choice((0.2, 0.5, 1.0))
+            world.env.slow_starts = rng.choice((0.2, 0.5, 1.0))
         self._schedule_next()
 
     def heal(self) -> None:
@@ -149,7 +148,7 @@ class FaultSchedule:
         world.control.task_service_down_until_ms = 0
         for process in world.processes():
             process.resume()
-        world.around.slow_starts = 0.0
+        world.env.slow_starts = 0.0
         for container in world.hosts():
             container.finish_start()
         for twin in world.twins:
@@ -275,11 +274,11 @@ def _cut(world: World, *links: tuple[str, str]) -> None:
     for link in links:
         world.network.cut(*link)
 
-    def mend() -> None:
+    def restore() -> None:
         for link in links:
-            world.network.mend(*link)
+            world.network.restore(*link)
 
-    world.sim.after(world.sim.rng.randrange(1_000, 3 * world.profile.failover_ms), "links return", mend)
+    world.sim.after(world.sim.rng.randrange(1_000, 3 * world.profile.failover_ms), "links return", restore)
 
 
 def _cut_links(world: World, _schedule: FaultSchedule) -> None:

@@ -31,11 +31,8 @@ from penstock.sim.data_plane import LiveRuns, ModelDataPlane, SimPace, SimRunner
 from penstock.sim.simulation import Network, ProcessClock, ProcessCrashed, SimProcess, Simulation
 
 ENGINE_START_MS: Millis = 3_000  # time to an engine's first sign of life
-SLOW_STARTS_MS: tuple[Millis, ...] = (
-    4_000,
-    16_000,
-    90_000,
-)  # maximum further time until a slow engine is ready
+# Maximum further time until a slow engine is ready
+SLOW_STARTS_MS: tuple[Millis, ...] = (4_000, 16_000, 90_000)
 KILL_MS: Millis = 500
 STORE_MS: Millis = 300  # maximum delay of a request to the store, and of its response
 BOOT_MS: Millis = 15_000
@@ -60,9 +57,8 @@ class SimEnvironment:
     lease: type[Lease] = Lease
     watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
-    on_arrival: Callable[[str, str], None] = lambda container, incarnation: (
-        None
-    )  # a heartbeat reached the active control plane
+    # A heartbeat reached the active control plane
+    on_arrival: Callable[[str, str], None] = lambda container, incarnation: None
     # The engine of (container, incarnation), or its warden, acknowledges shards as owned or released.
     on_acked: Callable[[str, str, tuple[ShardEntry, ...]], None] = lambda container, incarnation, acked: None
     # A warden kills the engine of (container, incarnation), for a reason.
@@ -73,39 +69,39 @@ class SimEnvironment:
 class SimEngine:
     """One engine process: the real Task Manager with a simulated runner."""
 
-    def __init__(self, around: SimEnvironment, container: Container, incarnation: str) -> None:
+    def __init__(self, env: SimEnvironment, container: Container, incarnation: str) -> None:
         self.incarnation = incarnation
         self.process = SimProcess(
-            sim=around.sim, name=f"{container.host}.engine.{incarnation}", clock=container.clock
+            sim=env.sim, name=f"{container.host}.engine.{incarnation}", clock=container.clock
         )
         runner = SimRunner(
             self.process,
             container=container.host,
             incarnation=incarnation,
-            data_plane=around.data_plane,
-            population=around.population,
-            pace=around.pace,
+            data_plane=env.data_plane,
+            population=env.population,
+            pace=env.pace,
         )
-        self.manager = around.task_manager(runner, settings=around.settings, load_pace=around.load_pace)
-        self._around, self._container = around, container
+        self.manager = env.task_manager(runner, settings=env.settings, load_pace=env.load_pace)
+        self._env, self._container = env, container
         self._asked_ms: Millis | None = None
         self._is_ready = False
-        self.process.after(around.sim.rng.randrange(200, ENGINE_START_MS), "is up", self._begin)
+        self.process.after(env.sim.rng.randrange(200, ENGINE_START_MS), "is up", self._begin)
 
     def on_reply(self, reply: HeartbeatReply) -> None:
         """The warden passed a reply on, through the pipe."""
-        if self._is_ready:  # before that nobody is there to take it
+        if self._is_ready:  # earlier there is no Task Manager to take it
             self.process.run("reply", lambda: self.manager.on_reply(reply, self.process.clock.boot_ms()))
 
     def _begin(self) -> None:
-        rng = self._around.sim.rng
-        if rng.random() < self._around.slow_starts:
-            self._around.met["slow engine start"] += 1
+        rng = self._env.sim.rng
+        if rng.random() < self._env.slow_starts:
+            self._env.met["slow engine start"] += 1
             self.process.after(rng.randrange(1, rng.choice(SLOW_STARTS_MS)), "is ready", self.be_ready)
         else:
             self.be_ready()
         self._round()
-        self.process.every(self._around.profile.sign_of_life_ms, "round", self._round)
+        self.process.every(self._env.profile.sign_of_life_ms, "round", self._round)
 
     def be_ready(self) -> None:
         """The engine is ready: its Task Manager works from now on. Idempotent."""
@@ -127,7 +123,7 @@ class SimEngine:
         if self.manager.is_list_stale:
             self._fetch_list(now_ms)
         report = self.manager.report()
-        self._around.on_acked(self._container.host, self.incarnation, report.acked)
+        self._env.on_acked(self._container.host, self.incarnation, report.acked)
         report_message = Heartbeat(
             container=self._container.name,
             incarnation=self.incarnation,
@@ -142,15 +138,13 @@ class SimEngine:
         self._container.on_sign(self.incarnation, now_ms, report_message)
 
     def _fetch_list(self, now_ms: Millis, *, is_full: bool = False) -> None:
-        if self._asked_ms is not None and now_ms - self._asked_ms < self._around.profile.heartbeat_ms:
+        if self._asked_ms is not None and now_ms - self._asked_ms < self._env.profile.heartbeat_ms:
             return
         self._asked_ms = now_ms
         since = None if is_full else self.manager.list_version
 
         def answer(services: SimServices) -> Callable[[], None] | None:
-            update = self._around.control.guarded(
-                services, lambda: self._around.control.task_list(services, since)
-            )
+            update = self._env.control.guarded(services, lambda: self._env.control.task_list(services, since))
             return None if update is None else lambda: self._apply_list(update)
 
         self._container.ask(self.process, "task list", answer)
@@ -170,11 +164,11 @@ class Container:
     `name` is the container's name; two hosts may use one name by mistake.
     """
 
-    def __init__(self, around: SimEnvironment, name: str, clock: ProcessClock, *, host: str = "") -> None:
+    def __init__(self, env: SimEnvironment, name: str, clock: ProcessClock, *, host: str = "") -> None:
         self.name, self.clock, self.host = name, clock, host or name
         self.cached_list: TaskList | None = None  # on disk
         self.is_lost = False  # permanently: it is never restarted
-        self._around, self._sim = around, around.sim
+        self._env, self._sim = env, env.sim
         self._incarnations = 0
         self._warden: SimProcess | None = None
         self._engine: SimEngine | None = None
@@ -213,7 +207,7 @@ class Container:
         self._engine, self._watchdog, self._contact = None, None, Contact()
         warden = SimProcess(sim=self._sim, name=f"{self.host}.warden", clock=self.clock)
         self._warden = warden
-        warden.every(self._around.watch_ms, "watch", self._watch)
+        warden.every(self._env.watch_ms, "watch", self._watch)
         warden.run("register", self._register)
 
     def crash(self, *, for_good: bool = False, restarts: bool = True) -> None:
@@ -254,13 +248,13 @@ class Container:
         self._sim.after(self._sim.rng.randrange(500, BOOT_MS), f"{self.host} boots", self.start)
 
     def _report_exit(self, incarnation: str) -> None:
-        services = self._around.control.answering()
+        services = self._env.control.answering()
         if services is None:
             return
 
         def report() -> None:
             now_ms = services.process.clock.boot_ms()
-            self._around.control.guarded(
+            self._env.control.guarded(
                 services, lambda: services.shard_manager.on_container_dead(self.name, incarnation, now_ms)
             )
 
@@ -277,7 +271,7 @@ class Container:
         on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         """A request to the control plane and its reply, each a message of its own."""
-        network, control = self._around.network, self._around.control
+        network, control = self._env.network, self._env.control
 
         def arrive() -> None:
             services = control.answering()
@@ -309,7 +303,7 @@ class Container:
                 services.shard_manager.register(self.name, incarnation, folder_id=self.host, now_ms=now_ms)
                 return True
 
-            done = self._around.control.guarded(services, register)
+            done = self._env.control.guarded(services, register)
             return None if done is None else lambda: self._spawn(incarnation)
 
         def retry() -> None:
@@ -317,20 +311,20 @@ class Container:
                 self._register()
 
         self.ask(warden, "registration", handle)
-        warden.after(2 * self._around.profile.heartbeat_ms, "registration timed out", retry)
+        warden.after(2 * self._env.profile.heartbeat_ms, "registration timed out", retry)
 
     def _spawn(self, incarnation: str) -> None:
         if self._registering != incarnation:
             return  # the reply to an attempt that was given up
         assert self.engine is None, f"{self.host} has an engine already"
         self._registering = ""
-        self._engine = SimEngine(self._around, self, incarnation)
-        self._watchdog = self._around.watchdog(
+        self._engine = SimEngine(self._env, self, incarnation)
+        self._watchdog = self._env.watchdog(
             container=self.name,
             incarnation=incarnation,
-            profile=self._around.profile,
+            profile=self._env.profile,
             started_ms=self.clock.boot_ms(),
-            lease=self._around.lease(deadline_ms=self._around.profile.deadline_ms),
+            lease=self._env.lease(deadline_ms=self._env.profile.deadline_ms),
         )
 
     def on_sign(self, incarnation: str, at_ms: Millis, report_message: Heartbeat) -> None:
@@ -358,18 +352,18 @@ class Container:
                 watchdog.on_sent(action.heartbeat, now_ms)
                 self._send(engine, action.heartbeat)
 
-    def _send(self, engine: SimEngine, beat: Heartbeat) -> None:
+    def _send(self, engine: SimEngine, heartbeat: Heartbeat) -> None:
         """Send one heartbeat. Its reply may come late, twice or never; a late one does not count
         as contact.
         """
         warden, state = self._warden, {"waits": True}
         assert warden is not None
-        self._around.on_acked(self.host, engine.incarnation, beat.acked)
+        self._env.on_acked(self.host, engine.incarnation, heartbeat.acked)
 
         def handle(services: SimServices) -> Callable[[], None] | None:
             now_ms = services.process.clock.boot_ms()
-            reply = self._around.control.guarded(
-                services, lambda: services.shard_manager.on_heartbeat(beat, now_ms)
+            reply = self._env.control.guarded(
+                services, lambda: services.shard_manager.on_heartbeat(heartbeat, now_ms)
             )
             return None if reply is None else lambda: take(reply)
 
@@ -383,23 +377,23 @@ class Container:
 
         def give_up() -> None:
             if state.pop("waits", False) and engine is self._engine and self._contact.on_silence():
-                self._renew(engine, beat)
+                self._renew(engine, heartbeat)
 
-        arrived = partial(self._around.on_arrival, self.name, engine.incarnation)
-        self.ask(warden, "beat", handle, on_arrival=arrived)
-        warden.after(self._around.profile.deadline_ms // 4, "beat timed out", give_up)
+        arrived = partial(self._env.on_arrival, self.name, engine.incarnation)
+        self.ask(warden, "heartbeat", handle, on_arrival=arrived)
+        warden.after(self._env.profile.deadline_ms // 4, "heartbeat timed out", give_up)
 
-    def _renew(self, engine: SimEngine, beat: Heartbeat) -> None:
+    def _renew(self, engine: SimEngine, heartbeat: Heartbeat) -> None:
         """Renew the lease directly in the store."""
         sim, warden, begun_ms = self._sim, self._warden, self.clock.boot_ms()
         assert warden is not None
 
         def ask() -> None:
-            if self._around.network.is_cut(self.host, "store"):
+            if self._env.network.is_cut(self.host, "store"):
                 return
-            self._around.met["renewals in the store"] += 1
+            self._env.met["renewals in the store"] += 1
             try:
-                found = self._around.shard_store.renew(self.name, engine.incarnation)
+                found = self._env.shard_store.renew(self.name, engine.incarnation)
             except PenstockError:
                 return
             warden.after(sim.rng.randrange(1, STORE_MS), "the store answers", partial(answer, found))
@@ -410,16 +404,16 @@ class Container:
             renewal = None
             if found is not None:
                 renewal = Renewal(assignment_version=found.version, shards=found.shards)
-            reply = self._contact.reply_from_store(beat, renewal)
+            reply = self._contact.reply_from_store(heartbeat, renewal)
             if self._watchdog.on_renewed(reply, begun_ms, self.clock.boot_ms()):
                 engine.on_reply(reply)
 
         warden.after(sim.rng.randrange(1, STORE_MS), "renewal", ask)
 
     def _end(self, engine: SimEngine, reason: str) -> None:
-        self._around.met["engine ended: " + reason.split(" in the last")[0].split(" for ")[0]] += 1
+        self._env.met["engine ended: " + reason.split(" in the last")[0].split(" for ")[0]] += 1
         self._sim.note(f"{self.host} ends its engine: {reason}")
-        self._around.on_ending(self, engine.incarnation, reason)
+        self._env.on_ending(self, engine.incarnation, reason)
         self._watchdog = None  # no more heartbeats for this engine
         assert self._warden is not None
         self._warden.after(
@@ -604,7 +598,7 @@ class SimControlPlane:
             reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
             pace=self.pace,
-            send_canary=lambda beat: self._send_canary(services, beat),
+            send_canary=lambda heartbeat: self._send_canary(services, heartbeat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )
         services = SimServices(
@@ -627,10 +621,11 @@ class SimControlPlane:
             self.active = None
             self._restart_later()
 
-    def _send_canary(self, services: SimServices, beat: Heartbeat) -> None:
+    def _send_canary(self, services: SimServices, heartbeat: Heartbeat) -> None:
         def arrive() -> None:
             self.guarded(
-                services, lambda: services.shard_manager.on_heartbeat(beat, services.process.clock.boot_ms())
+                services,
+                lambda: services.shard_manager.on_heartbeat(heartbeat, services.process.clock.boot_ms()),
             )
 
         services.process.after(1, "canary", arrive)

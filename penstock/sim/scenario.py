@@ -230,7 +230,7 @@ class World:
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
         self.config_checker = ConfigChecker(self, JobStore(self.database))
         self.population.on_start += [self.config_checker.on_start, self.shard_checker.on_start]
-        around = SimEnvironment(
+        env = SimEnvironment(
             sim=self.sim,
             network=self.network,
             control=self.control,
@@ -252,12 +252,12 @@ class World:
             on_acked=self.shard_checker.on_acked,
             on_ending=self.shard_checker.on_ending,
         )
-        self.around = around
+        self.env = env
         names = [f"c{number}" for number in range(options.containers)]
-        self.containers = [bugs.container(around, name, draw_clock(self.sim)) for name in names]
+        self.containers = [bugs.container(env, name, draw_clock(self.sim)) for name in names]
         # Hosts that a fault may start under a name that is in use.
         self.twins = [
-            bugs.container(around, name, draw_clock(self.sim), host=f"{name}.twin") for name in names[:2]
+            bugs.container(env, name, draw_clock(self.sim), host=f"{name}.twin") for name in names[:2]
         ]
         self._by_host = {host.host: host for host in self.hosts()}
         self.faults, self.workload = FaultSchedule(self), Workload(self)
@@ -348,7 +348,7 @@ def _run(world: World) -> ScenarioReport:
     rest_ms = _come_to_rest(world)
     _stay_at_rest(world)
     faults = world.faults.met + world.store_faults.met + world.data_plane_faults.met
-    faults += Counter({"slow engine start": world.around.met["slow engine start"]})
+    faults += Counter({"slow engine start": world.env.met["slow engine start"]})
     faults += Counter({f"message {kind}": n for kind, n in world.network.met.items() if kind != "sent"})
     return ScenarioReport(
         seed=options.seed,

@@ -270,7 +270,7 @@ class Network:
     met: Counter[str] = field(default_factory=Counter)  # messages by outcome
     last_due_ms: Millis = 0  # when the last message in flight arrives
     _cut: set[tuple[str, str]] = field(default_factory=set)
-    _mended_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
+    _restored_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _slow_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
 
     def cut(self, source: str, target: str) -> None:
@@ -278,12 +278,12 @@ class Network:
         self._cut.add((source, target))
         self.sim.note(f"link {source} -> {target} is cut")
 
-    def mend(self, source: str, target: str) -> None:
+    def restore(self, source: str, target: str) -> None:
         """Undo `cut`."""
         if (source, target) in self._cut:
-            self._mended_ms[source, target] = self.sim.now_ms
+            self._restored_ms[source, target] = self.sim.now_ms
         self._cut.discard((source, target))
-        self.sim.note(f"link {source} -> {target} is mended")
+        self.sim.note(f"link {source} -> {target} is restored")
 
     def is_cut(self, source: str, target: str) -> bool:
         """Whether the link is cut."""
@@ -291,8 +291,8 @@ class Network:
 
     def was_cut(self, source: str, target: str, within_ms: Millis) -> bool:
         """Whether the link is cut, or was within the last `within_ms`."""
-        mended_ms = self._mended_ms.get((source, target), -(10**12))
-        return self.is_cut(source, target) or mended_ms > self.sim.now_ms - within_ms
+        restored_ms = self._restored_ms.get((source, target), -(10**12))
+        return self.is_cut(source, target) or restored_ms > self.sim.now_ms - within_ms
 
     def slow(self, source: str, target: str, delay_ms: Millis) -> None:
         """Delay all messages from `source` to `target` by this much; 0 ends it."""
@@ -302,7 +302,7 @@ class Network:
     def heal(self) -> None:
         """End all faults of the network. Messages in flight still arrive late."""
         for link in sorted(self._cut):
-            self.mend(*link)
+            self.restore(*link)
         self._slow_ms.clear()
         self.conditions = NetworkConditions()
         self.sim.note("network heals")

@@ -94,15 +94,15 @@ def a_beat(container: str, life: int, *, is_ready: bool) -> Heartbeat:
 def test_a_late_beat_takes_no_engine_down_and_lives_that_never_are_ready_are_one_time_down():
     engines, world = EngineTracker(PACE, move_ms=MOVE_MS), a_world()
     row = next(row for row in world.store.containers() if row.name == "c1")
-    engines.on_beat(a_beat("c1", 1, is_ready=True), 1_000)
-    engines.on_beat(a_beat("c1", 1, is_ready=False), 2_000)
+    engines.on_heartbeat(a_beat("c1", 1, is_ready=True), 1_000)
+    engines.on_heartbeat(a_beat("c1", 1, is_ready=False), 2_000)
     assert engines.down([row]) == frozenset()
     for life, now_ms in ((2, 3_000), (3, 50_000)):
-        engines.on_beat(a_beat("c1", life, is_ready=False), now_ms)
+        engines.on_heartbeat(a_beat("c1", life, is_ready=False), now_ms)
     assert engines.down([row]) == frozenset()  # of a life that the store does not know
     row = replace(row, incarnation="c1-3", engine_ready=False)
     assert engines.down([row]) == {"c1"}
-    engines.on_beat(a_beat("c2", 1, is_ready=True), 50_000)
+    engines.on_heartbeat(a_beat("c2", 1, is_ready=True), 50_000)
     rows = [row, replace(row, name="c2", incarnation="c2-1", engine_ready=True)]
     mine = [a_shard()]
     how: dict[str, Any] = {"accepting": ["c2"], "silent": ()}

@@ -67,7 +67,7 @@ class Link:
         self.renewals += 1
         return None if self.is_over else Renewal(assignment_version=1, shards=())
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         if self.is_down:
             raise StoreUnavailable("down")
         self.beats += 1

@@ -36,7 +36,7 @@ def test_a_cut_link_is_cut_in_one_direction():
     network.send("a", "b", "m", lambda: got.append("a to b"))
     network.send("b", "a", "m", lambda: got.append("b to a"))
     sim.run(1_000)
-    network.mend("a", "b")
+    network.restore("a", "b")
     network.send("a", "b", "m", lambda: got.append("mended"))
     sim.run(2_000)
     assert got == ["b to a", "mended"]
