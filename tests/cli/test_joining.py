@@ -64,7 +64,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
         "capacity": "",
         "region": "",
     }
-    with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
+    with pytest.raises(Refused, match="is not for container 'far'") as caught:
         join_settings("far", token_file=token, **given)
     assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
 
@@ -100,7 +100,7 @@ def test_a_database_is_reached_by_whoever_knows_its_address():
 @pytest.mark.parametrize(
     ("changes", "kind", "what"),
     [
-        ({"engine": "flink"}, ConfigError, "no such engine"),
+        ({"engine": "flink"}, ConfigError, "unknown engine"),
         ({"capacity": "4"}, ConfigError, "not a capacity"),
         ({"capacity": "4,8000,0,lots"}, ConfigError, "not a capacity"),
         ({"capacity": "4,8000,0,nan"}, ConfigError, "not a capacity"),

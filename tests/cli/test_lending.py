@@ -90,7 +90,7 @@ def test_a_container_goes_to_the_cluster_that_is_short_and_comes_back(short: Clu
     away = short.machines[name].body.settings
     assert away.folder != short.machines[name].host.home.folder, "one cluster's task list is not another's"
     assert short.told("a", name) == [
-        "asked to go to b", "drained for b", "empty: told to go to b", "lent to b"
+        "asked to go to b", "drained for b", "empty: ordered to go to b", "lent to b"
     ]  # fmt: skip
     assert short.told("b", name) == ["expected from a", "borrowed from a"]
     lender.round()

@@ -203,7 +203,7 @@ class Platform:
         later = ("would go", "should move and cannot: nothing that has an owner may move now")
 
         def will_move(outlook: str) -> bool:
-            return outlook.startswith(later) or "moves a round are enough" in outlook
+            return outlook.startswith(later) or "moves per round is reached" in outlook
 
         def is_still() -> bool:
             rows = self.client.shards()

@@ -116,7 +116,7 @@ def test_it_is_kept_while_it_leaves_and_not_after():
 def test_a_name_has_one_container():
     given = {"container": "c1", "lender": "a", "owner": "a", "reason": "x", "now_ms": NOW}
     assert expect(None, ContainerStatus(), version=0, **given).loan is not None
-    with pytest.raises(Refused, match="there is a container c1 already"):
+    with pytest.raises(Refused, match="container c1 already exists"):
         expect(None, HERE, version=0, **given)
     with pytest.raises(Refused, match="is this cluster's own"):
         expect(a_loan("gone", peer="b"), ContainerStatus(), version=7, **given)

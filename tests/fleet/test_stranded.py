@@ -52,7 +52,7 @@ def test_others_take_the_shards(down: EngineOutage):
     ("down", "why"),
     [
         (a_down(taker_ms=None), "no other container"),
-        (a_down(start_ms=2_000), "back sooner"),
+        (a_down(start_ms=2_000), "restarts faster"),
         (a_down(taker_ms=59_999, down_ms=90_000), "start together"),
         (a_down(taker_ms=0, down_ms=1), "start together"),
         (a_down(down_count=3), "many engines"),
@@ -251,7 +251,7 @@ def test_a_quarantined_shard_stays():
     world.containers["c1"].is_ready = False
     world.run(20_000)
     assert [number for number, owner in world.owners().items() if owner == "c1"] == [shard]
-    assert f"shard {shard} cost 2 containers" in reasons(world, "c1")
+    assert f"shard {shard} is quarantined" in reasons(world, "c1")
 
 
 def test_a_new_shard_manager_takes_what_it_does_not_hear_for_no_taker():

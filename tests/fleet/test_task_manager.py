@@ -315,21 +315,21 @@ def test_a_task_wanted_again_while_it_stops_starts_after_it_is_reaped():
 
 
 ORDER = """
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from tests.fleet.harness import a_list, a_spec
-index = TaskIndex()
+index = ShardTaskIndex()
 for version in (1, 2):
-    index.take(a_list(version, *(a_spec(f"job{n}/0", generation=version) for n in range(20))))
+    index.apply(a_list(version, *(a_spec(f"job{n}/0", generation=version) for n in range(20))))
     print([spec.task_id for _, spec in index.tasks_of([0], 1)])
 """
 
 
 def test_a_delta_changes_what_it_names():
     index = ShardTaskIndex()
-    assert index.take(a_list(1, a_spec("a/0"), a_spec("b/0")))
+    assert index.apply(a_list(1, a_spec("a/0"), a_spec("b/0")))
     assert {spec.task_id for _, spec in index.tasks_of([0], 1)} == {"a/0", "b/0"}
     changed = a_spec("b/0", generation=2)
-    assert index.take(TaskList(version=2, full=False, since=1, jobs={"b": (changed,)}, removed=("a",)))
+    assert index.apply(TaskList(version=2, full=False, since=1, jobs={"b": (changed,)}, removed=("a",)))
     assert [spec for _, spec in index.tasks_of([0], 1)] == [changed]
     assert index.spec("b", "b/0") is changed and index.spec("a", "a/0") is None
 
@@ -337,7 +337,7 @@ def test_a_delta_changes_what_it_names():
 def test_a_task_is_found_before_anybody_asked_for_shards():
     index, spec = ShardTaskIndex(), a_spec("a/0")
     assert index.spec("a", "a/0") is None
-    index.take(a_list(1, spec))
+    index.apply(a_list(1, spec))
     assert index.spec("a", "a/0") is spec and index.spec("a", "a/1") is None
 
 

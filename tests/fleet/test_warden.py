@@ -238,7 +238,7 @@ def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(
     for _ in range(2):
         KillTimes(tmp_path).add(PROFILE.failover_ms)
     registered = len(link.registered)
-    with pytest.raises(EnvironmentProblem, match="cannot run with these times"):
+    with pytest.raises(EnvironmentProblem, match="too slow for the container"):
         a_warden(tmp_path, link, clock).run()
     assert len(link.registered) == registered
 
@@ -258,7 +258,7 @@ def test_a_kill_must_fit_between_deadline_and_failover(tmp_path: Path, took_ms: 
     if fits:
         times.check(FAST)
         return
-    with pytest.raises(EnvironmentProblem, match="cannot run with these times") as refused:
+    with pytest.raises(EnvironmentProblem, match="too slow for the container") as refused:
         times.check(FAST)
     assert "4001 ms" in refused.value.why and "4000 ms" in refused.value.why
     assert "--profile paper" in refused.value.fix and "kill_times.json" in refused.value.fix

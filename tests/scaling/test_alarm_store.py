@@ -105,7 +105,7 @@ def test_a_notice_that_nobody_takes_is_given_up_in_the_end(database):
         sender.tick(now_ms)
         now_ms += 600_000
     assert store.pending() == ()
-    assert "was not told" in JournalStore(database).entries("shops")[-1].decision
+    assert "not delivered" in JournalStore(database).entries("shops")[-1].decision
     assert [backoff_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
 
 

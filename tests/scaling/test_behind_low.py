@@ -77,7 +77,7 @@ def test_the_alarm_says_how_many_why_and_what_to_do():
     totals = {f"{BEHIND_LOW}.{n}": n + 1 for n in range(100)}
     (alert,) = decide_levels(Observed(behind=(BehindTrouble(job="a b", totals=totals),)), NOW)["a b"]
     assert (alert.key, alert.severity) == (BEHIND_LOW, "warning")
-    assert "5050 in all" in alert.text and "had promised" in alert.text
+    assert "5050 records" in alert.text and "had promised" in alert.text
     assert "penstock watermark 'a b'" in alert.what_to_do
     assert alert.evidence[BEHIND_LOW] == 5050 and len(alert.evidence) == PARTITIONS_REPORTED_MAX + 1
 

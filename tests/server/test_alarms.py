@@ -203,7 +203,7 @@ def test_what_is_over_cannot_be_acknowledged(world: World):
     now_ms = world.plane.clock.now_ms() + 2 * 3_600_000
     world.plane.alarms.store.sweep(now_ms)
     answer = world.ask("POST", f"/alarms/{alarm_id}/acknowledge", json={"why": "x"})
-    assert answer.status_code == 403 and "is over" in answer.json()["title"]
+    assert answer.status_code == 403 and "is already resolved" in answer.json()["title"]
 
 
 def test_a_test_says_what_each_route_answered_and_no_address(tmp_path: Path, hook: Hook):
