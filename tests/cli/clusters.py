@@ -147,7 +147,7 @@ class Clusters:
         }
         given: dict[str, Any] = {
             "advice": False,
-            "say": self.said.append,
+            "report": self.said.append,
             "now_ms": self.clock.now_ms,
             **changes,
         }

@@ -223,7 +223,7 @@ def test_two_loops_at_once_do_no_harm(short: Clusters):
     assert plans[0] == plans[1] and len(plans[0].transfers) == 1
     for lender, plan in zip(lenders, plans, strict=True):
         lender._do(plan)
-    assert [text.startswith("not done") for text in short.said] == [False, True], short.said
+    assert [text.startswith("failed") for text in short.said] == [False, True], short.said
     name = lent(short)
     short.until("it works for b", lambda: short.is_at(name, "b"))
     for lender in lenders:
