@@ -187,7 +187,7 @@ class Container:
         self._fleet, self.number, self._has_whole_list = fleet, number, has_whole_list
         on_running = fleet.on_running if not has_whole_list else lambda spec, at_ms: None
         self.runner = TimedRunner(fleet.clock, Random(f"runner {number}"), on_running)
-        self.manager = TaskManager(self.runner, load_pace=ShardLoadSettings(sample_ms=600_000))
+        self.manager = TaskManager(self.runner, load_settings=ShardLoadSettings(sample_ms=600_000))
         self._is_ticking = False
 
     def begin(self) -> None:

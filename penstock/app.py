@@ -370,7 +370,7 @@ class ControlPlane(Control):
             list_version=self.task_service.version,
             reserved_loads=lambda: self.task_service.reserved_loads(self.settings.shards),
             shard_count=self.settings.shards,
-            pace=ShardManagerSettings(balance_soon_ms=1_000, moves_max=16),
+            settings=ShardManagerSettings(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
             bars=lambda at_ms: self.policies.bars(at_ms),
         )

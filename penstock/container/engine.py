@@ -151,7 +151,7 @@ class Engine:
         pace = (
             ShardLoadSettings(report_ms=10_000) if self._settings.profile == "fast" else ShardLoadSettings()
         )
-        self._manager = TaskManager(KindRunner(runners, default), load_pace=pace)
+        self._manager = TaskManager(KindRunner(runners, default), load_settings=pace)
         clear_failure(self._settings.folder)
         log.info("the engine is ready", container=self._settings.name, engine=self._settings.engine)
 

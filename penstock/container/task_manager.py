@@ -87,10 +87,10 @@ class TaskManager:
         runner: Runner,
         *,
         settings: TaskManagerSettings | None = None,
-        load_pace: ShardLoadSettings | None = None,
+        load_settings: ShardLoadSettings | None = None,
     ) -> None:
         self._runner, self._settings = runner, settings or TaskManagerSettings()
-        self._loads = ShardLoadTracker(load_pace)
+        self._loads = ShardLoadTracker(load_settings)
         self._index = ShardTaskIndex()
         self._is_list_fresh = False  # fetched from the service by this process, not read from the cache
         self._list_version_reaped = 0

@@ -44,7 +44,7 @@ class KeepShards:
     reason: str
 
 
-def decide_engine(down: EngineOutage, pace: ShardManagerSettings) -> MoveShards | KeepShards:
+def decide_engine(down: EngineOutage, settings: ShardManagerSettings) -> MoveShards | KeepShards:
     """Whether the shards of one container move or stay. Pure."""
     if down.taker_ms is None:
         return KeepShards("no other container can take shards")
@@ -53,23 +53,23 @@ def decide_engine(down: EngineOutage, pace: ShardManagerSettings) -> MoveShards 
     is_mass = down.down_count >= BRAKE_COUNT and down.down_count > BRAKE_FRACTION * down.count
     # The others came up after this one went down: engines start together, and the first must not get all.
     is_together = down.taker_ms < down.down_ms
-    if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < pace.engine_wait_ms:
+    if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < settings.engine_wait_ms:
         what = "many engines are down" if is_mass else "engines start together"
-        return KeepShards(f"{what}: shards wait up to {pace.engine_wait_ms} ms for it")
+        return KeepShards(f"{what}: shards wait up to {settings.engine_wait_ms} ms for it")
     return MoveShards(f"the engine of {down.container} is down")
 
 
 def decide_shard(
-    row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: ShardManagerSettings
+    row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, settings: ShardManagerSettings
 ) -> KeepShards | None:
     """Whether one shard stays although its container's shards move; `left_ms`: how long ago it left another
     lost engine, or had to stay with one. Pure.
     """
     if row.is_quarantined:
         return KeepShards(f"shard {row.shard} is quarantined: {row.blame} containers could not release it")
-    is_suspect = left_ms is not None and left_ms < pace.engine_suspect_ms
+    is_suspect = left_ms is not None and left_ms < settings.engine_suspect_ms
     # This shard may be what crashes engines. One that has not been up since did not run it again.
-    if is_suspect and down_ms < pace.engine_suspect_ms:
+    if is_suspect and down_ms < settings.engine_suspect_ms:
         return KeepShards(
             "its shards left another lost engine recently: they may be the cause, so they do not move again"
         )
@@ -94,8 +94,8 @@ class _Engine:
 class EngineTracker:
     """Tracks since when each engine is up or down, by the acknowledged heartbeats."""
 
-    def __init__(self, pace: ShardManagerSettings, *, move_ms: Millis) -> None:
-        self._pace, self._move_ms = pace, move_ms
+    def __init__(self, settings: ShardManagerSettings, *, move_ms: Millis) -> None:
+        self._settings, self._move_ms = settings, move_ms
         self._engines: dict[str, _Engine] = {}
         self._starts_ms: dict[str, Millis] = {}  # duration of the last outage
         self._left_ms: dict[int, Millis] = {}  # shards that left a lost engine, or had to stay with another
@@ -162,11 +162,11 @@ class EngineTracker:
                 down_count=len(mine),
                 count=len(mine) + len(up),
             )
-            decision = decide_engine(outage, self._pace)
+            decision = decide_engine(outage, self._settings)
             for row in rows:
                 left_ms = self._left_ms.get(row.shard)
                 age_ms = None if left_ms is None else now_ms - left_ms
-                stays = decide_shard(row, left_ms=age_ms, down_ms=down_ms, pace=self._pace)
+                stays = decide_shard(row, left_ms=age_ms, down_ms=down_ms, settings=self._settings)
                 if isinstance(decision, KeepShards):
                     staying[name] = decision.reason
                 elif stays is None:
@@ -180,7 +180,9 @@ class EngineTracker:
     def on_leaving(self, shards: Iterable[int], now_ms: Millis) -> None:
         """These shards begin to move away from a container whose engine is down."""
         fresh = {
-            n: at_ms for n, at_ms in self._left_ms.items() if now_ms - at_ms < self._pace.engine_suspect_ms
+            n: at_ms
+            for n, at_ms in self._left_ms.items()
+            if now_ms - at_ms < self._settings.engine_suspect_ms
         }
         self._left_ms = fresh | dict.fromkeys(shards, now_ms)
 

@@ -97,7 +97,7 @@ def plan_moves(
     accepting: tuple[str, ...],
     loads: Mapping[int, Vector],
     mode: Mode,
-    pace: ShardManagerSettings,
+    settings: ShardManagerSettings,
     bars: Bars,
 ) -> Placement:
     """Run the solver on the store's rows. Quarantined shards are not placed, but reported as refusals."""
@@ -114,7 +114,7 @@ def plan_moves(
             mode=mode,
             leaving=frozenset(row.name for row in containers if row.draining),
             in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
-            moves_max=max(0, pace.moves_of(len(accepting)) - len(moving)),
+            moves_max=max(0, settings.moves_of(len(accepting)) - len(moving)),
             fleet=fleet_of(containers, bars),
         )
 

@@ -100,8 +100,8 @@ class _MeasuredTask:
 class ShardLoadTracker:
     """Measures the loads of one container's shards, for its Task Manager."""
 
-    def __init__(self, pace: ShardLoadSettings | None = None) -> None:
-        self._pace = pace or ShardLoadSettings()
+    def __init__(self, settings: ShardLoadSettings | None = None) -> None:
+        self._settings = settings or ShardLoadSettings()
         self._tasks: dict[tuple[str, int], _MeasuredTask] = {}  # a task under one generation
         self._sampled_ms: Millis | None = None
         self._reported_ms: Millis | None = None
@@ -118,7 +118,7 @@ class ShardLoadTracker:
         tasks: Iterable[tuple[str, int, int, Mapping[str, Any], Mapping[str, float]]],
     ) -> None:
         """Sample (task, generation, shard, config, metrics) of every running task, if a sample is due."""
-        if self._sampled_ms is not None and now_ms - self._sampled_ms < self._pace.sample_ms:
+        if self._sampled_ms is not None and now_ms - self._sampled_ms < self._settings.sample_ms:
             return
         self._sampled_ms = now_ms
         alive = set()
@@ -127,20 +127,22 @@ class ShardLoadTracker:
             alive.add(key)
             seen = self._tasks.get(key)
             if seen is None:
-                seen = self._tasks[key] = _MeasuredTask(_Average(self._pace.minutes), now_ms, config, shard)
+                seen = self._tasks[key] = _MeasuredTask(
+                    _Average(self._settings.minutes), now_ms, config, shard
+                )
             seen.config = config
             seen.average.put(
                 now_ms, measured_load(reserved_load(config), float(config.get("threads", 1)), metrics)
             )
         self._tasks = {key: seen for key, seen in self._tasks.items() if key in alive}
-        if self._reported_ms is None or now_ms - self._reported_ms >= self._pace.report_ms:
+        if self._reported_ms is None or now_ms - self._reported_ms >= self._settings.report_ms:
             self._reported_ms = now_ms
             self._report = self._sums(now_ms)
 
     def _sums(self, now_ms: Millis) -> tuple[ShardLoad, ...]:
         sums: dict[int, tuple[int, Vector]] = {}
         for seen in self._tasks.values():
-            is_new = now_ms - seen.since_ms < self._pace.trusted_after_ms
+            is_new = now_ms - seen.since_ms < self._settings.trusted_after_ms
             load = reserved_load(seen.config) if is_new or is_enforced(seen.config) else seen.average.read()
             count, total = sums.get(seen.shard, (0, (0.0,) * len(KINDS)))
             sums[seen.shard] = (count + 1, add(total, load))

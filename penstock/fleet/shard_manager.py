@@ -64,7 +64,7 @@ class ShardManager(FleetOrders):
         list_version: Callable[[], int],
         reserved_loads: Callable[[], Mapping[int, tuple[int, Vector]]],
         shard_count: int = SHARD_COUNT,
-        pace: ShardManagerSettings | None = None,
+        settings: ShardManagerSettings | None = None,
         send_canary: Callable[[Heartbeat], None] | None = None,
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
         bars: Callable[[Millis], Bars] = lambda at_ms: {},
@@ -74,17 +74,17 @@ class ShardManager(FleetOrders):
         """
         super().__init__(store, term=term, wall_of=wall_of)
         self._profile, self._shard_count = profile, shard_count
-        self._list_version, self._reserved_loads, self._pace = (
+        self._list_version, self._reserved_loads, self._settings = (
             list_version,
             reserved_loads,
-            pace or ShardManagerSettings(),
+            settings or ShardManagerSettings(),
         )
         self._send_canary = send_canary
         self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet passed to `Liveness`
         self._liveness = Liveness(profile)
         self._renewals: dict[str, int] = {}  # of each lease row when it was last read
         self._unacked = UnackedShards()
-        self._engines = EngineTracker(self._pace, move_ms=3 * profile.heartbeat_ms)
+        self._engines = EngineTracker(self._settings, move_ms=3 * profile.heartbeat_ms)
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
@@ -336,7 +336,7 @@ class ShardManager(FleetOrders):
                 accepting=self._accepting(containers, now_ms),
                 loads=self._loads,
                 mode=mode,
-                pace=self._pace,
+                settings=self._settings,
                 bars=self._bars,
             )
 
@@ -381,8 +381,8 @@ class ShardManager(FleetOrders):
             self._accepting(containers, now_ms),
         )
         is_soon = is_draining or basis != self._balanced_on
-        wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms
-        if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
+        wait_ms = self._settings.balance_soon_ms if is_soon else self._settings.balance_ms
+        if now_ms - self._balanced_ms < min(wait_ms, self._settings.balance_ms):
             return
         plan = self._plan(Mode.PERIODIC, now_ms)
         placement = self._rearrange(plan, now_ms, report, snapshot=snapshot)
@@ -424,12 +424,12 @@ class ShardManager(FleetOrders):
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
         for row, name, waited_ms in self._unacked.waited(shards, silent, now_ms):
-            if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
+            if row.state is ShardState.OWNED and waited_ms >= self._settings.add_timeout_ms:
                 reason = f"{name} did not acknowledge it within {waited_ms} ms"
                 accepting = partial(self._accepting, now_ms=now_ms)
                 taken = plan_take_back(row, accepting, self._loads, reason, self._bars)
                 self._rearrange(taken, now_ms, report)
-            elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
+            elif row.state is ShardState.DROPPING and waited_ms >= self._settings.drop_timeout_ms:
                 reason = f"shard {row.shard} was not released within {waited_ms} ms"
                 incarnation, at_ms = incarnations[name], self._wall_of(now_ms)
                 if self._store.withhold(

@@ -377,7 +377,7 @@ def _stubborn_task(world: World, schedule: FaultSchedule) -> None:
         return
     rng = world.sim.rng
     # Long enough for the container's lease to be withheld and to expire.
-    every_ms = world.control.pace.drop_timeout_ms + 3 * world.profile.failover_ms
+    every_ms = world.control.shard_settings.drop_timeout_ms + 3 * world.profile.failover_ms
     task_id, times = rng.choice(tasks), rng.randrange(1, 4)
     shard = shard_of(task_id, world.options.shard_count)
 

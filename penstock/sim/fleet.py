@@ -50,7 +50,7 @@ class SimEnvironment:
     profile: Profile
     pace: SimPace
     settings: TaskManagerSettings
-    load_pace: ShardLoadSettings
+    load_settings: ShardLoadSettings
     watch_ms: Millis  # the interval of a warden's checks
     shard_store: ShardStore  # as containers reach it, without the control plane
     slow_starts: float = 0.0  # the share of engines that take long to become ready
@@ -82,7 +82,7 @@ class SimEngine:
             population=env.population,
             pace=env.pace,
         )
-        self.manager = env.task_manager(runner, settings=env.settings, load_pace=env.load_pace)
+        self.manager = env.task_manager(runner, settings=env.settings, load_settings=env.load_settings)
         self._env, self._container = env, container
         self._asked_ms: Millis | None = None
         self._is_ready = False
@@ -474,7 +474,7 @@ class SimControlPlane:
     met: Counter[str] = field(default_factory=Counter)
     on_sync: Callable[[SyncReport], None] = lambda report: None
     sync_ms: Millis = SYNC_MS  # between idle rounds
-    pace: ShardManagerSettings = field(default_factory=ShardManagerSettings)
+    shard_settings: ShardManagerSettings = field(default_factory=ShardManagerSettings)
     tick_ms: Millis = 0  # between rounds of the Shard Manager; 0: a quarter of a heartbeat
     down_until_ms: Millis = 0  # it is not started before
     syncer_down_until_ms: Millis = 0
@@ -597,7 +597,7 @@ class SimControlPlane:
             list_version=tasks.version,
             reserved_loads=lambda: tasks.reserved_loads(self.shard_count),
             shard_count=self.shard_count,
-            pace=self.pace,
+            settings=self.shard_settings,
             send_canary=lambda heartbeat: self._send_canary(services, heartbeat),
             wall_of=lambda now_ms: process.clock.now_ms(),
         )

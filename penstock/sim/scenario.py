@@ -224,7 +224,9 @@ class World:
             parts=bugs.parts,
             tick_ms=self.profile.heartbeat_ms if options.is_large else 0,
             sync_ms=30_000 if options.is_large else SYNC_MS,
-            pace=ShardManagerSettings(balance_soon_ms=20_000) if options.is_large else ShardManagerSettings(),
+            shard_settings=ShardManagerSettings(balance_soon_ms=20_000)
+            if options.is_large
+            else ShardManagerSettings(),
         )
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
@@ -242,7 +244,7 @@ class World:
             watch_ms=self.profile.heartbeat_ms // 3 + 2
             if options.is_large
             else self.profile.sign_of_life_ms // 2,
-            load_pace=ShardLoadSettings(sample_ms=60_000 if options.is_large else 10_000),
+            load_settings=ShardLoadSettings(sample_ms=60_000 if options.is_large else 10_000),
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,

@@ -52,7 +52,11 @@ def test_a_file_names_clusters_and_where_their_tokens_are(tmp_path: Path):
         ('name = "east"', 'name = "west"', "names a cluster twice"),
         ("https://east:7337/", "http://127.0.0.1:7337", "names a cluster twice"),
         ('token_env = "EAST"', "", "does not say where the token"),
-        ('token_env = "EAST"', 'token_env = "EAST"\ntoken_file = "west.token"', "does not say where the token"),
+        (
+            'token_env = "EAST"',
+            'token_env = "EAST"\ntoken_file = "west.token"',
+            "does not say where the token",
+        ),
         ('token_env = "EAST"', 'token_env = "NO_SUCH"', "there is no token for cluster east"),
         ("west.token", "no.token", "cannot read the token of cluster west"),
     ],

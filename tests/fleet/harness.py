@@ -154,7 +154,7 @@ class World:
             shard_count=self.shards,
             list_version=self.service.version,
             reserved_loads=lambda: self.service.reserved_loads(self.shards),
-            pace=self.pace,
+            settings=self.pace,
             bars=self.bars,
         )
         return self.manager

@@ -270,7 +270,9 @@ def test_rounds_empty_drained_containers_and_those_where_a_job_should_not_be(wor
     }
     assert wrong <= stuck
     reasons = {refusal.reason for refusal in left.refusals}
-    assert not any("moves per round" in reason for reason in reasons), "with nothing moving no budget is short"
+    assert not any("moves per round" in reason for reason in reasons), (
+        "with nothing moving no budget is short"
+    )
 
 
 @given(fleets)

@@ -250,7 +250,7 @@ def test_the_canary_goes_through_the_queue_of_all_beats():
         shard_count=4,
         list_version=world.service.version,
         reserved_loads=dict,
-        pace=world.pace,
+        settings=world.pace,
         send_canary=lost.append,
     )
     world.kill("c1")

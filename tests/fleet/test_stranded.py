@@ -81,7 +81,7 @@ def a_shard(**values: Any) -> ShardRow:
     ],
 )
 def test_a_shard_that_may_end_engines_goes_to_no_third(row, left_ms, down_ms, stays):
-    found = decide_shard(row, left_ms=left_ms, down_ms=down_ms, pace=PACE)
+    found = decide_shard(row, left_ms=left_ms, down_ms=down_ms, settings=PACE)
     assert (found is not None) == stays
 
 

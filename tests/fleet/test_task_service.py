@@ -130,7 +130,9 @@ def test_the_index_by_shard_follows_the_list(changes, mine, shards):
             assert own <= {(shard, spec.task_id) for shard, spec in index.tasks_of(range(8), shards)}
     index.apply(service.snapshot(index.full_list.version if index.full_list else None))
     assert index.full_list is not None
-    wanted = {(shard_of(spec.task_id, shards), spec.task_id, spec.generation) for spec in index.full_list.specs()}
+    wanted = {
+        (shard_of(spec.task_id, shards), spec.task_id, spec.generation) for spec in index.full_list.specs()
+    }
     found = [(shard, spec.task_id, spec.generation) for shard, spec in index.tasks_of(range(shards), shards)]
     assert len(found) == len(set(found)) and set(found) == wanted
 
