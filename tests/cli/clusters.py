@@ -181,7 +181,7 @@ class Clusters:
         from penstock.fleet.loan_service import LoanChange
 
         older = replace(loan, at_ms=loan.at_ms - int(seconds * 1000))
-        assert store.keep(loan, LoanChange(loan=older), None)
+        assert store.write(loan, LoanChange(loan=older), None)
 
 
 @contextlib.contextmanager

@@ -217,12 +217,12 @@ def test_two_loops_at_once_do_no_harm(short: Clusters):
     lenders = [short.lender(), short.lender()]
     plans = []
     for lender in lenders:
-        seen = [lender._look(cluster) for cluster in lender._clusters]
+        seen = [lender._read(cluster) for cluster in lender._clusters]
         lender._seen = {cluster.name: cluster for cluster in seen}
         plans.append(decide_round(seen))
     assert plans[0] == plans[1] and len(plans[0].transfers) == 1
     for lender, plan in zip(lenders, plans, strict=True):
-        lender._do(plan)
+        lender._execute(plan)
     assert [text.startswith("failed") for text in short.said] == [False, True], short.said
     name = lent(short)
     short.until("it works for b", lambda: short.is_at(name, "b"))

@@ -106,7 +106,7 @@ def test_a_damaged_category_fires_by_its_name_and_the_others_are_listed_and_mark
             for low in (5, 6):
                 plane.log.report_low(name, producer="injector", epoch=1, low=low, now_ms=1000)
         for _ in range(LOOP_FAILURES_MIN):
-            plane._tend_bus()
+            plane._maintain_bus()
         assert [plane.log.watermark(name) for name in ("clicks", "views")] == [6, 6]
         plane._alarming.tick(plane.clock.now_ms())
         (alarm,) = plane.alarms.alarms(job="fleet")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Client
-from penstock.container.container import ContainerSettings, _Link
+from penstock.container.container import ContainerSettings, _HttpLink
 from penstock.container.engine import TaskListFetcher
 from penstock.container.host import LendableHost
 from penstock.container.warden import Warden
@@ -75,7 +75,7 @@ def warden(server: StrangeServer, tmp_path: Path) -> Iterator[Warden]:
         container="c1",
         folder=tmp_path / "c1",
         engine_command=[sys.executable, "-c", ENGINE, str(tmp_path / "later")],
-        link=_Link(client, "folder", str(tmp_path / "no-store")),
+        link=_HttpLink(client, "folder", str(tmp_path / "no-store")),
         profile=PROFILE,
         clock=SystemClock(),
         new_incarnation=lambda: f"life-{next(lives)}",
@@ -138,7 +138,7 @@ def test_lists_come_again_after_every_kind_of_answer(
         server.now = None
 
         def has_list() -> bool:
-            lists.give(taken, clock.boot_ms())  # type: ignore[arg-type]
+            lists.deliver(taken, clock.boot_ms())  # type: ignore[arg-type]
             return taken.task_list is not None
 
         until(has_list, f"{what} was the end of it")
