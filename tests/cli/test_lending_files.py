@@ -69,7 +69,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(tmp_path: Path, old: str, new
 
 def test_an_empty_or_odd_token_is_refused(tmp_path: Path):
     for token in ("", "\n", "pk_\x00x", "schlüssel"):
-        with pytest.raises(EnvironmentProblem, match="no token of cluster west"):
+        with pytest.raises(EnvironmentProblem, match="no token for cluster west"):
             read_clusters(a_file(tmp_path, token=token), VARIABLES)
 
 

@@ -41,5 +41,5 @@ def test_only_what_names_the_shard_is_its_history_oldest_first():
 def test_an_outlook_says_its_reason():
     move = Move(shard=1, source="c1", target="c2", reason="c1 is drained")
     assert describe_outlook(move) == "would move to c2: c1 is drained"
-    assert describe_outlook(Refusal(shard=1, reason="no room")) == "should move and cannot: no room"
+    assert describe_outlook(Refusal(shard=1, reason="no room")) == "should move but cannot: no room"
     assert describe_outlook(None).startswith("stays")

@@ -219,7 +219,9 @@ def test_an_order_of_the_future_is_declined_and_not_taken_for_a_known_one(tmp_pa
         assert host.poll_order() == "asked"
         host._leave()
     assert [(said["number"], said["accepted"]) for said in answers] == [(7, False)]
-    assert "does not know the order 'hop'" in answers[0]["why"] and "newer version" in answers[0]["why"]
+    assert (
+        "cannot execute an order of kind 'hop'" in answers[0]["why"] and "newer version" in answers[0]["why"]
+    )
 
 
 def test_requests_stay_strict_where_answers_are_not() -> None:
