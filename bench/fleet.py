@@ -35,8 +35,8 @@ from bench.syncer import a_body, expect_change, seed_jobs
 from penstock.container.task_manager import TaskManager
 from penstock.core.clock import Millis
 from penstock.db.database import Database, take_term
-from penstock.fleet.messages import HeartbeatReply, ShardEntry, Verdict
-from penstock.fleet.shard_load import LoadPace, shard_of
+from penstock.fleet.messages import HeartbeatReply, HeartbeatVerdict, ShardEntry
+from penstock.fleet.shard_load import ShardLoadSettings, shard_of
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
@@ -187,7 +187,7 @@ class Container:
         self._fleet, self.number, self._has_whole_list = fleet, number, has_whole_list
         on_running = fleet.on_running if not has_whole_list else lambda spec, at_ms: None
         self.runner = TimedRunner(fleet.clock, Random(f"runner {number}"), on_running)
-        self.manager = TaskManager(self.runner, load_pace=LoadPace(sample_ms=600_000))
+        self.manager = TaskManager(self.runner, load_settings=ShardLoadSettings(sample_ms=600_000))
         self._is_ticking = False
 
     def begin(self) -> None:
@@ -210,7 +210,7 @@ class Container:
 
     def _hear(self, list_version: int, shards: tuple[ShardEntry, ...]) -> None:
         reply = HeartbeatReply(
-            verdict=Verdict.OK,
+            verdict=HeartbeatVerdict.OK,
             term=1,
             sequence=1,
             assignment_version=1,

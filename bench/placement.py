@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from penstock.fleet.placement.placement import solve
-from penstock.fleet.placement.problem import NOBODY, Mode, Problem, Rules, Solution, problem
+from penstock.fleet.placement.problem import NO_OWNER, Mode, Problem, Rules, Solution, problem
 
 RULES = Rules()
 HEADER = ("case", "ms", "spread", "limit ms", "max dev", "in band", "moved", "over cap", "wrong region", "")
@@ -183,8 +183,8 @@ def run_failure(bench: Bench, fleet: Fleet, dead_count: int) -> None:
     dead = rng.choice(fleet.capacities.shape[0], dead_count, replace=False)
     receiving = np.ones(fleet.capacities.shape[0], bool)
     receiving[dead] = False
-    owners = np.where(np.isin(fleet.owners, dead), NOBODY, fleet.owners).astype(np.int32)
-    orphans = int((owners == NOBODY).sum())
+    owners = np.where(np.isin(fleet.owners, dead), NO_OWNER, fleet.owners).astype(np.int32)
+    orphans = int((owners == NO_OWNER).sum())
     posed = fleet.pose(owners=owners, receiving=receiving)
     share = dead_count / fleet.capacities.shape[0]
     limit = 100 if share <= 0.01 else None

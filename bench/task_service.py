@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from bench.tools.beats import CONTAINERS, measure, problems
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from penstock.db.database import Database, next_values, upsert
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.config import validate_config
@@ -93,18 +93,18 @@ def measure_list(folder: Path, *, tasks: int, repeats: int) -> dict[str, list[fl
         times.setdefault(name, []).append(ms)
 
     for repeat in range(repeats):
-        service, index = TaskService(source), TaskIndex()
+        service, index = TaskService(source), ShardTaskIndex()
         ms, text = timed(service.encoded)
         note("snapshot", ms)
         if repeat == 0:
             print(f"{tasks:,} tasks of {len(jobs):,} jobs: {len(text) / 2**20:.1f} MB encoded", flush=True)
         note(
             "read by a container",
-            timed(lambda index=index, text=text: index.take(TaskList.from_json(msgspec.json.decode(text))))[
+            timed(lambda index=index, text=text: index.apply(TaskList.from_json(msgspec.json.decode(text))))[
                 0
             ],
         )
-        assert index.whole is not None
+        assert index.full_list is not None
         note(
             "first look at its shards", timed(lambda index=index: list(index.tasks_of(range(10), 20_000)))[0]
         )
@@ -114,7 +114,7 @@ def measure_list(folder: Path, *, tasks: int, repeats: int) -> dict[str, list[fl
         note("delta", ms)
         delta = TaskList.from_json(msgspec.json.decode(text))
         assert len(delta.jobs) == len(jobs) // 100 and not delta.full
-        note("delta into a container", timed(lambda index=index, delta=delta: index.take(delta))[0])
+        note("delta into a container", timed(lambda index=index, delta=delta: index.apply(delta))[0])
         version = service.version()
         polls = [
             timed(lambda service=service, version=version: service.encoded(version))[0] for _ in range(200)

@@ -1,4 +1,4 @@
-"""The control plane put together: the one place that wires stores, services and loops (embedded form)."""
+"""The control plane: the one place that wires stores, services and loops together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 
 from penstock.alarms import checks as levels
 from penstock.alarms.checks import BehindLow, CategoryTrouble, LoopTrouble
-from penstock.alarms.delivery import AlarmSender, Refusal, routes_of
+from penstock.alarms.delivery import AlarmSender, SendError, routes_of
 from penstock.alarms.service import AlarmFacts, AlarmService, AlarmWatch
 from penstock.alarms.store import AlarmStore
 from penstock.core.clock import Clock, Millis
@@ -29,7 +29,7 @@ from penstock.db.leases import RoleLease
 from penstock.fleet.container_store import ContainerRow
 from penstock.fleet.loan_service import LendingService, LoanStore
 from penstock.fleet.messages import PROFILES, Heartbeat, HeartbeatReply, TaskReport
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import FleetView, ShardStore
 from penstock.fleet.task_service import TaskService
 from penstock.jobs.job_reads import JobView
@@ -57,13 +57,13 @@ from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.package_shelf import UnpackedPackages
 from penstock.streams.places import identify, identify_rows
 
-STALE_MS: Millis = 10_000  # what a container said longer ago is no load
+REPORT_AGE_MAX_MS: Millis = 10_000  # older task reports do not count as load
 SCALER = Actor(name=ACTOR, role="scaler")
-UNSCALED = ("process", "spark")  # of these nobody knows a lag
+KINDS_WITHOUT_LAG = ("process", "spark")  # the scaler skips jobs of these kinds
 
 
-class Patch(Protocol):
-    """How a layer is written."""
+class LayerPatcher(Protocol):
+    """A function that writes a layer."""
 
     def __call__(
         self,
@@ -79,62 +79,64 @@ class Patch(Protocol):
         """Change one layer of one job; returns the job's new version."""
 
 
-class JobsOfPlane:
-    """The `JobLayer` of the auto scaler."""
+class ScalerJobs:
+    """The auto scaler's access to jobs, tasks and fleet (its port `JobLayer`)."""
 
     def __init__(
         self,
         jobs: JobService,
         tasks: TaskService,
         fleet: FleetView,
-        patch: Patch,
+        patch: LayerPatcher,
         clock: Callable[[], Clock],
         *,
         stock: Callable[[], Stock | None],
         rest: Rest = no_rest,
     ) -> None:
-        """`stock`: what the capacity manager says of the cluster now."""
+        """`stock`: the capacity manager's current view of the cluster."""
         self._jobs, self._tasks, self._fleet, self._patch = jobs, tasks, fleet, patch
         self._clock, self._stock, self._rest = clock, stock, rest
-        self.fleet_state: Callable[[], FleetState] = FleetState  # whoever runs the policies knows better
+        self.fleet_state: Callable[[], FleetState] = FleetState  # replaced by the policies' view
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
-        """By job that has tasks: its generation, and how many they are."""
+        """For each job with tasks: its generation and its number of tasks."""
         return self._tasks.task_counts()
 
     def task_reports(self) -> dict[str, list[TaskReport]]:
-        """What tasks say now, by job: the last words of a container that fell silent are no load."""
+        """The current task reports by job, without those of containers that fell silent."""
         found: dict[str, list[TaskReport]] = {}
-        heard_ms = self._clock().now_ms() - STALE_MS
+        oldest_ms = self._clock().now_ms() - REPORT_AGE_MAX_MS
         for row in self._fleet.containers():
-            for task in row.tasks if row.may_run and row.seen_ms >= heard_ms else ():
+            for task in row.tasks if row.may_run and row.seen_ms >= oldest_ms else ():
                 found.setdefault(task.job, []).append(task)
         return found
 
     def scalable_jobs(self, names: Sequence[str]) -> tuple[ScalableJob, ...]:
-        """Those of these jobs that run and have a lag."""
+        """Those of these jobs that run and have a lag metric."""
         slices = RoundPace(self._rest).slices(names)
         views = [view for some in slices for view in self._jobs.views_of(some).values()]
-        return tuple(found for view in views if (found := _scalable(view)) is not None)
+        return tuple(job for view in views if (job := _scalable(view)) is not None)
 
     def capacity(self) -> ClusterCapacity:
-        """What the smallest container has, and what is left of all; no limit where one does not say."""
+        """The smallest container's capacity and the fleet's free capacity; unlimited unless all
+        report one.
+        """
         rows = [row for row in self._fleet.containers() if row.may_run and not row.draining]
         if not rows or not all(row.capacity for row in rows):
             return ClusterCapacity()
-        stock = self._stock()  # it adds up all jobs
+        stock = self._stock()  # expensive: sums over all jobs
         return ClusterCapacity() if stock is None else _capacity(rows, stock)
 
     def fleet(self) -> FleetState:
-        """What the whole fleet allows now."""
+        """The fleet-wide limits now."""
         return self.fleet_state()
 
     def patch(self, job: str, changes: Mapping[str, Any], *, expected_version: int, reason: str) -> None:
-        """The scaler's one write."""
+        """Write the scaler layer: the scaler's only write."""
         self._patch(
             job,
             "scaler",
-            flat(changes),  # by path: what the layer says of other resources stays
+            flat(changes),  # by path: other values in the layer stay
             expected_version=expected_version,
             actor=SCALER,
             reason=reason,
@@ -146,7 +148,7 @@ def build_scaler(
     database: Database,
     journal: JournalStore,
     metrics: MetricStore,
-    jobs: JobsOfPlane,
+    jobs: ScalerJobs,
     alarms: AlertSink,
     *,
     profile: str,
@@ -166,7 +168,7 @@ def build_scaler(
 
 def _scalable(view: JobView) -> ScalableJob | None:
     running = view.running
-    if running is None or running.state != "running" or running.config.kind in UNSCALED:
+    if running is None or running.state != "running" or running.config.kind in KINDS_WITHOUT_LAG:
         return None
     layers = {row.layer: row for row in view.layers}
     oncall = layers["oncall"].body if "oncall" in layers else {}
@@ -200,13 +202,13 @@ def _capacity(rows: Sequence[ContainerRow], stock: Stock) -> ClusterCapacity:
     )
     if not stock.short_of:
         return capacity
-    # Short: what is kept for failures is for privileged jobs, and for nobody else.
+    # Short of capacity: only privileged jobs may use the reserve for failures.
     rest = {kind: max(0.0, most - stock.reserved[kind]) for kind, most in stock.total.items()}
     return replace(capacity, remaining=AvailableResources(**rest), privileged_only=True)
 
 
-class Alarming:
-    """What one control plane does about alarms."""
+class AlarmLoop:
+    """The alarm service of one control plane, and its rounds."""
 
     def __init__(
         self,
@@ -219,14 +221,14 @@ class Alarming:
         routes = routes_of(webhook=settings.alarm_webhook, channels=settings.alarm_channels)
         store = AlarmStore(plane.database, plane.journal, [route.name for route in routes])
         self.service = AlarmService(jobs, store, routes)
-        self._workers: WorkerThreads[Refusal] = WorkerThreads("alarms", plane.clock)
+        self._workers: WorkerThreads[SendError] = WorkerThreads("alarms", plane.clock)
         facts = AlarmFacts(
             plane.jobs,
             plane.fleet,
             plane.journal,
-            lambda: _troubles(loops()),
+            lambda: _failing_loops(loops()),
             BehindLow(store.alarms),
-            categories=lambda: _troubled(categories()),
+            categories=lambda: _failing_categories(categories()),
             rest=partial(sleep_ms, REST_MS),
         )
         sources = {
@@ -242,15 +244,15 @@ class Alarming:
         )
 
     def tick(self, now_ms: Millis) -> bool:
-        """One round; whether the next should come soon, because something is being sent."""
+        """One round; returns whether a notice is being sent, so that the next round should come soon."""
         return self._watch.tick(now_ms)
 
     def stop(self) -> None:
-        """Begin to send nothing more. What is under way may be sent again by the next life."""
+        """Stop sending. A notice in progress may be sent again after a restart."""
         self._workers.stop()
 
 
-def _troubles(loops: Iterable[Loop]) -> tuple[LoopTrouble, ...]:
+def _failing_loops(loops: Iterable[Loop]) -> tuple[LoopTrouble, ...]:
     return tuple(
         LoopTrouble(name=loop.name, streak=loop.streak, error=loop.last_error)
         for loop in loops
@@ -258,12 +260,15 @@ def _troubles(loops: Iterable[Loop]) -> tuple[LoopTrouble, ...]:
     )
 
 
-def _troubled(categories: Iterable[FailingCategory]) -> tuple[CategoryTrouble, ...]:
+def _failing_categories(categories: Iterable[FailingCategory]) -> tuple[CategoryTrouble, ...]:
     return tuple(
         CategoryTrouble(
-            name=found.name, streak=found.streak, error=str(found.error.what), why=found.error.why
+            name=category.name,
+            streak=category.streak,
+            error=str(category.error.what),
+            why=category.error.why,
         )
-        for found in categories
+        for category in categories
     )
 
 
@@ -271,7 +276,7 @@ log = structlog.get_logger(__name__)
 
 
 class ControlPlane(Control):
-    """Every service of one control plane, and its loops."""
+    """All services of one control plane, and its loops."""
 
     def __init__(self, settings: Settings) -> None:
         database = open_database(
@@ -291,17 +296,17 @@ class ControlPlane(Control):
         holder = secrets.token_hex(8)
         self._shard_lease = RoleLease(self.database, "shard_manager", holder, lease_ms=settings.lease_ms)
         self._sync_lease = RoleLease(self.database, "syncer", holder, lease_ms=settings.lease_ms)
-        # Whoever opens a file of its own is alone with it: a holder from before is gone.
-        self._lead(seize=not self.database.is_shared)
+        # A SQLite file has one process: an earlier holder of the leases is dead.
+        self._renew_leases(seize=not self.database.is_shared)
         self._recorder = MetricRecorder(self.metrics)
         self._bus_care = BusCare(self.log, clean_ms=settings.clean_ms, clean_after_ms=settings.clean_after_ms)
         rest = partial(sleep_ms, REST_MS)
         self.capacity = CapacityManager(
             self.jobs, self.fleet, self.patch_layer, settings.capacity_patience_ms, rest=rest
         )
-        self._alarming = Alarming(self, self.job_store, lambda: self._loops, lambda: self._bus_care.failing)
+        self._alarming = AlarmLoop(self, self.job_store, lambda: self._loops, lambda: self._bus_care.failing)
         self.alarms = self._alarming.service
-        self._scaled = JobsOfPlane(
+        self._scaled = ScalerJobs(
             self.jobs,
             self.task_service,
             self.fleet,
@@ -322,9 +327,9 @@ class ControlPlane(Control):
         self.scaling = ScalingHere(self.scaler)
         unpacked = UnpackedPackages(settings.folder / "policies", self.packages.get)
         self.policies = PolicyManager(self, self.alarms.store, unpacked.folder_of)
-        self._scaled.fleet_state = self.policies.jobs.fleet  # the cap on rescales is one for all
+        self._scaled.fleet_state = self.policies.jobs.fleet  # scaler and policies share the limit on rescales
         self._loops: tuple[Loop, ...] = (
-            # Under many changes a round takes more of them at once, instead of most of the time for itself.
+            # Under load, longer pauses between rounds: each round then takes more changes at once.
             Loop(
                 "state syncer",
                 self._sync,
@@ -334,17 +339,17 @@ class ControlPlane(Control):
                 rest_max_ms=500,
             ),
             Loop("shard manager", lambda: self._tick_shards(), every_ms=settings.shard_ms, share_max=0.3),
-            Loop("bus", self._tend_bus, every_ms=settings.bus_ms, share_max=0.2),
-            # Rounds over all jobs rest while they last.
+            Loop("bus", self._maintain_bus, every_ms=settings.bus_ms, share_max=0.2),
+            # Rounds over all jobs pause regularly themselves.
             Loop("resources", self._scale, every_ms=settings.scaler_ms, share_max=0.5),
             Loop("metrics", self._record, every_ms=settings.metrics_ms, share_max=0.1),
-            Loop("capacity", self._keep_capacity, every_ms=settings.capacity_ms, share_max=0.1),
-            Loop("alarms", self._tell, every_ms=settings.alarms_ms, share_max=0.2),
+            Loop("capacity", self._check_capacity, every_ms=settings.capacity_ms, share_max=0.1),
+            Loop("alarms", self._run_alarms, every_ms=settings.alarms_ms, share_max=0.2),
             Loop("policies", lambda: self.policies.tick(), every_ms=settings.policies_ms),
         )
 
-    def _lead(self, *, seize: bool = False) -> None:
-        """Keep or take the roles of which one instance may be active, as far as they are free."""
+    def _renew_leases(self, *, seize: bool = False) -> None:
+        """Renew or take the leases of Shard Manager and State Syncer, of which one instance may be active."""
         now_ms = self.clock.now_ms()
         term = self._shard_lease.renew(now_ms, seize=seize)
         if term is None:
@@ -367,7 +372,7 @@ class ControlPlane(Control):
             list_version=self.task_service.version,
             reserved_loads=lambda: self.task_service.reserved_loads(self.settings.shards),
             shard_count=self.settings.shards,
-            pace=Pace(balance_soon_ms=1_000, moves_max=16),
+            settings=ShardManagerSettings(balance_soon_ms=1_000, moves_max=16),
             wall_of=self._wall_of,
             bars=lambda at_ms: self.policies.bars(at_ms),
         )
@@ -383,30 +388,30 @@ class ControlPlane(Control):
                 round_ms=self.settings.lease_ms // 4,  # the lease is renewed between rounds
             ),
             workers=self._workers,
-            # SQLite gives way to other threads with every row, which takes longer than it saves.
+            # With SQLite a thread of its own is slower: every row switches threads.
             background=self._background if self.database.is_shared else None,
             measure_ms=self.clock.boot_ms,
         )
 
     @property
     def shard_manager(self) -> ShardManager:
-        """The active Shard Manager, if it is in this process."""
+        """The Shard Manager, if it is active in this process; StoreUnavailable if not."""
         if self._shard_manager is None:
             raise StoreUnavailable(
                 "this control plane is a standby",
-                why="another one on the same database holds the lease of the Shard Manager",
-                fix="ask that one; this one takes over by itself when it falls silent",
+                why="another control plane on the same database holds the Shard Manager's lease",
+                fix="send the request to that one; this one takes over when its lease expires",
             )
         return self._shard_manager
 
     @property
     def is_syncing(self) -> bool:
-        """Whether the State Syncer is active here, and with it whatever else looks at jobs."""
+        """Whether the State Syncer is active here, and with it the loops that work on jobs."""
         return self._syncer is not None
 
     @property
     def is_active(self) -> bool:
-        """Whether this instance does more than answer questions."""
+        """Whether Shard Manager and State Syncer are active in this instance."""
         return self._shard_manager is not None and self._syncer is not None
 
     def start(self) -> None:
@@ -423,13 +428,13 @@ class ControlPlane(Control):
         self.policies.stop()
         self._workers.stop()
         self._background.stop()
-        with contextlib.suppress(PenstockError):  # a store that is away frees the leases by itself
+        with contextlib.suppress(PenstockError):  # if the store is unavailable, the leases expire
             self._shard_lease.release()
             self._sync_lease.release()
         self.database.close()
 
     def _sync(self) -> None:
-        self._lead()
+        self._renew_leases()
         if self._syncer is None:
             return
         try:
@@ -444,7 +449,7 @@ class ControlPlane(Control):
         if report.left:
             self._loops[0].poke()
         elif report.open:
-            # A plan that waits for containers to stop is looked at again soon, not after a whole round.
+            # An open plan waits for containers to stop: check it again soon.
             self._loops[0].poke_after(100)
 
     def _tick_shards(self) -> None:
@@ -469,15 +474,15 @@ class ControlPlane(Control):
             counts, reports = self.task_service.task_counts(), self.task_reports()
             self._recorder.tick(self.clock.now_ms(), counts, reports)
 
-    def _keep_capacity(self) -> None:
+    def _check_capacity(self) -> None:
         if self._syncer is not None:
             self.capacity.tick(self.clock.now_ms())
 
-    def _tell(self) -> None:
+    def _run_alarms(self) -> None:
         if self._syncer is not None and self._alarming.tick(self.clock.now_ms()):
             self._loops[-1].poke_after(50)
 
-    def _tend_bus(self) -> None:
+    def _maintain_bus(self) -> None:
         if not self.is_active:
             return
         self._bus_care.tick(now_ms=self.clock.now_ms(), boot_ms=self.clock.boot_ms())
@@ -486,15 +491,15 @@ class ControlPlane(Control):
         return self.clock.now_ms() - self.clock.boot_ms() + boot_ms
 
     def wake_syncer(self) -> None:
-        """Something else is expected of a job: do not wait for the next round."""
+        """A job changed: start the next round now."""
         self._loops[0].poke()
 
     def wake_shard_manager(self) -> None:
-        """Something else is wanted of shards: do not wait for the next round."""
+        """A shard order was given: start the next round now."""
         self._loops[1].poke()
 
     def loop_counts(self) -> dict[str, dict[str, int]]:
-        """How often each loop went round, and how often that failed."""
+        """The numbers of rounds and failures of each loop."""
         return {loop.name: {"rounds": loop.rounds, "failures": loop.failures} for loop in self._loops}
 
     # -- jobs -------------------------------------------------------------------------------------------
@@ -525,29 +530,29 @@ class ControlPlane(Control):
         return version
 
     def task_reports(self) -> dict[str, list[TaskReport]]:
-        """What tasks say now, by job."""
+        """The current task reports by job."""
         return self._scaled.task_reports()
 
     # -- containers -------------------------------------------------------------------------------------
 
     def register_container(self, name: str, incarnation: str, *, folder_id: str) -> None:
-        """A container's new life."""
+        """Register an incarnation of a container."""
         self.shard_manager.register(name, incarnation, folder_id=folder_id, now_ms=self.clock.boot_ms())
 
-    def on_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """A beat and its answer."""
-        return self.shard_manager.on_heartbeat(beat, self.clock.boot_ms())
+    def on_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Answer one heartbeat."""
+        return self.shard_manager.on_heartbeat(heartbeat, self.clock.boot_ms())
 
-    def on_beat_arrival(self, beat: Heartbeat) -> None:
-        """A beat is here; its answer may take a while."""
-        self.shard_manager.on_arrival(beat, self.clock.boot_ms())
+    def on_beat_arrival(self, heartbeat: Heartbeat) -> None:
+        """A heartbeat was received; it is answered later."""
+        self.shard_manager.on_arrival(heartbeat, self.clock.boot_ms())
 
-    def answer_beats(self, beats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
-        """The answers to beats that arrived, together."""
-        return self.shard_manager.answer_beats(beats, self.clock.boot_ms())
+    def answer_beats(self, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatReply]:
+        """Answer received heartbeats together."""
+        return self.shard_manager.answer_heartbeats(heartbeats, self.clock.boot_ms())
 
     def on_container_dead(self, name: str, folder_id: str | None = None) -> bool:
-        """The host saw it end, and made sure that nothing of it is left; `folder_id` proves whose host."""
+        """A host reports that all processes of a container ended; `folder_id` proves that it is its host."""
         for row in self.fleet.containers():
             if row.name == name and folder_id in (None, row.folder_id):
                 self.wake_shard_manager()
@@ -556,16 +561,16 @@ class ControlPlane(Control):
         return False
 
     def task_list(self, since: int | None) -> tuple[int, bytes]:
-        """The task list, or what changed in it, as JSON with its version."""
+        """(version, JSON) of the task list, or of the changes since a version."""
         return self.task_service.encoded_at(since)
 
     def installation(self) -> dict[str, str]:
-        """What a container must know to join."""
+        """What a container needs to know to join."""
         return {
             "profile": self.settings.profile,
             "bus": self.settings.bus_place,
             "store": self.settings.store,
-            "rows": self.settings.told_rows,
+            "rows": self.settings.rows_argument,
             "rows_identity": self._rows_identity,
             "host": socket.gethostname(),
         }

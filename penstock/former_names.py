@@ -1,6 +1,6 @@
-"""Modules that users import and that had other names in earlier versions.
+"""Former names of modules that users import.
 
-Packages of pipelines and policies are kept for as long as a job runs, and their files say the former names.
+A package of a pipeline or policy is stored as long as its job runs, and may import the former names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# A former name -> the module now; "": a folder that is gone.
+# Former name -> current module; "": a package that no longer exists.
 FORMER = {
     "penstock.resources": "",
     "penstock.resources.policies": "",
@@ -28,7 +28,7 @@ FORMER = {
 
 
 class FormerNames(MetaPathFinder, Loader):
-    """Finds modules by their former names, after everybody else was asked."""
+    """Imports modules by their former names, after all other finders failed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,7 +41,7 @@ class FormerNames(MetaPathFinder, Loader):
         now = FORMER[spec.name]
         if not now:
             return None
-        warnings.warn(f"{spec.name} is called {now} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{spec.name} was renamed to {now}", DeprecationWarning, stacklevel=2)
         return ModuleType(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:

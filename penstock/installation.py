@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.alarms.delivery import routes_of
 from penstock.app import ControlPlane
 from penstock.container.container import SECRET_VARIABLES, ContainerSettings
-from penstock.container.host import ContainerHost, keep_token, reap_container
+from penstock.container.host import ContainerHost, reap_container, write_token_file
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, Refused
 from penstock.core.folder import (
     endpoint_file,
@@ -37,37 +37,37 @@ LOCAL_ROLES = ("admin", "developer", "oncall", "reader")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What runs, for whoever started it."""
+    """The parts of a running installation."""
 
-    settings: Settings  # with the bus and the rows that the folder has
+    settings: Settings  # with the addresses of bus and rows that the folder uses
     plane: ControlPlane
     server: ApiProcesses
     containers: tuple[ContainerSettings, ...]
 
     def ready(self) -> list[str]:
-        """The containers whose engines run."""
+        """The names of the containers whose engines are ready."""
         try:
             rows = self.plane.fleet.containers()
-        except PenstockError:  # the store is away for a moment
+        except PenstockError:  # the store is unavailable for a moment
             return []
         return [row.name for row in rows if row.engine_ready and row.state is ContainerState.LIVE]
 
 
 def listening_of(settings: Settings) -> Listening:
-    """The address to listen on, with the certificate to show there."""
+    """The address to listen on, with its certificate."""
     cert, key = settings.tls_cert, settings.tls_key
     if (cert is None) != (key is None):
         raise ConfigError(
             "TLS needs a certificate and its key",
             why=f"--tls-{'cert' if cert is None else 'key'} is missing",
-            fix="give --tls-cert and --tls-key",
+            fix="give both --tls-cert and --tls-key",
         )
     tls = None if cert is None or key is None else Tls(cert=cert, key=key)
     return Listening(host=settings.host, port=settings.port, tls=tls, name=next(iter(settings.name), ""))
 
 
 def check(settings: Settings) -> None:
-    """Refuse what cannot work, before anything is started."""
+    """Check the settings before a process starts; raises what is wrong."""
     listening_of(settings).check()
     routes_of(webhook=settings.alarm_webhook, channels=settings.alarm_channels)
     if settings.containers and settings.engine == "spark":
@@ -76,7 +76,9 @@ def check(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def running(settings: Settings) -> Iterator[Installation]:
-    """Run it until the block ends; leaves nothing running. What can be refused is, before anything starts."""
+    """Run an installation until the block ends; leaves no process running. Checks everything before it
+    starts.
+    """
     folder, listening = settings.folder, listening_of(settings)
     prepare_folder(folder)
     with (
@@ -90,11 +92,11 @@ def running(settings: Settings) -> Iterator[Installation]:
         plane = ControlPlane(settings)
         write_tokens(plane, folder)
         server = ApiProcesses(plane, listener, control, listening)
-        for left in sorted((folder / "containers").glob("*/")):
-            reap_container(left)
+        for leftover in sorted((folder / "containers").glob("*/")):
+            reap_container(leftover)
         containers = _containers(plane, server.url)
         host = ContainerHost(containers, environment_of(settings), plane.clock, plane.on_container_dead)
-        # Everything that can refuse has had its say; what starts now may write to both.
+        # All checks have passed; from now on bus and rows may be written.
         settled_bus.keep()
         settled_rows.keep()
         with _running(plane, server, host):
@@ -104,7 +106,7 @@ def running(settings: Settings) -> Iterator[Installation]:
 
 @contextlib.contextmanager
 def _running(plane: ControlPlane, server: ApiProcesses, host: ContainerHost) -> Iterator[None]:
-    """Start all parts; stop them in the other order, whatever happens in between."""
+    """Start all parts; stop them in reverse order, also after an error."""
     with contextlib.ExitStack() as parts:
         parts.callback(plane.stop)
         plane.start()
@@ -125,7 +127,7 @@ def _containers(plane: ControlPlane, url: str) -> tuple[ContainerSettings, ...]:
             url=url,
             token_file=_container_token(plane, folder / "containers" / name, name),
             bus=settings.bus_place,
-            rows=settings.told_rows,
+            rows=settings.rows_argument,
             store=settings.store,
             profile=settings.profile,
             engine=settings.engine,
@@ -137,35 +139,35 @@ def _containers(plane: ControlPlane, url: str) -> tuple[ContainerSettings, ...]:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """What wardens are started with: the way to the store too, but nothing else that opens doors."""
-    kept = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    """The environment of wardens: with the addresses of database and rows, without other credentials."""
+    variables = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     if settings.verify_with is not None:
-        kept["PENSTOCK_CA"] = str(settings.verify_with)
+        variables["PENSTOCK_CA"] = str(settings.verify_with)
     if settings.database:
-        kept[DATABASE_VARIABLE] = settings.database
-    kept.pop(ROWS_VARIABLE, None)
+        variables[DATABASE_VARIABLE] = settings.database
+    variables.pop(ROWS_VARIABLE, None)
     if settings.rows and not settings.rows.startswith("sqlite:"):
-        kept[ROWS_VARIABLE] = settings.rows
-    return kept
+        variables[ROWS_VARIABLE] = settings.rows
+    return variables
 
 
 def write_tokens(plane: ControlPlane, folder: Path) -> None:
-    """Tokens for this machine, issued once and kept in files that only this user can read."""
+    """Issue the tokens of this machine once, in files that only this user can read."""
     now_ms = plane.clock.now_ms()
-    _take_back(plane, folder / "tokens")
+    _revoke_old_tokens(plane, folder / "tokens")
     _make_tokens_folder(folder)
     for role in LOCAL_ROLES:
         path = token_file(folder, role)
         try:
             plane.tokens.caller(path.read_text(), now_ms=now_ms)
         except (FileNotFoundError, ValueError, Refused):
-            # None yet, or of a store that is gone, or past its end.
+            # There is none yet, or it expired, or it is of another store.
             write_private(path, plane.tokens.issue(f"local-{role}", role, now_ms=now_ms))
     _retire_shared_token(plane, folder / "tokens" / "container")
 
 
 def _retire_shared_token(plane: ControlPlane, path: Path) -> None:
-    """Take back the one token that all containers of this folder had in a former version."""
+    """Revoke the token that all containers of this folder shared in an earlier version."""
     now_ms = plane.clock.now_ms()
     with contextlib.suppress(FileNotFoundError, ValueError, Refused):
         token_id = plane.tokens.caller(path.read_text(), now_ms=now_ms).token_id
@@ -176,18 +178,20 @@ def _retire_shared_token(plane: ControlPlane, path: Path) -> None:
 
 
 def _container_token(plane: ControlPlane, folder: Path, name: str) -> Path:
-    """The file with a container's own token: the one that is there, or a new one."""
+    """The file with a container's own token; issues one if there is no valid one."""
     path, now_ms = folder / "token", plane.clock.now_ms()
     try:
         if plane.tokens.caller(path.read_text(), now_ms=now_ms).container == name:
             return path
     except (FileNotFoundError, ValueError, Refused):
-        pass  # none yet, or of a store that is gone, or past its end
-    return keep_token(folder, plane.tokens.issue(name, "container", now_ms=now_ms, container=name))
+        pass  # there is none yet, or it expired, or it is of another store
+    return write_token_file(folder, plane.tokens.issue(name, "container", now_ms=now_ms, container=name))
 
 
 def _make_tokens_folder(folder: Path) -> None:
-    """With a note of whose they are: those of folders that are gone are removed."""
+    """Create the folder for tokens, with the path it belongs to; deletes tokens of folders that no longer
+    exist.
+    """
     place = tokens_folder(folder)
     try:
         (folder / "tokens").mkdir(mode=0o700, exist_ok=True)
@@ -199,15 +203,15 @@ def _make_tokens_folder(folder: Path) -> None:
         place.chmod(0o700)
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot keep tokens in {place}",
+            f"cannot store tokens in {place}",
             why=str(error),
             fix="set XDG_CONFIG_HOME to a folder of this user, for `penstock up` and for other commands",
         ) from error
     write_private(place / "folder", str(folder.resolve()))
 
 
-def _take_back(plane: ControlPlane, old: Path) -> None:
-    """Revoke the tokens that an earlier version kept where the code of jobs could read them."""
+def _revoke_old_tokens(plane: ControlPlane, old: Path) -> None:
+    """Revoke the tokens that an earlier version stored where code of jobs could read them."""
     for role in LOCAL_ROLES:
         path = old / role
         if not path.exists():
@@ -218,7 +222,7 @@ def _take_back(plane: ControlPlane, old: Path) -> None:
             plane.token_service.revoke(
                 token.token_id,
                 actor=Actor(name="penstock up", role="admin"),
-                reason="it lay where the code of jobs could read it",
+                reason="it was stored where code of jobs could read it",
                 idempotency_key=None,
                 now_ms=now_ms,
             )

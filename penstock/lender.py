@@ -1,4 +1,4 @@
-"""The loop that lets clusters lend each other containers, and the file that names the clusters."""
+"""The lending loop, which moves containers between clusters, and the file that lists the clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.client.client import Client
-from penstock.container.host import Stop
+from penstock.container.host import StopSignal
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, EnvironmentProblem, PenstockError, StoreUnavailable
 from penstock.jobs.config import NAME_PATTERN
@@ -32,7 +32,7 @@ EXAMPLE = '[[cluster]] name = "east", url = "https://east:7337", token_env = "EA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """One cluster, as the file names it."""
+    """One cluster in the file."""
 
     name: str
     url: str
@@ -41,7 +41,7 @@ class ClusterFile:
 
 
 def read_clusters(path: Path, variables: Mapping[str, str]) -> tuple[ClusterFile, ...]:
-    """The clusters of a file; tokens come from variables or files of their own."""
+    """Read the clusters of a file; their tokens come from variables or other files."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,8 +53,8 @@ def read_clusters(path: Path, variables: Mapping[str, str]) -> tuple[ClusterFile
     rows = found.get("cluster")
     if set(found) - {"cluster"} or not isinstance(rows, list) or len(rows) < 2:
         raise ConfigError(
-            f"{path} does not name clusters",
-            why="it needs two tables [[cluster]] or more, and nothing else",
+            f"{path} is not a list of clusters",
+            why="it needs at least two tables [[cluster]], and nothing else",
             fix=f"e.g. {EXAMPLE}",
         )
     clusters = tuple(_cluster(path, row, variables) for row in rows)
@@ -72,14 +72,14 @@ def _cluster(path: Path, row: Any, variables: Mapping[str, str]) -> ClusterFile:
     unknown = sorted({*row} - _FIELDS) if isinstance(row, dict) else ["it"]
     if unknown or not all(isinstance(value, str) for value in row.values()):
         raise ConfigError(
-            f"{path} has a cluster that cannot be read",
-            why=f"not known: {', '.join(unknown)}" if unknown else "every field is a text",
-            fix=f"its fields are {', '.join(sorted(_FIELDS))}, e.g. {EXAMPLE}",
+            f"{path} has an invalid cluster",
+            why=f"unknown fields: {', '.join(unknown)}" if unknown else "every field must be a string",
+            fix=f"the fields are {', '.join(sorted(_FIELDS))}, e.g. {EXAMPLE}",
         )
     name, url = row.get("name", ""), row.get("url", "").rstrip("/")
     if re.fullmatch(NAME_PATTERN, name) is None or re.fullmatch(r"https?://[!-~]+", url) is None:
         raise ConfigError(
-            f"{path} has a cluster without a good name and url",
+            f"{path} has a cluster without a valid name and url",
             why=f"name is {name[:100]!r}, url is {url[:100]!r}",
             fix=f"e.g. {EXAMPLE}",
         )
@@ -90,35 +90,35 @@ def _token(path: Path, name: str, row: Mapping[str, str], variables: Mapping[str
     variable, file = row.get("token_env"), row.get("token_file")
     if (variable is None) == (file is None):
         raise ConfigError(
-            f"{path}: where the token of cluster {name} is, is not clear",
-            why="one of token_env and token_file says it",
+            f"{path} does not say where the token of cluster {name} is",
+            why="it needs exactly one of token_env and token_file",
             fix=f"e.g. {EXAMPLE}",
         )
     try:
         token = variables.get(variable, "") if variable else (path.parent / str(file)).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentProblem(
-            f"cannot read the token of cluster {name}", why=str(error), fix="name a file of one line"
+            f"cannot read the token of cluster {name}", why=str(error), fix="name a text file with one line"
         ) from error
     if not token or not token.isascii() or not token.isprintable():
         raise EnvironmentProblem(
-            f"there is no token of cluster {name}",
-            why=f"{variable or file} is not set or empty",
-            fix="`penstock token new lender --role admin --why …` there issues one",
+            f"there is no token for cluster {name}",
+            why=f"{variable or file} is not set, empty or not plain text",
+            fix="issue one in that cluster: `penstock token new lender --role admin --why …`",
         )
     return token
 
 
 def _unreadable(cluster: str, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(
-        f"the answer of cluster {cluster} cannot be read",
+        f"the response of cluster {cluster} cannot be read",
         why=f"{type(error).__name__}: {error}",
-        fix="look at its URL, and whether it runs a version that is known here",
+        fix="check its URL, and whether it runs a compatible version of penstock",
     )
 
 
 class Lender:
-    """The loop's rounds: observes every cluster, decides, does. Requires: rounds come one after another."""
+    """The rounds of the lending loop: observe all clusters, decide, act. Requires: one round at a time."""
 
     def __init__(
         self,
@@ -126,42 +126,42 @@ class Lender:
         clients: Mapping[str, Client],
         *,
         advice: bool,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         now_ms: Callable[[], Millis],
     ) -> None:
         self._clusters, self._clients = tuple(clusters), dict(clients)
         self._urls = {cluster.name: cluster.url for cluster in clusters}
-        self._advice, self._say, self._now_ms = advice, say, now_ms
+        self._advice, self._report, self._now_ms = advice, report, now_ms
         self._seen: dict[str, ClusterStatus] = {}
-        self._said: dict[str, str] = {}  # what is told once, not every round
+        self._reported: dict[str, str] = {}  # by key: the last text, reported once, not every round
         self._spare_since: dict[str, Millis] = {}
 
     def round(self) -> tuple[str, ...]:
-        """One round; returns the clusters that did not answer."""
+        """One round; returns the names of the clusters that did not answer."""
         seen, silent = [], []
         for cluster in self._clusters:
             try:
-                seen.append(self._look(cluster))
-                self._said.pop(cluster.name, None)
+                seen.append(self._read(cluster))
+                self._reported.pop(cluster.name, None)
             except PenstockError as error:
                 silent.append(cluster.name)
-                self._once(cluster.name, f"{cluster.name} is left out: {error.what} ({error.why})")
+                self._report_once(cluster.name, f"{cluster.name} is left out: {error.what} ({error.why})")
         self._seen = {cluster.name: cluster for cluster in seen}
         plan = plan_lending(seen)
-        for who, reason in plan.left_out.items():
-            self._once(f"out {who}", f"{who} is left out: {reason}")
-        self._do(plan)
-        self._tell_reclaims(seen)
+        for name, reason in plan.left_out.items():
+            self._report_once(f"out {name}", f"{name} is left out: {reason}")
+        self._execute(plan)
+        self._report_reclaims(seen)
         return tuple(silent)
 
-    def run(self, every_s: float, stop: Stop) -> None:
-        """Round after round, until told to stop."""
+    def run(self, every_s: float, stop: StopSignal) -> None:
+        """Run rounds until `stop` is set."""
         while True:
             self.round()
             if stop.wait(every_s):
                 return
 
-    def _look(self, cluster: ClusterFile) -> ClusterStatus:
+    def _read(self, cluster: ClusterFile) -> ClusterStatus:
         client = self._clients[cluster.name]
         try:
             loans, containers, capacity = client.loans(), client.containers(), client.capacity()
@@ -171,23 +171,23 @@ class Lender:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unreadable(cluster.name, error) from error
 
-    def _do(self, plan: LendingPlan) -> None:
+    def _execute(self, plan: LendingPlan) -> None:
         for keep in plan.cancels:
-            said = f"{keep.container} stays with {keep.cluster}: {keep.reason}"
-            act = self._clients[keep.cluster].keep_container
-            self._attempt(said, partial(act, keep.container, version=keep.version, why=keep.reason))
+            text = f"{keep.container} stays with {keep.cluster}: {keep.reason}"
+            call = self._clients[keep.cluster].keep_container
+            self._attempt(text, partial(call, keep.container, version=keep.version, why=keep.reason))
         for gone in plan.drops:
-            said = f"{gone.cluster} does not count on {gone.container} any more: {gone.reason}"
+            text = f"{gone.cluster} no longer expects {gone.container}: {gone.reason}"
             forget = self._clients[gone.cluster].forget_container
-            self._attempt(said, partial(forget, gone.container, version=gone.version, why=gone.reason))
+            self._attempt(text, partial(forget, gone.container, version=gone.version, why=gone.reason))
         for transfer in plan.transfers:
             verb = "goes back" if transfer.is_return else "is lent"
             way = f"from {transfer.source} to {transfer.target}"
-            said = f"{transfer.container} {verb} {way}: {transfer.reason}"
-            self._attempt(said, partial(self._transfer, transfer))
+            text = f"{transfer.container} {verb} {way}: {transfer.reason}"
+            self._attempt(text, partial(self._transfer, transfer))
 
     def _transfer(self, transfer: Transfer) -> None:
-        """Both records are written, the target's first; the container's host does the rest."""
+        """Write the loan records of both clusters, the target's first; the container's host does the rest."""
         source, target = self._clients[transfer.source], self._clients[transfer.target]
         owner = "" if transfer.is_return else transfer.source
         container, why = transfer.container, transfer.reason
@@ -211,20 +211,20 @@ class Lender:
             target.forget_container(container, version=expected_version, why="it was not lent")
             raise
 
-    def _attempt(self, said: str, act: Callable[[], object]) -> None:
+    def _attempt(self, text: str, act: Callable[[], object]) -> None:
         if self._advice:
-            self._once(said, f"advice: {said}")
+            self._report_once(text, f"advice: {text}")
             return
         try:
             act()
         except (
             PenstockError
-        ) as error:  # somebody else was first, or a cluster fell silent: the next round sees
-            self._say(f"not done: {said}; {error.what} ({error.why})")
+        ) as error:  # a concurrent change, or a cluster fell silent: the next round decides
+            self._report(f"failed: {text}; {error.what} ({error.why})")
         else:
-            self._say(said)
+            self._report(text)
 
-    def _tell_reclaims(self, seen: Sequence[ClusterStatus]) -> None:
+    def _report_reclaims(self, seen: Sequence[ClusterStatus]) -> None:
         now_ms = self._now_ms()
         for cluster in seen:
             room = cluster_room(cluster)
@@ -235,10 +235,10 @@ class Lender:
             found = decide_reclaim(room, spare_since_ms=since_ms, now_ms=now_ms)
             if found is not None:
                 names = ", ".join(found.containers)
-                text = f"{names} of {cluster.name} may be taken away: {found.reason}"
-                self._once(f"reclaim {cluster.name} {names}", text)
+                text = f"{names} of {cluster.name} can be removed: {found.reason}"
+                self._report_once(f"reclaim {cluster.name} {names}", text)
 
-    def _once(self, key: str, text: str) -> None:
-        if self._said.get(key) != text:
-            self._said[key] = text
-            self._say(text)
+    def _report_once(self, key: str, text: str) -> None:
+        if self._reported.get(key) != text:
+            self._reported[key] = text
+            self._report(text)

@@ -1,4 +1,4 @@
-"""The process of a user's own policy: reads questions from its input and answers them until that ends."""
+"""The process that runs a user's policy: reads requests from stdin and answers them until stdin ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock.scaling.policies.process import (
 from penstock.streams.dsl.user_code import UserCode
 
 ANSWER_S_MAX = 120
-MEMORY_BYTES_MAX = 4 * 2**30  # of addresses: one that gathers more raises MemoryError
+MEMORY_BYTES_MAX = 4 * 2**30  # of address space: beyond it Python raises MemoryError
 
 
 def main() -> None:
     """Arguments: folder, file, class, name. `scaling/policies/process.py` starts it."""
     folder, entry, class_name, name = sys.argv[1:5]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    # What the policy prints must not be taken for an answer.
+    # The policy may print: replies use another descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     policy: Policy | Broken | None = None
@@ -38,7 +38,7 @@ def main() -> None:
         request = msgspec.json.decode(line, type=PolicyRequest)
         if policy is None:
             policy = load_policy(Path(folder), entry, class_name, name)
-        signal.alarm(ANSWER_S_MAX)  # nobody is left to end it if the control plane was killed
+        signal.alarm(ANSWER_S_MAX)  # ends this process if the control plane was killed
         reply = PolicyReply(verdict=policy) if isinstance(policy, Broken) else answer(policy, request)
         signal.alarm(0)
         answers.write(msgspec.json.encode(reply) + b"\n")
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def load_policy(folder: Path, entry: str, class_name: str, name: str) -> Policy | Broken:
-    """The policy of a package, or what is wrong with it."""
+    """Load the policy of a package; Broken if it cannot be used."""
     try:
         module = UserCode(f"penstock_package_{folder.name}", folder, entry).load()
     except PenstockError as error:
@@ -61,12 +61,12 @@ def load_policy(folder: Path, entry: str, class_name: str, name: str) -> Policy 
         return _raised(name, error)
     problem = find_misdeclared(policy)
     if not problem and policy.name != name:
-        problem = f"it calls itself {policy.name!r}: name it so in the job's `policies` too"
+        problem = f"its name is {policy.name!r}: use that name in the job's `policies` too"
     return Broken(policy=name, how="nonsense", text=problem) if problem else policy
 
 
 def answer(policy: Policy, ask: PolicyRequest) -> PolicyReply:
-    """What it declares, or its verdict."""
+    """The policy's declaration, or its verdict on the facts."""
     if ask.facts is None:
         return PolicyReply(declared=declared_by(policy))
     try:

@@ -1,7 +1,7 @@
-"""How an installation and a container that joins run: settings from a file, the environment and options.
+"""The settings of an installation and of a joining container, from a file, the environment and options.
 
-Later wins: the default written here, the file `penstock.toml`, the variable `PENSTOCK_<NAME>`, the option. A
-field with a description can be set in all three; the others are for tests and benches.
+Precedence, lowest first: the default here, the file `penstock.toml`, the variable `PENSTOCK_<NAME>`, the
+option. Fields with a description can be set in all three; the others are for tests and benchmarks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ FOLDER = Path(".penstock")
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
 DATABASE_VARIABLE, BUS_VARIABLE, ROWS_VARIABLE = "PENSTOCK_DATABASE", "PENSTOCK_BUS", "PENSTOCK_ROWS"
-# `spark` runs plain processes too; `process` needs no JVM and runs nothing else.
+# `spark` also runs plain processes; `process` runs only those and needs no JVM.
 ENGINES = ("spark", "process")
 
 
 class _Sourced(BaseSettings):
-    """Settings that `read` takes from file, environment and options; made directly they read nothing."""
+    """Base of settings: `read` uses file, environment and options; the constructor uses only its
+    arguments.
+    """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_ignore_empty=True)
 
@@ -62,12 +64,12 @@ class _Sourced(BaseSettings):
 
     @classmethod
     def read(cls, options: Mapping[str, Any], *, file: Path | None, **fixed: Any) -> Self:
-        """The settings that a command runs with. `options` are those that were given; a `file` must exist.
+        """Read the settings of a command. `options` are those that were given; a `file` must exist.
 
-        `fixed` are fields that come from none of the three, e.g. the folder that the file is in.
+        `fixed` are fields that no source may set, e.g. the folder of the file.
         """
         values: dict[str, Any] = {}
-        names: dict[str, str] = {}  # by field: what to call it in a message, that of the source that won
+        names: dict[str, str] = {}  # by field: its name in messages, as in the source that set it
         known = {name for name, field in cls.model_fields.items() if field.description} - {*fixed}
         for name, value in _read_file(file, known).items():
             values[name], names[name] = value, f"{name} in {file}"
@@ -84,7 +86,7 @@ class _Sourced(BaseSettings):
 
 def _one_of(known: tuple[str, ...], value: str) -> str:
     if value not in known:
-        raise ValueError(f"not known: {value[:100]!r}; use {' or '.join(known)}")
+        raise ValueError(f"unknown value {value[:100]!r}; use {' or '.join(known)}")
     return value
 
 
@@ -97,7 +99,7 @@ def _read_file(file: Path | None, known: set[str]) -> dict[str, Any]:
         raise EnvironmentProblem(
             f"cannot read the settings in {file}",
             why=error.strerror or str(error),
-            fix="name a file that is there with --config",
+            fix="name an existing file with --config",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML", why=str(error), fix="e.g. containers = 3") from error
@@ -105,14 +107,14 @@ def _read_file(file: Path | None, known: set[str]) -> dict[str, Any]:
         if name not in known:
             raise ConfigError(
                 f"{name} in {file} is not a setting",
-                why=f"a file sets {', '.join(sorted(known))}",
+                why=f"known settings: {', '.join(sorted(known))}",
                 fix=did_you_mean(name, known, otherwise="remove it"),
             )
     return found
 
 
 def _refusal(cls: type[_Sourced], error: ValidationError, names: Mapping[str, str]) -> ConfigError:
-    """What is wrong with which source; values of secrets are not shown."""
+    """The error for invalid values, by source; values of secrets are not shown."""
     complaints = {}
     for item in error.errors():
         name = str(item["loc"][0])
@@ -122,74 +124,80 @@ def _refusal(cls: type[_Sourced], error: ValidationError, names: Mapping[str, st
     return ConfigError(
         f"{', '.join(complaints)} cannot be used",
         why="; ".join(f"{name}: {why}" if len(complaints) > 1 else why for name, why in complaints.items()),
-        fix="give another value there, or none: later wins of file, environment and option",
+        fix="change or remove the value there; options override the environment, which overrides the file",
     )
 
 
 class Settings(_Sourced):
     """How one installation runs: its control plane, its API and its containers on this machine."""
 
-    folder: Path = Field(description="Where everything is kept.")
+    folder: Path = Field(description="The folder for all data.")
     containers: int = Field(2, ge=0, le=64, description="How many containers to run.")
     port: int = Field(7337, ge=0, le=65535, description="Port to listen on (0: any free one).")
     host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with TLS.")
     tls_cert: Path | None = Field(None, description="Certificate in PEM, with its chain.")
     tls_key: Path | None = Field(None, description="Its key in PEM, unencrypted.")
-    tls_ca: Path | None = Field(None, description="What this machine's callers verify it with; none: itself.")
+    tls_ca: Path | None = Field(
+        None, description="CA file for clients on this machine; none: the certificate itself."
+    )
     name: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="A host name in the certificate that callers use; several: repeat it."
+        (), description="A host name in the certificate that clients use; several: repeat it."
     )
     database: str = Field("", repr=False, description="URL of a PostgreSQL database; none: a SQLite file.")
-    bus: str = Field("", description="Where streams are: kafka://host:port/prefix; none: the disk.")
-    rows: str = Field("", repr=False, description="Where state is: postgresql://…; none: the folder's disk.")
+    bus: str = Field("", description="Where streams are stored: kafka://host:port/prefix; none: the disk.")
+    rows: str = Field(
+        "", repr=False, description="Where state is stored: postgresql://…; none: the folder's disk."
+    )
     engine: str = Field(
         "spark", description="What containers run: spark (and processes), or process (no Java)."
     )
     cores: int = Field(2, ge=1, description="Spark threads per container.")
     master: str = Field(
-        "", description="Another Spark for tasks, e.g. spark://host:7077; none: in each container."
+        "", description="Another Spark cluster for tasks, e.g. spark://host:7077; none: in each container."
     )
     profile: str = Field("fast", description="Heartbeat times: fast (8 s / 12 s) or paper (40 s / 60 s).")
     workers: int = Field(2, ge=1, le=64, description="Processes that serve the API.")
     control_port: int = Field(
-        0, ge=0, le=65535, description="Port on which containers' heartbeats are taken; 0: any free one."
+        0, ge=0, le=65535, description="Port for containers' heartbeats; 0: any free one."
     )
     control_url: str = Field(
         "",
-        description="How containers reach it, e.g. https://HOST:PORT; none: the host as they call the API.",
+        description="How containers reach that port, e.g. https://HOST:PORT; none: at the API's host.",
     )
     alarm_webhook: str = Field(
-        "", repr=False, description="Where alarms are posted: https://…, or file:PATH with it."
+        "",
+        repr=False,
+        description="URL to which alarms are posted: https://…, or file:PATH of a file with it.",
     )
     alarm_channels: str = Field(
         "",
         repr=False,
-        description="Addresses that apprise knows, spaces between, or file:PATH with them.",
+        description="Addresses for apprise, separated by spaces, or file:PATH of a file with them.",
     )
     rescales_max: int = Field(
         10,
         ge=0,
         le=100_000,
-        description="Jobs whose number of tasks scaler and policies may change at a time.",
+        description="How many jobs the scaler and policies may rescale at the same time.",
     )
     advice_only: bool = Field(
-        False, description="Scaler and policies say what they would do with any job, and do nothing."
+        False, description="Scaler and policies only report what they would do, for all jobs."
     )
 
     shards: int = SHARD_COUNT
-    sync_ms: Millis = 500  # the paper's 30 s sweep is for tens of thousands of jobs
-    sync_gap_ms: Millis = 200  # changes that arrive within this time are synced together
+    sync_ms: Millis = 500  # the paper's 30 s round is for tens of thousands of jobs
+    sync_gap_ms: Millis = 200  # changes within this time are synced together
     shard_ms: Millis = 500
     scaler_ms: Millis = 1_000
     metrics_ms: Millis = 5_000
     policies_ms: Millis = 1_000
     bus_ms: Millis = 500
-    clean_ms: Millis = 60_000  # how often the bus is searched for what dead publishers left
+    clean_ms: Millis = 60_000  # how often files of dead publishers are cleaned up
     clean_after_ms: Millis = 600_000
     alarms_ms: Millis = 1_000
     capacity_ms: Millis = 5_000
     capacity_patience_ms: Millis = 120_000  # how long capacity is short before a job stops for it
-    lease_ms: Millis = 5_000  # how long a silent control plane stays the active one
+    lease_ms: Millis = 5_000  # when the lease of the active control plane expires
 
     @field_validator("name", mode="before")
     @classmethod
@@ -198,14 +206,14 @@ class Settings(_Sourced):
 
     @classmethod
     def of_up(cls, options: Mapping[str, Any], *, config: Path | None) -> Self:
-        """What `penstock up` runs with: the folder is given, the file is in it or is named."""
+        """Read the settings of `penstock up`; the file is `config`, or the one in the folder."""
         given = dict(options)
         folder = Path(given.pop("folder", FOLDER)).absolute()
         return cls.read(given, file=_file_of(folder, config), folder=folder)
 
     @property
     def store(self) -> str:
-        """Where containers find the store when no control plane answers."""
+        """The store's address for containers, used when no control plane answers."""
         return f"env:{DATABASE_VARIABLE}" if self.database else str(self.folder / "store.db")
 
     @property
@@ -219,36 +227,36 @@ class Settings(_Sourced):
         return self.rows or f"sqlite:{self.folder / 'rows'}"
 
     @property
-    def told_rows(self) -> str:
-        """The address of the row store for containers' arguments, which everybody sees: no password in it."""
+    def rows_argument(self) -> str:
+        """The row store's address in containers' arguments, which all users can see: without a password."""
         return self.rows_place if self.rows_place.startswith("sqlite:") else f"env:{ROWS_VARIABLE}"
 
     @property
     def verify_with(self) -> Path | None:
-        """The CA file for this machine's own callers; a certificate that signed itself is its own."""
+        """The CA file for clients on this machine; a self-signed certificate is its own CA."""
         if self.tls_cert is None:
             return None
         return (self.tls_ca or self.tls_cert).absolute()
 
 
 class JoinSettings(_Sourced):
-    """How a container of another machine's control plane runs here (`penstock container --join`)."""
+    """Settings of a container that joins another machine's control plane (`penstock container --join`)."""
 
     engine: str = Field(
         "process",
-        description="What it runs: process (no Java), or spark (where bus and rows are in reach).",
+        description="What it runs: process (no Java), or spark (needs access to bus and row store).",
     )
     cores: int = Field(2, ge=1, description="Spark threads.")
     capacity: str = Field("", description="cpu,memory_mb,disk_mb,network_mbps; none: not limited.")
     region: str = Field("", description="Where it is, for placement.")
-    bus: str = Field("", description="The bus as this machine reaches it; none: as it is told.")
+    bus: str = Field("", description="The bus address from this machine; none: that of the control plane.")
     rows: str = Field(
         "", repr=False, description="The row store's address, if it is not on the disk; for Spark tasks."
     )
 
     @classmethod
     def of_join(cls, options: Mapping[str, Any], *, folder: Path, config: Path | None) -> Self:
-        """What a container runs with; the file is in its folder, or is named."""
+        """Read the settings of a joining container; the file is `config`, or the one in its folder."""
         return cls.read(options, file=_file_of(folder, config))
 
 

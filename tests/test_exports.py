@@ -90,7 +90,7 @@ def test_a_module_that_users_import_is_found_by_its_former_name(former: str, now
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"{former} is called {now} now" in done.stderr
+    assert f"{former} was renamed to {now}" in done.stderr
 
 
 def test_a_module_that_never_was_is_not_found():

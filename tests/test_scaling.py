@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app import STALE_MS, ControlPlane
+from penstock.app import REPORT_AGE_MAX_MS, ControlPlane
 from penstock.fleet.messages import Heartbeat, TaskReport
 from penstock.settings import Settings
 from tests.builders import ADMIN, a_body
@@ -40,9 +40,9 @@ def test_the_last_words_of_a_silent_container_are_no_load(tmp_path: Path):
     plane.on_heartbeat(a_beat("c1", tasks=(REPORT,)))
     assert plane.task_reports() == {"a": [REPORT]}
     (row,) = plane.shard_manager.containers()
-    plane.clock = LateClock(row.seen_ms + STALE_MS)  # type: ignore[assignment]
+    plane.clock = LateClock(row.seen_ms + REPORT_AGE_MAX_MS)  # type: ignore[assignment]
     assert plane.task_reports() == {"a": [REPORT]}
-    plane.clock = LateClock(row.seen_ms + STALE_MS + 1)  # type: ignore[assignment]
+    plane.clock = LateClock(row.seen_ms + REPORT_AGE_MAX_MS + 1)  # type: ignore[assignment]
     assert plane.task_reports() == {}
     plane.stop()
 

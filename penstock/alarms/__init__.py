@@ -1,1 +1,1 @@
-"""Alarms: when somebody is told of a trouble, what is checked, and how notices are delivered."""
+"""Alarms: conditions that are checked, when notices are sent, and how they are delivered."""

@@ -1,6 +1,6 @@
-"""What is wrong now that no policy has to look for: jobs, plans, tasks, shards, containers, loops.
+"""The control plane's own alarm conditions: jobs, plans, tasks, shards, containers, loops.
 
-Levels, not edges: what happened once (a fail-over) counts as wrong for a while. Pure: facts in, alerts out.
+Conditions are levels: a single event such as a fail-over counts for some minutes. Pure: facts in, alerts out.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PLAN_SLOW_MS: Millis = 10 * 60_000
 PLAN_STUCK_MS: Millis = 60 * 60_000
 CRASHES_MIN = 5
 LOOP_FAILURES_MIN = 5
-EVENT_MS: Millis = 10 * 60_000  # for so long after it happened a fail-over is told of
+EVENT_MS: Millis = 10 * 60_000  # how long a single event such as a fail-over is reported
 FAILOVERS_MANY = 3
 BEHIND_LOW = "behind_low"  # the metric, and the alarm
-PARTITIONS_TOLD_MAX = 64
+PARTITIONS_REPORTED_MAX = 64
 TEXT_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTrouble:
-    """A job that does not run as it should: quarantined, invalid, or still changing."""
+    """A job that does not run as configured: quarantined, invalid, or still changing."""
 
     job: str
     state: str
@@ -41,7 +41,7 @@ class JobTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTrouble:
-    """A task that failed and is started again, or waits for it."""
+    """A task that failed and restarts, or waits to restart."""
 
     job: str
     task_id: str
@@ -53,7 +53,7 @@ class TaskTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BehindTrouble:
-    """A job that lately got records behind its low watermark without a flag; `totals` as tasks name them."""
+    """A job that recently got unflagged records behind its low watermark; `totals` by metric name."""
 
     job: str
     totals: Mapping[str, int]
@@ -61,7 +61,7 @@ class BehindTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTrouble:
-    """A shard that nobody may have, because containers that had it died."""
+    """A quarantined shard."""
 
     shard: int
     blame: int
@@ -78,7 +78,7 @@ class LoopTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryTrouble:
-    """A category of the bus for which the last rounds of the control plane could do nothing."""
+    """A category of the bus whose maintenance failed in the last rounds."""
 
     name: str
     streak: int
@@ -88,7 +88,7 @@ class CategoryTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetEvent:
-    """Something the Shard Manager or the State Syncer told the journal."""
+    """A journal entry of the Shard Manager or the State Syncer."""
 
     kind: str  # failover | alert
     subject: str
@@ -99,7 +99,7 @@ class FleetEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that is wrong, or was lately, as far as it was looked at."""
+    """The facts: everything that is wrong now or was recently."""
 
     jobs: tuple[JobTrouble, ...] = ()
     tasks: tuple[TaskTrouble, ...] = ()
@@ -112,7 +112,7 @@ class Observed:
 
 
 def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
-    """What is wrong with each job now; what is no single job's is the fleet's."""
+    """The current alerts of each job; alerts that concern no single job are filed under the fleet."""
     found: dict[str, list[RaiseAlert]] = {}
     for trouble in observed.jobs:
         alert = _of_job(trouble, now_ms)
@@ -122,7 +122,7 @@ def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
         found.setdefault(job, []).append(alert)
     for behind in observed.behind:
         found.setdefault(behind.job, []).append(_behind_low(behind))
-    for starved in reversed(observed.starved):  # of those of one job the one that waits longest counts
+    for starved in reversed(observed.starved):  # of several in one job the one that waits longest counts
         found.setdefault(starved.job, []).append(_starved(starved))
     fleet = [
         *(_of_shard(shard) for shard in observed.shards),
@@ -138,7 +138,7 @@ def decide_levels(observed: Observed, now_ms: Millis) -> Levels:
     fleet += _failovers(observed.events, now_ms)
     if fleet:
         found.setdefault(FLEET, []).extend(fleet)
-    # One trouble has one key; of several with the same key the last one heard counts.
+    # Of several alerts with the same key the last one counts.
     return {job: tuple({alert.key: alert for alert in alerts}.values()) for job, alerts in found.items()}
 
 
@@ -148,14 +148,16 @@ def _of_job(trouble: JobTrouble, now_ms: Millis) -> RaiseAlert | None:
         return RaiseAlert(
             key="quarantined",
             severity="critical",
-            text=_short(f"its last change was given up, and what ran before runs on: {trouble.reason}"),
-            what_to_do=f"penstock doctor {job}; any new change of it lifts the quarantine",
+            text=_short(
+                f"its last change failed and was given up; the previous config still runs: {trouble.reason}"
+            ),
+            what_to_do=f"penstock doctor {job}; any new change of the job ends the quarantine",
         )
     if trouble.state == "invalid":
         return RaiseAlert(
             key="invalid",
             severity="warning",
-            text=_short(f"its layers do not fit together: {trouble.reason}"),
+            text=_short(f"its layers merge to an invalid config: {trouble.reason}"),
             what_to_do=f"penstock config show {job} --layers",
         )
     age_ms = 0 if trouble.since_ms is None else now_ms - trouble.since_ms
@@ -165,7 +167,7 @@ def _of_job(trouble: JobTrouble, now_ms: Millis) -> RaiseAlert | None:
         key="plan_stuck",
         severity="critical" if age_ms >= PLAN_STUCK_MS else "warning",
         text=_short(
-            f"a change has been under way for {age_ms // 60_000} min, at `{trouble.step}`"
+            f"a change has not finished for {age_ms // 60_000} min, it is at step `{trouble.step}`"
             + (f": {trouble.reason}" if trouble.reason else "")
         ),
         what_to_do=f"penstock job get {job}; penstock doctor {job}",
@@ -174,7 +176,7 @@ def _of_job(trouble: JobTrouble, now_ms: Millis) -> RaiseAlert | None:
 
 
 def _crash_loops(tasks: tuple[TaskTrouble, ...]) -> list[tuple[str, RaiseAlert]]:
-    """One alarm a job, however many of its tasks fail: they mostly fail alike."""
+    """One alarm per job, because its tasks usually fail for the same reason."""
     looping: dict[str, list[TaskTrouble]] = {}
     for task in tasks:
         if task.restarts >= CRASHES_MIN and task.state != "running":
@@ -197,15 +199,15 @@ def _crash_loops(tasks: tuple[TaskTrouble, ...]) -> list[tuple[str, RaiseAlert]]
 
 def _behind_low(behind: BehindTrouble) -> RaiseAlert:
     total = sum(behind.totals.values())
-    named = sorted(behind.totals.items(), key=lambda item: (-item[1], item[0]))[:PARTITIONS_TOLD_MAX]
+    named = sorted(behind.totals.items(), key=lambda item: (-item[1], item[0]))[:PARTITIONS_REPORTED_MAX]
     return RaiseAlert(
         key=BEHIND_LOW,
         severity="warning",
-        text=f"records came behind its low watermark that nobody flagged as late, {total} in all: whoever "
-        "sent them had promised that none would come; where a window was closed they are in no result",
-        what_to_do=f"penstock watermark {shlex.quote(behind.job)} names who writes its inputs: an injector "
-        "must not report a low above records that it still sends, weak productions may come so after a "
-        "crash; results that must have them are computed again with penstock backfill",
+        text=f"{total} records arrived behind its low watermark without a flag as late: their producer "
+        "had promised that none would come; records of windows already closed are missing in the results",
+        what_to_do=f"penstock watermark {shlex.quote(behind.job)} lists the producers of its inputs: an "
+        "injector must not report a low above records that it still sends; weak productions may do so after "
+        "a crash; recompute results that need these records with penstock backfill",
         evidence={BEHIND_LOW: total, **dict(named)},
     )
 
@@ -216,7 +218,7 @@ def _starved(starved: Starved) -> RaiseAlert:
         key="starved",
         severity="warning",
         text=_short(describe_starved(starved)),
-        what_to_do=f"penstock doctor {job}; with isolation=process its tasks have a process of their own",
+        what_to_do=f"penstock doctor {job}; set isolation=process to give its tasks a process of their own",
         evidence={
             "container": starved.container,
             "wait_s": round(starved.wait_s),
@@ -230,8 +232,8 @@ def _of_shard(shard: ShardTrouble) -> RaiseAlert:
     return RaiseAlert(
         key=f"shard_{shard.shard}_quarantined",
         severity="critical",
-        text=f"shard {shard.shard} cost {shard.blame} containers and runs nowhere",
-        what_to_do=f"penstock shard explain {shard.shard}; once mended: "
+        text=f"shard {shard.shard} runs nowhere: quarantined, {shard.blame} containers could not release it",
+        what_to_do=f"penstock shard explain {shard.shard}; once fixed: "
         f"penstock shard release {shard.shard} --why …",
         evidence={"blame": shard.blame},
     )
@@ -242,7 +244,7 @@ def _of_loop(loop: LoopTrouble) -> RaiseAlert:
         key=f"loop_{loop.name.replace(' ', '_')}_fails",
         severity="critical",
         text=_short(f"the last {loop.streak} rounds of the {loop.name} failed: {loop.error}"),
-        what_to_do="look at the log of the control plane",
+        what_to_do="see the log of the control plane",
         evidence={"streak": loop.streak},
     )
 
@@ -252,17 +254,17 @@ def _of_category(category: CategoryTrouble) -> RaiseAlert:
         key=f"category_{category.name}_fails",
         severity="critical",
         text=_short(
-            f"category {category.name} gets no marks and is not cleaned, its readers wait: "
+            f"category {category.name} gets no marks and no cleanup, so its readers wait: "
             f"{category.error}: {category.why}"
         ),
-        what_to_do="restore what is named from a backup, or put it away; all other categories go on",
+        what_to_do="restore the named files from a backup, or move them away; other categories still work",
         evidence={"streak": category.streak},
     )
 
 
 _FLEET_ALERTS: Mapping[str, str] = {
-    "brake": "see whether the network between the control plane and its containers is well",
-    "canary_late": "the control plane is too busy: see what else runs on its machine",
+    "brake": "check the network between the control plane and its containers",
+    "canary_late": "the control plane is overloaded: check what else runs on its machine",
 }
 
 
@@ -280,12 +282,12 @@ def _stuck_call(event: FleetEvent) -> RaiseAlert:
         key="call_stuck",
         severity="critical",
         text=_short(event.reason),
-        what_to_do="see whether bus and row store answer",
+        what_to_do="check whether the bus and the row store respond",
     )
 
 
 def _failovers(events: tuple[FleetEvent, ...], now_ms: Millis) -> list[RaiseAlert]:
-    """One alarm for all of the last minutes: a rack that dies is one trouble."""
+    """One alarm for all recent fail-overs, because a failed rack is one problem."""
     lost = {
         event.subject: event
         for event in events
@@ -296,7 +298,9 @@ def _failovers(events: tuple[FleetEvent, ...], now_ms: Millis) -> list[RaiseAler
     if not lost:
         return []
     last = max(lost.values(), key=lambda event: (event.at_ms, event.subject))
-    text = f"{len(lost)} failed over in {EVENT_MS // 60_000} min, last {last.subject}: {last.reason}"
+    text = (
+        f"{len(lost)} containers failed over in {EVENT_MS // 60_000} min, last {last.subject}: {last.reason}"
+    )
     return [
         RaiseAlert(
             key="failovers",
@@ -313,24 +317,24 @@ def _short(text: str) -> str:
     return line if len(line) <= TEXT_MAX else line[: TEXT_MAX - 1] + "…"
 
 
-_OF_PARTITION = f"{BEHIND_LOW}."  # so a report names the total of each partition that has one
+_OF_PARTITION = f"{BEHIND_LOW}."  # the prefix of the metric of each partition
 
 
 class BehindLow:
-    """What one control plane has seen of them. `told`: the alarms there are, asked once."""
+    """Detects records behind the low watermark. `stored_alarms` is called once, for the last known totals."""
 
-    def __init__(self, told: Callable[[], Iterable[Alarm]]) -> None:
-        self._told = told
+    def __init__(self, stored_alarms: Callable[[], Iterable[Alarm]]) -> None:
+        self._stored_alarms = stored_alarms
         self._totals: dict[str, dict[str, int]] | None = None  # by job and partition
-        self._grown_ms: dict[str, Millis] = {}  # by job: when a total last grew
+        self._grown_ms: dict[str, Millis] = {}  # by job: when a total last changed
 
     def observe(self, reports: Iterable[TaskReport], now_ms: Millis) -> tuple[BehindTrouble, ...]:
-        """Jobs whose totals grew within the last minutes."""
+        """Jobs whose totals changed within the last minutes."""
         if self._totals is None:
-            self._totals = _totals_in(self._told())
+            self._totals = _totals_in(self._stored_alarms())
         for job, totals in _totals_of(reports).items():
             known = self._totals.setdefault(job, {})
-            # Fewer than were known: a new state, which counts from the beginning.
+            # A smaller total is that of a new state, which counts from 0.
             if any(count != known.get(name, 0) for name, count in totals.items()):
                 self._grown_ms[job] = now_ms
             known.update(totals)
@@ -339,7 +343,7 @@ class BehindLow:
 
 
 def _totals_of(reports: Iterable[TaskReport]) -> dict[str, dict[str, int]]:
-    """Of two that report one partition, an old owner and a new one, the larger total is the newer."""
+    """Totals by job and metric. If an old and a new owner report one partition, the larger total is newer."""
     found: dict[str, dict[str, int]] = {}
     for report in reports:
         for name, total in report.metrics.items():

@@ -1,6 +1,6 @@
-"""When somebody is told of a trouble, and when no more: once, not again while it lasts, once when it is over.
+"""Decides when an alarm fires, escalates, is repeated and is resolved: one notice each, not one per report.
 
-What is reported are levels: all that is wrong now, as one source sees it. Pure: no clock, no I/O.
+A source reports levels: everything that is wrong now, not changes. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from penstock.core.clock import Millis
 from penstock.core.text import make_known
 from penstock.scaling.policies.policy import SEVERITIES, RaiseAlert, Severity
 
-QUIET_MS: Millis = 5 * 60_000  # it is over when it was not seen for so long
-STALE_MS: Millis = 3_600_000  # or when nobody looks any more
+RESOLVE_AFTER_MS: Millis = 5 * 60_000  # an alarm resolves when its source did not report it for this time
+STALE_MS: Millis = 3_600_000  # or when it got no report at all for this time
 REMIND_MS: Mapping[str, Millis] = {"info": 0, "warning": 12 * 3_600_000, "critical": 3_600_000}  # 0: never
-KEPT_MS: Millis = 14 * 86_400_000  # so long one that is over is kept
+RETENTION_MS: Millis = 14 * 86_400_000  # how long resolved alarms are stored
 
-SKEW_MS: Millis = 60_000  # by so much a writer's time may be behind another's: they read their clocks before
+SKEW_MS: Millis = 60_000  # how far timestamps of concurrent writers may be out of order
 ID_LENGTH = 12
 
 NoticeKind = Literal["fired", "escalated", "reminded", "resolved", "test"]
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """One trouble of one job, from when it was first seen until it is over."""
+    """One problem of one job, from its first report until it is resolved."""
 
     job: str
-    source: str  # the policy that sees it
+    source: str  # what reported it, e.g. a policy
     key: str
     severity: Severity
     text: str
@@ -40,36 +40,36 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     is_firing: bool = True
     first_ms: Millis
     last_ms: Millis
-    count: int = 1  # how often it began
-    told_ms: Millis | None = None  # when somebody was last told; None: nobody was
+    count: int = 1  # how often it has fired
+    told_ms: Millis | None = None  # when the last notice was sent; None: none was
     acked_by: str = ""
     acked_ms: Millis | None = None
     resolved_ms: Millis | None = None
 
     @property
     def name(self) -> str:
-        """Tells it from all others."""
+        """Its unique name."""
         return f"{self.job}/{self.source}/{self.key}"
 
     @property
     def id(self) -> str:
-        """The same, short: what people type."""
+        """Its short id, for commands."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:ID_LENGTH]
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Nobody is told of these until then. `job` and `key` may have `*`."""
+    """Suppresses notices of matching alarms until a time. `job` and `key` may contain `*`."""
 
     id: str
     job: str = "*"
     key: str = "*"
-    severity_max: Severity = "critical"  # worse ones are told all the same
+    severity_max: Severity = "critical"  # notices of higher severities are still sent
     until_ms: Millis
     by: str
     why: str
 
     def covers(self, alarm: Alarm, now_ms: Millis) -> bool:
-        """Whether it holds for an alarm now."""
+        """Whether it suppresses the notices of an alarm now."""
         return (
             now_ms < self.until_ms
             and fnmatchcase(alarm.job, self.job)
@@ -79,7 +79,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody is told."""
+    """A message about an alarm, for the notification routes."""
 
     kind: NoticeKind
     alarm: Alarm
@@ -87,7 +87,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlarmChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at alarms changed."""
+    """The alarms that changed, and the notices to send."""
 
     changed: tuple[Alarm, ...]
     notices: tuple[Notice, ...]
@@ -102,33 +102,33 @@ def decide_alarms(
     now_ms: Millis,
     at_rest: bool = False,
 ) -> AlarmChanges:
-    """What follows from all that these sources see of a job now. `known` are the job's alarms.
+    """Update a job's alarms from the current reports of these sources. `known` are the job's alarms.
 
-    `at_rest`: the job was stopped or removed. Then everything else is over at once, whoever saw it: nobody
-    looks at such a job again.
+    `at_rest`: the job was stopped or removed. Then all alarms that are not reported now resolve at once,
+    because nothing checks such a job again.
     """
     before = {alarm.name: alarm for alarm in known}
     after = dict(before)
-    told: set[str] = set()
+    reported_names: set[str] = set()
     for source, alerts in reported.items():
         seen: set[str] = set()
         for alert in sorted(alerts, key=lambda alert: SEVERITIES.index(alert.severity)):
             alarm = _seen(before.get(f"{job}/{source}/{alert.key}"), job, source, alert, now_ms)
             after[alarm.name] = alarm
             seen.add(alarm.name)
-        told |= seen
+        reported_names |= seen
         for alarm in known:
             is_gone = alarm.source == source and alarm.name not in seen and alarm.is_firing
-            if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < QUIET_MS:
+            if is_gone and not -SKEW_MS <= now_ms - alarm.last_ms < RESOLVE_AFTER_MS:
                 after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
     for alarm in known:
-        if at_rest and alarm.is_firing and alarm.name not in told:
+        if at_rest and alarm.is_firing and alarm.name not in reported_names:
             after[alarm.name] = _with(alarm, is_firing=False, resolved_ms=now_ms)
-    return _tell(before, after, silences, now_ms)
+    return _add_notices(before, after, silences, now_ms)
 
 
 def sweep_alarms(known: Sequence[Alarm], silences: Sequence[Silence], *, now_ms: Millis) -> AlarmChanges:
-    """What follows from the time alone: reminders, ends of silences, alarms that nobody looks after."""
+    """Update alarms by time alone: reminders, ended silences, alarms without recent reports."""
     before = {alarm.name: alarm for alarm in known}
     after = {
         name: _with(alarm, is_firing=False, resolved_ms=now_ms)
@@ -136,21 +136,21 @@ def sweep_alarms(known: Sequence[Alarm], silences: Sequence[Silence], *, now_ms:
         else alarm
         for name, alarm in before.items()
     }
-    return _tell(before, after, silences, now_ms)
+    return _add_notices(before, after, silences, now_ms)
 
 
 def acknowledge(alarm: Alarm, *, by: str, now_ms: Millis) -> Alarm:
-    """Somebody looks after it: no more reminders until it is over or gets worse."""
+    """Acknowledge an alarm: no reminders until it resolves or escalates."""
     return _with(alarm, acked_by=by, acked_ms=now_ms) if alarm.is_firing else alarm
 
 
-def is_forgotten(alarm: Alarm, now_ms: Millis) -> bool:
-    """Whether it has been over for so long that nobody asks."""
-    return not alarm.is_firing and now_ms - (alarm.resolved_ms or alarm.last_ms) > KEPT_MS
+def is_expired(alarm: Alarm, now_ms: Millis) -> bool:
+    """Whether it was resolved so long ago that it can be deleted."""
+    return not alarm.is_firing and now_ms - (alarm.resolved_ms or alarm.last_ms) > RETENTION_MS
 
 
 def _seen(alarm: Alarm | None, job: str, source: str, alert: RaiseAlert, now_ms: Millis) -> Alarm:
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "severity": alert.severity,
         "text": alert.text,
         "what_to_do": alert.what_to_do,
@@ -158,16 +158,16 @@ def _seen(alarm: Alarm | None, job: str, source: str, alert: RaiseAlert, now_ms:
         "last_ms": now_ms,
     }
     if alarm is None:
-        return Alarm(job=job, source=source, key=alert.key, first_ms=now_ms, **told)
+        return Alarm(job=job, source=source, key=alert.key, first_ms=now_ms, **values)
     if not alarm.is_firing:
         again = {"is_firing": True, "first_ms": now_ms, "resolved_ms": None, "count": alarm.count + 1}
-        return _with(alarm, **told, **again, acked_by="", acked_ms=None, told_ms=None)
+        return _with(alarm, **values, **again, acked_by="", acked_ms=None, told_ms=None)
     if _is_worse(alert.severity, alarm.severity):
-        return _with(alarm, **told, acked_by="", acked_ms=None)
-    return _with(alarm, **told)
+        return _with(alarm, **values, acked_by="", acked_ms=None)
+    return _with(alarm, **values)
 
 
-def _tell(
+def _add_notices(
     before: Mapping[str, Alarm], after: Mapping[str, Alarm], silences: Sequence[Silence], now_ms: Millis
 ) -> AlarmChanges:
     changed: list[Alarm] = []
@@ -185,7 +185,7 @@ def _tell(
 
 
 def _kind(was: Alarm | None, now: Alarm, now_ms: Millis) -> NoticeKind | None:
-    """What of an alarm is news. One that nobody was told of, because of a silence, is news when that ends."""
+    """The kind of notice that is due for an alarm, if any. After a silence, a suppressed alarm fires."""
     if not now.is_firing:
         return "resolved" if was is not None and was.is_firing and was.told_ms is not None else None
     if now.told_ms is None:
@@ -201,8 +201,8 @@ def _is_worse(one: str, other: str) -> bool:
     return SEVERITIES.index(one) > SEVERITIES.index(other)
 
 
-def _with(alarm: Alarm, **news: Any) -> Alarm:
-    return msgspec.structs.replace(alarm, **news)
+def _with(alarm: Alarm, **changes: Any) -> Alarm:
+    return msgspec.structs.replace(alarm, **changes)
 
 
 make_known(Alarm, Silence, Notice)

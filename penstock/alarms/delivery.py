@@ -1,4 +1,6 @@
-"""Sends notices of alarms: each route by itself, in order, again with a growing pause, not for ever."""
+"""Sends notices of alarms. Routes are independent; each sends in order and retries with backoff, up to a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +16,40 @@ import structlog
 
 from penstock.alarms.channels import ChannelRoute, scheme_of
 from penstock.alarms.decide import Notice
-from penstock.alarms.store import AlarmStore, OwedNotice
+from penstock.alarms.store import AlarmStore, PendingNotice
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.workers import Now, Workers
 
 log = structlog.get_logger(__name__)
 
-FIRST_PAUSE_MS: Millis = 2_000
-PAUSE_MAX_MS: Millis = 600_000
-TRIES_MAX = 20  # some two hours
+BACKOFF_MS: Millis = 2_000
+BACKOFF_MAX_MS: Millis = 600_000
+TRIES_MAX = 20  # about two hours
 
-Refusal = PenstockError | None  # why a route did not take a notice; None: it did
+SendError = PenstockError | None  # why a route did not accept a notice; None: it did
 
 
 class Route(Protocol):
-    """A way to somebody: a log, a webhook, a channel."""
+    """A destination of notices: the log, a webhook or a channel."""
 
     @property
     def name(self) -> str:
-        """As settings call it."""
+        """Its name in the settings."""
 
     def send(self, notice: Notice, notice_id: int) -> None:
-        """Hand it over, or raise. It may come twice after a crash: the id is then the same."""
+        """Deliver a notice, or raise. After a crash it may be sent twice, with the same id."""
 
 
 class LogRoute:
-    """To the log of the control plane."""
+    """Writes notices to the control plane's log."""
 
     name = "log"
 
     def send(self, notice: Notice, notice_id: int) -> None:
         alarm = notice.alarm
-        say = log.info if notice.kind == "resolved" or alarm.severity == "info" else log.warning
-        say(
+        write = log.info if notice.kind == "resolved" or alarm.severity == "info" else log.warning
+        write(
             f"alarm {notice.kind}",
             job=alarm.job,
             alarm=f"{alarm.source}/{alarm.key}",
@@ -58,68 +60,68 @@ class LogRoute:
 
 
 class AlarmSender:
-    """One notice a route at a time; a route that does not answer costs nobody but itself."""
+    """Sends one notice per route at a time; a route that does not answer delays no other route."""
 
-    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[Refusal]) -> None:
+    def __init__(self, store: AlarmStore, routes: Sequence[Route], workers: Workers[SendError]) -> None:
         self._store, self._workers = store, workers
         self._routes = {route.name: route for route in routes}
-        self._sent: dict[str, OwedNotice] = {}
+        self._sent: dict[str, PendingNotice] = {}
 
     def tick(self, now_ms: Millis) -> bool:
-        """Take what came back, send what is due; whether to look again soon, because something is sent."""
+        """Process finished sends and start those that are due; returns whether a send is in progress."""
         for done in self._workers.take_finished():
-            owed = self._sent.pop(done.key)
+            pending = self._sent.pop(done.key)
             error = done.error or done.result
             if error is None:
-                self._store.settle(owed.id)
+                self._store.remove_notice(pending.id)
             else:
-                self._failed(owed, error, now_ms)
+                self._failed(pending, error, now_ms)
         busy = self._workers.busy()
-        for owed in self._store.owed():
-            if owed.next_ms > now_ms or owed.route in self._sent or owed.route in busy:
-                continue  # what follows waits too: an end must not come before its beginning
-            route = self._routes.get(owed.route)
+        for pending in self._store.pending():
+            if pending.next_ms > now_ms or pending.route in self._sent or pending.route in busy:
+                continue  # later notices of the route wait, to keep their order
+            route = self._routes.get(pending.route)
             if route is None:
-                self._store.settle(owed.id)  # the route is no longer wanted
+                self._store.remove_notice(pending.id)  # the route is no longer configured
                 continue
-            self._sent[owed.route] = owed
-            self._workers.start(owed.route, _sending(route, owed), now_ms)
+            self._sent[pending.route] = pending
+            self._workers.start(pending.route, _sending(route, pending), now_ms)
         return bool(self._sent)
 
-    def _failed(self, owed: OwedNotice, error: Exception, now_ms: Millis) -> None:
-        tries = owed.tries + 1
-        given_up = tries >= TRIES_MAX
-        why = said(error)
+    def _failed(self, pending: PendingNotice, error: Exception, now_ms: Millis) -> None:
+        tries = pending.tries + 1
+        is_last = tries >= TRIES_MAX
+        why = error_text(error)
         log.warning(
-            "a notice was not taken",
-            route=owed.route,
-            alarm=owed.notice.alarm.name,
+            "a notice was not delivered",
+            route=pending.route,
+            alarm=pending.notice.alarm.name,
             tries=tries,
-            given_up=given_up,
+            given_up=is_last,
             error=why,
         )
-        if given_up:
-            self._store.give_up(owed, f"it was not taken {tries} times, at last: {why}", now_ms)
+        if is_last:
+            self._store.give_up(pending, f"{tries} attempts failed, the last one: {why}", now_ms)
         else:
-            self._store.postpone(owed.id, tries=tries, next_ms=now_ms + pause_ms(tries))
+            self._store.postpone(pending.id, tries=tries, next_ms=now_ms + backoff_ms(tries))
 
 
-def said(error: Exception) -> str:
-    """What a route said. Only our own errors are repeated: a library's may have an address in them."""
+def error_text(error: Exception) -> str:
+    """The text of a route's error. Of library errors only the type: their text may contain an address."""
     return error.what if isinstance(error, PenstockError) else type(error).__name__
 
 
-def pause_ms(tries: int) -> Millis:
-    """How long after so many failures."""
-    return int(min(PAUSE_MAX_MS, FIRST_PAUSE_MS * 2 ** min(tries - 1, 20)))
+def backoff_ms(tries: int) -> Millis:
+    """The backoff after a number of failures."""
+    return int(min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** min(tries - 1, 20)))
 
 
-def _sending(route: Route, owed: OwedNotice) -> Callable[[Now], Refusal]:
-    def send(now: Now) -> Refusal:
+def _sending(route: Route, pending: PendingNotice) -> Callable[[Now], SendError]:
+    def send(now: Now) -> SendError:
         try:
-            route.send(owed.notice, owed.id)
+            route.send(pending.notice, pending.id)
         except PenstockError as error:
-            return error  # expected: no trace of it in the log
+            return error  # expected, so no stack trace in the log
         return None
 
     return send
@@ -130,18 +132,20 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class WebhookRoute:
-    """A `Route` of alarms. Redirects are not followed: they would take the notice elsewhere."""
+    """A `Route` that posts notices to a URL. Redirects are not followed, because they lead to
+    another server.
+    """
 
     name = "webhook"
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self._url, self._host, self._authorization = _parts(url)
         self._timeout = {kind: timeout_s for kind in ("connect", "read", "write", "pool")}
-        # The bare transport: a client of httpx would log every address that it asks.
+        # The transport alone: an httpx client would log every address.
         self._transport = httpx.HTTPTransport(trust_env=False)
 
     def send(self, notice: Notice, notice_id: int) -> None:
-        """Any 2xx is a yes."""
+        """Post a notice; any 2xx status means delivered."""
         headers = {
             "content-type": "application/json",
             "idempotency-key": str(notice_id),
@@ -153,28 +157,28 @@ class WebhookRoute:
             "POST", self._url, content=body, headers=headers, extensions={"timeout": self._timeout}
         )
         try:
-            answer = self._transport.handle_request(request)
-            answer.close()
+            response = self._transport.handle_request(request)
+            response.close()
         except httpx.HTTPError as error:
-            # Not the error's own text: it may have the address in it.
+            # Not the error's text: it may contain the address.
             raise self._refused(type(error).__name__) from None
-        if not answer.is_success:
-            raise self._refused(f"it answered {answer.status_code}")
+        if not response.is_success:
+            raise self._refused(f"it returned status {response.status_code}")
 
     def close(self) -> None:
-        """Let its connections go."""
+        """Close its connections."""
         self._transport.close()
 
     def _refused(self, why: str) -> PenstockError:
         return PenstockError(
-            f"the webhook at {self._host} did not take a notice ({why})",
+            f"the webhook at {self._host} did not accept a notice ({why})",
             why=why,
-            fix="see whether it is up; the notice is sent again",
+            fix="check whether it is up; the notice will be sent again",
         )
 
 
 def _parts(url: str) -> tuple[httpx.URL, str, dict[str, str]]:
-    """The address without a password, its host, and the header that has the password."""
+    """The address without credentials, its host, and the header with the credentials."""
     try:
         parts, address = urlsplit(url), httpx.URL(url)
     except (ValueError, httpx.InvalidURL):
@@ -185,8 +189,8 @@ def _parts(url: str) -> tuple[httpx.URL, str, dict[str, str]]:
     if parts.scheme == "http" and host not in LOOPBACK:
         raise ConfigError(
             f"the webhook at {host} is not encrypted",
-            why="notices name jobs and their troubles, and the address is often a secret itself",
-            fix="give an address that begins with https://",
+            why="notices contain job names and errors, and the address itself is often a secret",
+            fix="use an https:// address",
         )
     if not parts.username:
         return address, host, {}
@@ -196,19 +200,19 @@ def _parts(url: str) -> tuple[httpx.URL, str, dict[str, str]]:
 
 
 def _no_address(why: str) -> ConfigError:
-    # Not even its beginning is shown: it may be a token that somebody put there by mistake.
+    # No part of it is shown: it may be a token that was given by mistake.
     return ConfigError(
-        "the webhook's address is none", why=why, fix="give a whole address: https://host/path"
+        "the webhook's address is not valid", why=why, fix="give a full address: https://host/path"
     )
 
 
-FILE = "file:"
+FILE_PREFIX = "file:"
 SECRET_LENGTH_MAX = 100_000
 CHANNELS_MAX = 20
 
 
 def routes_of(*, webhook: str, channels: str) -> tuple[Route, ...]:
-    """The log, and what else is set. Each channel is a route of its own: one that is away costs no other."""
+    """The routes of the settings: the log, the webhook, and one route per channel."""
     routes: list[Route] = [LogRoute()]
     if webhook:
         routes.append(WebhookRoute(read_secret("the webhook's address", webhook).strip()))
@@ -216,8 +220,8 @@ def routes_of(*, webhook: str, channels: str) -> tuple[Route, ...]:
     if len(urls) > CHANNELS_MAX:
         raise ConfigError(
             f"{len(urls)} channels are too many",
-            why=f"up to {CHANNELS_MAX} are told of alarms",
-            fix="leave some out",
+            why=f"alarms are sent to at most {CHANNELS_MAX} channels",
+            fix="remove some of them",
         )
     taken = {route.name for route in routes}
     for url in urls:
@@ -228,24 +232,26 @@ def routes_of(*, webhook: str, channels: str) -> tuple[Route, ...]:
 
 
 def read_secret(what: str, value: str) -> str:
-    """A secret as it is given, or what is in the file that `file:<path>` names."""
-    if not value.startswith(FILE):
+    """A secret given as text, or read from the file in `file:<path>`."""
+    if not value.startswith(FILE_PREFIX):
         return value
-    path = Path(value.removeprefix(FILE))
+    path = Path(value.removeprefix(FILE_PREFIX))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read {what}", why=f"{path}: {why}", fix="name a file of text") from None
+        raise ConfigError(f"cannot read {what}", why=f"{path}: {why}", fix="name a text file") from None
     if not text.strip() or len(text) > SECRET_LENGTH_MAX:
-        raise ConfigError(f"cannot read {what}", why=f"{path} is empty or too long", fix="write it there")
+        raise ConfigError(
+            f"cannot read {what}", why=f"{path} is empty or too long", fix="write only the secret to it"
+        )
     return text
 
 
 def _lines(text: str) -> list[str]:
-    """Addresses with white space between; a line that begins with # is a remark."""
-    kept = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return [part for line in kept for part in line.split()]
+    """Split addresses at white space; lines that begin with # are comments."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return [part for line in lines for part in line.split()]
 
 
 def _free_name(scheme: str, taken: set[str]) -> str:

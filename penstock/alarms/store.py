@@ -1,4 +1,4 @@
-"""Alarms, silences, and the notices that are still to be sent, as tables."""
+"""The tables of alarms, silences and pending notices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 
 from penstock.alarms.decide import (
-    KEPT_MS,
+    RETENTION_MS,
     Alarm,
     AlarmChanges,
     Notice,
     Silence,
     decide_alarms,
-    is_forgotten,
+    is_expired,
     sweep_alarms,
 )
 from penstock.core.clock import Millis
@@ -52,8 +52,8 @@ ACTOR = "alarms"
 _JOBS = ByName(sa.select(ALARMS.c.job).distinct(), ALARMS.c.job)
 
 
-class OwedNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice that a route has not taken yet."""
+class PendingNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice that a route has not delivered yet."""
 
     id: int
     route: str
@@ -63,31 +63,33 @@ class OwedNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlarmStore:
-    """What changes about alarms is written together with the notices of it and the journal: none is lost."""
+    """Writes changed alarms, their notices and journal entries in one transaction, so that no
+    notice is lost.
+    """
 
     def __init__(self, database: Database, journal: JournalStore, routes: Sequence[str]) -> None:
         self._database, self._journal, self._routes = database, journal, tuple(routes)
 
     def report(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
-        """All that these sources see of a job now."""
+        """Update a job's alarms from the current reports of these sources."""
         self.report_all({job: alerts}, now_ms)
 
     def rest(self, job: str, alerts: Mapping[str, tuple[RaiseAlert, ...]], now_ms: Millis) -> None:
-        """The job was stopped or removed: all of its alarms are over but these."""
+        """The job was stopped or removed: resolve all its alarms except those reported now."""
         with self._database.transaction() as connection:
             known, silences = _alarms(connection, job), _silences(connection, now_ms)
             changes = decide_alarms(known, job, alerts, silences, now_ms=now_ms, at_rest=True)
             self._write(connection, changes)
 
     def report_all(self, seen: Mapping[str, Mapping[str, tuple[RaiseAlert, ...]]], now_ms: Millis) -> None:
-        """The same of many jobs, by job, in one transaction."""
+        """The same as `report` for many jobs, in one transaction."""
         if not seen:
             return
         with self._database.reading() as connection:
-            noted = {row[0] for row in _JOBS.rows(connection, list(seen))}
-        seen = {job: alerts for job, alerts in seen.items() if job in noted or any(alerts.values())}
+            known_jobs = {row[0] for row in _JOBS.rows(connection, list(seen))}
+        seen = {job: alerts for job, alerts in seen.items() if job in known_jobs or any(alerts.values())}
         if not seen:
-            return  # as most of the time
+            return  # the usual case
         with self._database.transaction() as connection:
             silences = _silences(connection, now_ms)
             for job, alerts in seen.items():
@@ -95,39 +97,39 @@ class AlarmStore:
                 self._write(connection, decide_alarms(known, job, alerts, silences, now_ms=now_ms))
 
     def sweep(self, now_ms: Millis) -> None:
-        """What follows from the time alone; and what nobody asks about any more goes."""
+        """Update alarms by time alone, and delete expired alarms and silences."""
         with self._database.transaction() as connection:
             known = _alarms(connection)
             self._write(connection, sweep_alarms(known, _silences(connection, now_ms), now_ms=now_ms))
-            gone = [alarm.name for alarm in known if is_forgotten(alarm, now_ms)]
-            if gone:
-                connection.execute(sa.delete(ALARMS).where(ALARMS.c.name.in_(gone)))
+            expired = [alarm.name for alarm in known if is_expired(alarm, now_ms)]
+            if expired:
+                connection.execute(sa.delete(ALARMS).where(ALARMS.c.name.in_(expired)))
             connection.execute(sa.delete(SILENCES).where(SILENCES.c.until_ms <= now_ms))
 
     def alarms(self, job: str | None = None) -> tuple[Alarm, ...]:
-        """Those of a job, or all; also those that are over, for a while."""
+        """The alarms of a job, or all; resolved ones are included while they are stored."""
         with self._database.reading() as connection:
             return _alarms(connection, job)
 
     def alarm(self, alarm_id: str) -> Alarm:
-        """The one of this id."""
+        """The alarm with this id; NotFound if there is none."""
         with self._database.reading() as connection:
             return find_alarm(connection, alarm_id)
 
     def silences(self, now_ms: Millis) -> tuple[Silence, ...]:
-        """Those that hold."""
+        """The silences in force."""
         with self._database.reading() as connection:
             return _silences(connection, now_ms)
 
-    # -- notices that are to be sent --------------------------------------------------------------------
+    # -- pending notices --------------------------------------------------------------------------------
 
-    def owed(self) -> tuple[OwedNotice, ...]:
-        """The oldest notice of each route: the others wait for it."""
+    def pending(self) -> tuple[PendingNotice, ...]:
+        """The oldest pending notice of each route; the others wait for it."""
         first = sa.select(sa.func.min(NOTICES.c.id)).group_by(NOTICES.c.route)
         query = sa.select(NOTICES).where(NOTICES.c.id.in_(first)).order_by(NOTICES.c.id)
         with self._database.reading() as connection:
             return tuple(
-                OwedNotice(
+                PendingNotice(
                     id=int(row.id),
                     route=str(row.route),
                     tries=int(row.tries),
@@ -137,29 +139,29 @@ class AlarmStore:
                 for row in connection.execute(query)
             )
 
-    def settle(self, notice_id: int) -> None:
-        """It was taken, or nobody wants it any more."""
+    def remove_notice(self, notice_id: int) -> None:
+        """Remove a notice that was delivered, or whose route no longer exists."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == notice_id))
 
-    def give_up(self, owed: OwedNotice, why: str, now_ms: Millis) -> None:
-        """It will not be sent again, and the journal says so."""
+    def give_up(self, pending: PendingNotice, why: str, now_ms: Millis) -> None:
+        """Remove a notice that could not be delivered, with a journal entry."""
         with self._database.transaction() as connection:
-            connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == owed.id))
-            alarm = owed.notice.alarm
+            connection.execute(sa.delete(NOTICES).where(NOTICES.c.id == pending.id))
+            alarm = pending.notice.alarm
             entry = Entry(
                 at_ms=now_ms,
                 actor=ACTOR,
                 kind="alarm",
                 subject=alarm.job,
-                decision=f"{alarm.source}/{alarm.key}: route {owed.route} was not told",
+                decision=f"{alarm.source}/{alarm.key}: not delivered by route {pending.route}",
                 reason=why,
-                data={"tries": owed.tries + 1, "notice": owed.id, "kind": owed.notice.kind},
+                data={"tries": pending.tries + 1, "notice": pending.id, "kind": pending.notice.kind},
             )
             self._journal.append(connection, entry)
 
     def postpone(self, notice_id: int, *, tries: int, next_ms: Millis) -> None:
-        """It was not taken: again later."""
+        """Schedule the next attempt."""
         with self._database.transaction() as connection:
             connection.execute(
                 sa.update(NOTICES).where(NOTICES.c.id == notice_id).values(tries=tries, next_ms=next_ms)
@@ -194,23 +196,23 @@ class AlarmStore:
         )
 
 
-# -- what people change, inside a transaction of theirs -------------------------------------------------
+# -- changes by operators, inside the caller's transaction ----------------------------------------------
 
 
 def find_alarm(connection: sa.Connection, alarm_id: str) -> Alarm:
-    """The alarm of this id; NotFound if there is none."""
+    """The alarm with this id; NotFound if there is none."""
     found = next((alarm for alarm in _alarms(connection) if alarm.id == alarm_id), None)
     if found is None:
         raise NotFound(
             f"there is no alarm {alarm_id[:100]!r}",
-            why=f"it never was, or was over more than {KEPT_MS // 86_400_000} days ago",
-            fix="`penstock alarm ls --all` lists those that are kept",
+            why=f"it never existed, or was resolved more than {RETENTION_MS // 86_400_000} days ago",
+            fix="`penstock alarm ls --all` lists all stored alarms",
         )
     return found
 
 
 def put_alarm(connection: sa.Connection, alarm: Alarm) -> None:
-    """Write an alarm as it is now."""
+    """Write an alarm."""
     values = {"name": alarm.name, "job": alarm.job, "body": msgspec.json.encode(alarm).decode()}
     upsert(connection, ALARMS, [values], replace=("body",))
 
@@ -223,13 +225,13 @@ def put_silence(connection: sa.Connection, silence: Silence) -> None:
 
 
 def drop_silence(connection: sa.Connection, silence_id: str, now_ms: Millis) -> Silence:
-    """Take away a silence that holds; NotFound if there is none."""
+    """Delete a silence in force; NotFound if there is none."""
     found = next((item for item in _silences(connection, now_ms) if item.id == silence_id), None)
     if found is None:
         raise NotFound(
             f"there is no silence {silence_id[:100]!r}",
-            why="it never was, or it is over",
-            fix="`penstock alarm silences` lists those that hold",
+            why="it never existed, or it has expired",
+            fix="`penstock alarm silences` lists the silences in force",
         )
     connection.execute(sa.delete(SILENCES).where(SILENCES.c.id == silence_id))
     return found

@@ -23,7 +23,7 @@ from penstock.client.client import Client
 from penstock.core.clock import Millis
 from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.system_clock import SystemClock, sleep_ms
-from penstock.fleet.messages import shortly
+from penstock.fleet.messages import summarize_error
 
 container = typer.Typer(
     name="container",
@@ -258,7 +258,7 @@ def lend(
         }
         clock = SystemClock()
         say = partial(out.print, markup=False)
-        lender = Lender(found, clients, advice=advice, say=say, now_ms=clock.now_ms)
+        lender = Lender(found, clients, advice=advice, report=say, now_ms=clock.now_ms)
         if once:
             silent = lender.round()
             if silent:
@@ -405,7 +405,7 @@ def tasks_table(tasks: Rows, title: str = "tasks") -> Table:
             lag(metrics),
             f"{metrics['cpu']:.0%}" if "cpu" in metrics else "–",
             f"{metrics['memory_mb']:,.0f} MB" if "memory_mb" in metrics else "–",
-            text(shortly(task["error"]), "red", 300),
+            text(summarize_error(task["error"]), "red", 300),
         )
     if not tasks:
         table.caption = "no tasks"

@@ -202,7 +202,7 @@ def join(
             "`penstock token new NAME --role container --why …` issues one for that name",
         )
     from penstock.container.container import join_settings
-    from penstock.container.host import keep_token, run_joined
+    from penstock.container.host import run_joined, write_token_file
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:200]
     if re.fullmatch(NAME_PATTERN, name) is None:
@@ -222,7 +222,7 @@ def join(
             f"cannot use the folder {folder}", why=str(error), fix="name another one with --dir"
         ) from error
     settings = join_settings(
-        name, url=url, token_file=keep_token(folder, token), folder=folder, **asked.model_dump()
+        name, url=url, token_file=write_token_file(folder, token), folder=folder, **asked.model_dump()
     )
     out.print(f"[green]joining[/] {url} as {name} ({asked.engine}); logs in {folder}; stop it with Ctrl-C")
     _log_to_stderr()

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.fleet.messages import shortly
+from penstock.fleet.messages import summarize_error
 from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import PARTITION_TASKS, ignored_mapping_reason
 
@@ -190,7 +190,7 @@ def _tasks_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
             str(task["generation"]),
             str(task["restarts"]),
             lag(task["metrics"]),
-            text(shortly(task["error"]), "red", 300),
+            text(summarize_error(task["error"]), "red", 300),
         )
     if not tasks:
         table.caption = "no tasks reported"

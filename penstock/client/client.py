@@ -16,7 +16,7 @@ from penstock.client.link import path_part as _part
 from penstock.core.clock import Millis
 from penstock.core.errors import OutcomeUnknown, StoreUnavailable
 from penstock.core.system_clock import sleep_ms
-from penstock.fleet.messages import Heartbeat, HeartbeatReply, Installation
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, InstallationReply
 
 
 class AlarmQuestions:
@@ -524,7 +524,7 @@ class Client(StreamQuestions, AlarmQuestions, LendingQuestions):
     def installation(self) -> Json:
         """What a container must know to join."""
         answer = self._ask("/installation")
-        self._link.read(answer, Installation)
+        self._link.read(answer, InstallationReply)
         return answer
 
     def task_list(self, since: int | None, *, wait_s: float | None = None) -> Json | None:

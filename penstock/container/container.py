@@ -29,7 +29,7 @@ from penstock.settings import ENGINES, ROWS_VARIABLE
 from penstock.streams.places import identify_rows, open_log
 from penstock.streams.spark.java import require_spark
 
-# What opens the control plane's doors: not for engines, where user code runs.
+# Credentials of the control plane: engines do not get them, because user code runs there.
 _SECRETS = ("DATABASE", "TOKEN", "URL", "ALARM_WEBHOOK", "ALARM_CHANNELS")
 SECRET_VARIABLES = frozenset(f"PENSTOCK_{name}" for name in _SECRETS)
 RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
@@ -37,7 +37,7 @@ RUN_COMMAND = (sys.executable, "-m", "penstock.cli.main", "container", "run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSettings:
-    """What a container is told when it starts."""
+    """The settings a container starts with."""
 
     name: str
     folder: Path
@@ -48,49 +48,54 @@ class ContainerSettings:
     profile: str
     engine: str
     cores: int
-    store: str = ""  # a SQLite file, or env:NAME for a URL that must not be seen in a list of processes
-    master: str = ""  # another Spark for its tasks, e.g. spark://host:7077; "": in the engine's own JVM
+    store: str = ""  # a SQLite file, or env:NAME for a URL that must not appear in the process list
+    master: str = ""  # another Spark cluster for its tasks, e.g. spark://host:7077; "": the engine's own JVM
     capacity: str = ""  # cpu,memory_mb,disk_mb,network_mbps; "": not limited
     region: str = ""
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is started."""
+        """Check the settings before a process starts; raises what is wrong."""
         if self.engine not in ENGINES:
             known = ", ".join(ENGINES)
-            raise ConfigError(f"no such engine: {self.engine!r}", why=f"known: {known}", fix="use one")
+            raise ConfigError(
+                f"unknown engine: {self.engine!r}", why=f"known engines: {known}", fix="use one of them"
+            )
         if self.profile not in PROFILES:
             known = ", ".join(PROFILES)
-            raise ConfigError(f"no such profile: {self.profile!r}", why=f"known: {known}", fix="use one")
+            raise ConfigError(
+                f"unknown profile: {self.profile!r}", why=f"known profiles: {known}", fix="use one of them"
+            )
         read_capacity(self.capacity)
         if self.engine == "spark":
             require_spark(self.master)
-            open_log(self.bus)  # refuses what is no bus; a broker may be away for a while
-            # The folder of rows is made with the first job; what is behind a network is not a folder.
+            open_log(self.bus)  # raises if the address is invalid; a broker may be unavailable for a while
+            # The rows folder is created with the first job, so check its parent; network addresses are not
+            # checked.
             needed = {"streams": self.bus.partition(":")} if self.bus.startswith("embedded:") else {}
             if self.rows.startswith("sqlite:"):
                 needed["state"] = self.rows.rpartition("/")[0].partition(":")
             for what, (_, _, path) in needed.items():
-                if not os.path.isdir(path):  # False too where another user may not look
+                if not os.path.isdir(path):  # also False without permission to read it
                     raise EnvironmentProblem(
                         "Spark tasks cannot run here",
                         why=f"{path}, where the control plane keeps its {what}, is not on this machine",
-                        fix="join from that machine, or with --engine process",
+                        fix="join from that machine, or use --engine process",
                     )
 
     @property
     def checkpoints(self) -> Path:
-        """Where Spark's scratch checkpoints go: memory where there is some, since nobody reads them again."""
+        """The folder of Spark's checkpoints: in memory if possible, because they are never read again."""
         memory = Path("/dev/shm")
         if not (memory.is_dir() and os.access(memory, os.W_OK)):
             return self.folder / "checkpoints"
         return memory / f"penstock-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]}"
 
     def clear_checkpoints(self) -> None:
-        """Remove them. Requires: no engine runs."""
+        """Remove the checkpoints. Requires: no engine runs."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def arguments(self) -> list[str]:
-        """The same settings as command line arguments."""
+        """The settings as command line arguments."""
         found = []
         for key, value in asdict(self).items():
             found += [f"--{key.replace('_', '-')}", str(value)]
@@ -108,8 +113,8 @@ def read_capacity(text: str) -> tuple[float, ...]:
     if len(found) != len(KINDS) or not all(0 <= part < 1e12 for part in found):
         raise ConfigError(
             f"not a capacity: {text[:100]!r}",
-            why=f"it is {len(KINDS)} numbers: {','.join(KINDS)}",
-            fix="e.g. --capacity 4,8192,0,0; 0: of that it has none to give",
+            why=f"a capacity is {len(KINDS)} numbers: {','.join(KINDS)}",
+            fix="e.g. --capacity 4,8192,0,0; 0: it has none of that resource",
         )
     return found
 
@@ -127,27 +132,27 @@ def join_settings(
     bus: str = "",
     rows: str = "",
 ) -> ContainerSettings:
-    """What a container needs to know, as the control plane that it joins tells it; `bus` and `rows`: as they
-    are reached from here.
+    """The settings for a container that joins a control plane, most of them from its API; `bus` and `rows`:
+    their addresses as this machine reaches them.
     """
     with Client(url, token_file.read_text().strip()) as client:
-        told = client.installation()
-    if (speaks_for := told.get("container", name)) not in ("", name):
+        installation = client.installation()
+    if (owner := installation.get("container", name)) not in ("", name):
         raise Refused(
-            f"this token does not speak for the container {name!r}",
-            why=f"it is that of {speaks_for!r}; each container has one of its own",
-            fix=f"use `--name {speaks_for}`, or issue one: `penstock token new {name} --role container`",
+            f"this token is not for container {name!r}",
+            why=f"it belongs to {owner!r}; each container has its own token",
+            fix=f"use `--name {owner}`, or issue one: `penstock token new {name} --role container`",
         )
-    is_here = told["host"] == socket.gethostname()
+    is_here = installation["host"] == socket.gethostname()
     settings = ContainerSettings(
         name=name,
         folder=folder,
         url=url,
         token_file=token_file,
-        bus=bus or str(told["bus"]),
-        rows=str(told["rows"]),
-        store=reachable_store(str(told["store"]), is_here=is_here, variables=os.environ),
-        profile=str(told["profile"]),
+        bus=bus or str(installation["bus"]),
+        rows=str(installation["rows"]),
+        store=reachable_store(str(installation["store"]), is_here=is_here, variables=os.environ),
+        profile=str(installation["profile"]),
         engine=engine,
         cores=cores,
         capacity=capacity,
@@ -155,8 +160,9 @@ def join_settings(
     )
     settings.check()
     if engine == "spark" and settings.rows.startswith("env:"):
-        _check_rows(rows, str(told["rows_identity"]))
-        os.environ[ROWS_VARIABLE] = rows  # for the engine; not in its arguments, which everybody sees
+        _check_rows(rows, str(installation["rows_identity"]))
+        # For the engine; not an argument, because every user can see arguments
+        os.environ[ROWS_VARIABLE] = rows
     return settings
 
 
@@ -165,39 +171,39 @@ def _check_rows(rows: str, expected: str) -> None:
     if found != expected:
         raise EnvironmentProblem(
             "Spark tasks cannot run here",
-            why="the rows at the given address are not those of the control plane"
+            why="the given row store is not that of the control plane"
             if rows
             else "the control plane keeps its state in a database, and its address was not given",
-            fix=f"give it with --rows, better as {ROWS_VARIABLE}, or join with --engine process",
+            fix=f"give its address as {ROWS_VARIABLE} or --rows, or join with --engine process",
         )
 
 
-def take_rows(place: str) -> str:
-    """The row store's address; one from the environment is taken out of it: commands of users need none."""
+def pop_rows_address(place: str) -> str:
+    """The row store's address. An environment variable is removed, so that user commands do not
+    inherit it.
+    """
     if not place.startswith("env:"):
         return place
     return os.environ.pop(place.removeprefix("env:"), "")
 
 
 def reachable_store(store: str, *, is_here: bool, variables: Mapping[str, str]) -> str:
-    """The store, if this machine can reach it, else ""; the path of a file means nothing elsewhere."""
+    """The store if this machine can reach it, else "". A file path is valid only on its own machine."""
     if store.startswith("env:"):
         return store if variables.get(store.removeprefix("env:")) else ""
     return store if is_here and os.access(store, os.R_OK | os.W_OK) else ""
 
 
 def folder_id(folder: Path) -> str:
-    """A name for this folder that survives restarts: proof that a container is the one that was here
-    before.
-    """
+    """A persistent id of this folder: proves that a container is the one that registered before."""
     path = folder / "folder_id"
     if not path.exists():
         path.write_text(secrets.token_hex(8))
     return path.read_text().strip()
 
 
-class _Link:
-    """The Shard Manager over HTTP, and the store behind it, as the warden needs them."""
+class _HttpLink:
+    """The warden's link: the Shard Manager over HTTP, and its store."""
 
     def __init__(self, client: Client, identity: str, store: str) -> None:
         self._client, self._identity, self._store = client, identity, store
@@ -206,7 +212,7 @@ class _Link:
     def register(self, container: str, incarnation: str) -> None:
         self._client.register(container, incarnation, self._identity)
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         return self._client.beat(heartbeat)
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:
@@ -218,14 +224,14 @@ class _Link:
 
 
 def open_store(store: str) -> Database:
-    """The control plane's database: a file that is there, or the URL in the variable named after `env:`."""
+    """Open the control plane's database: an existing file, or the URL in the variable named after `env:`."""
     if store.startswith("env:") and (url := os.environ.get(store.removeprefix("env:"))):
         return Database(url)
     if not store or not os.path.isfile(store):
         raise EnvironmentProblem(
             "this container cannot reach the control plane's store",
-            why=f"there is no {store}" if store else "it was given none",
-            fix="start it with the store of its control plane, or make that control plane answer",
+            why=f"{store} does not exist" if store else "no store was given",
+            fix="give it access to the control plane's store, or restore the connection to the control plane",
         )
     return Database(Path(store))
 
@@ -242,7 +248,7 @@ def run_warden(settings: ContainerSettings) -> None:
             folder=settings.folder,
             engine_command=[*RUN_COMMAND, *settings.arguments()],
             environment={key: value for key, value in os.environ.items() if key not in SECRET_VARIABLES},
-            link=_Link(client, folder_id(settings.folder), settings.store),
+            link=_HttpLink(client, folder_id(settings.folder), settings.store),
             profile=profile,
             clock=SystemClock(),
             new_incarnation=lambda: secrets.token_hex(6),

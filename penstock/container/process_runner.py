@@ -1,7 +1,8 @@
-"""Any command as a task: told its place in the job, stopped in order, killed with all its kin, measured.
+"""Runs any command as a task: passes its place in the job, measures it, stops or kills its whole process
+tree.
 
-Memory is enforced by the kernel where it lets us (control groups), else by looking: a task above its
-reservation is killed, and its end says so with the peak.
+The kernel enforces the memory limit where control groups are available. Elsewhere memory is measured, and a
+task above its reservation is killed; its error names the peak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _CHUNK = 64 * 1024
 
 
 class RotatedFile:
-    """Appends; when it is full it becomes `.1`, and what was `.1` becomes `.2`, up to a number."""
+    """A log file with rotation: when it is full it is renamed to `.1`, `.1` to `.2`, up to `kept`
+    old files.
+    """
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX, kept: int = LOGS_KEPT) -> None:
         self._path, self._bytes_max, self._kept = path, bytes_max, kept
@@ -43,14 +46,14 @@ class RotatedFile:
 
     def write(self, data: bytes) -> None:
         if self._file.tell() + len(data) > self._bytes_max and self._file.tell():
-            self._turn_over()
+            self._rotate()
         self._file.write(data)
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
-    def _turn_over(self) -> None:
+    def _rotate(self) -> None:
         self._file.close()
         for number in range(self._kept, 0, -1):
             older = self._path.with_name(f"{self._path.name}.{number}")
@@ -61,7 +64,7 @@ class RotatedFile:
 
 
 class LogPump:
-    """Reads the pipes of running processes and writes their files, until each pipe ends."""
+    """Copies the output of running processes from their pipes to their log files, until each pipe ends."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -71,7 +74,7 @@ class LogPump:
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def follow(self, pipe: int, file: RotatedFile) -> None:
-        """Take over a pipe's reading end."""
+        """Start to copy a pipe; owns its reading end from now on."""
         os.set_blocking(pipe, False)
         with self._lock:
             self._selector.register(pipe, selectors.EVENT_READ, file)
@@ -83,9 +86,9 @@ class LogPump:
                 if key.data is None:
                     os.read(self._wake_read, _CHUNK)
                 else:
-                    self._take(key.fd, key.data)
+                    self._copy(key.fd, key.data)
 
-    def _take(self, pipe: int, file: RotatedFile) -> None:
+    def _copy(self, pipe: int, file: RotatedFile) -> None:
         try:
             data = os.read(pipe, _CHUNK)
         except BlockingIOError:
@@ -93,7 +96,7 @@ class LogPump:
         except OSError:
             data = b""
         if data:
-            # A full disk must not stop a task: what cannot be written is lost, and the task goes on.
+            # A full disk must not stop a task: output that cannot be written is lost.
             with contextlib.suppress(OSError):
                 file.write(data)
             return
@@ -108,51 +111,51 @@ PREFIX = "penstock-"
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What a version of cgroups calls its files."""
+class CgroupFiles:
+    """The names of files in one version of cgroups."""
 
     limit: str
     swap_limit: str
     peak: str
     events: str
-    used: str  # which line of memory.stat is a task's own memory: not the cache of files, which can go
-    swap_counts_memory: bool  # whether the limit of swap is that of memory and swap together
+    used: str  # the line of memory.stat with a task's own memory, without the file cache
+    swap_counts_memory: bool  # whether the swap limit is for memory and swap together
 
 
-VERSIONS = {
-    1: Files("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes",
+CGROUP_VERSIONS = {
+    1: CgroupFiles("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes",
              "memory.oom_control", "total_rss", True),
-    2: Files("memory.max", "memory.swap.max", "memory.peak", "memory.events", "anon", False),
+    2: CgroupFiles("memory.max", "memory.swap.max", "memory.peak", "memory.events", "anon", False),
 }  # fmt: skip
 
 
 class MemoryGroup:
-    """The group of one run: whoever is in it and what they start share one limit."""
+    """The control group of one run: its processes and their children share one memory limit."""
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(self, folder: Path, files: CgroupFiles) -> None:
         self._folder, self._files = folder, files
 
     @property
-    def door(self) -> str:
-        """The file into which a process writes its number to enter."""
+    def procs_file(self) -> str:
+        """The file to which a process writes its pid to join the group."""
         return str(self._folder / "cgroup.procs")
 
     def members(self) -> list[int]:
-        """The processes in it."""
+        """The pids of its processes."""
         with contextlib.suppress(OSError):
-            return [int(pid) for pid in Path(self.door).read_text().split()]
+            return [int(pid) for pid in Path(self.procs_file).read_text().split()]
         return []
 
     def kills(self) -> int:
-        """How many processes the kernel ended here for want of memory."""
+        """How many of its processes the kernel's out-of-memory killer has killed."""
         return self._line(self._files.events, "oom_kill")
 
     def used_mb(self) -> float:
-        """What it uses now, without the cache of files."""
+        """Its memory now, without the file cache."""
         return self._line("memory.stat", self._files.used) / 2**20
 
     def peak_mb(self) -> float:
-        """The most it ever used; 0 where the kernel does not say."""
+        """Its peak memory; 0 if the kernel does not report it."""
         with contextlib.suppress(OSError, ValueError):
             return int((self._folder / self._files.peak).read_text()) / 2**20
         return 0.0
@@ -164,29 +167,31 @@ class MemoryGroup:
         return 0
 
     def remove(self) -> None:
-        """Once it is empty; one that is not is removed by a later life."""
+        """Remove it if it is empty; otherwise a later engine removes it."""
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
 
 class MemoryGroups:
-    """Makes groups below one of which we may make some."""
+    """Creates control groups below a parent in which this process may create them."""
 
     def __init__(self, parent: Path, version: int) -> None:
-        self._parent, self._files, self._made = parent, VERSIONS[version], count(1)
+        self._parent, self._files, self._made = parent, CGROUP_VERSIONS[version], count(1)
         self._sweep()
 
     def make(self, name: str, limit_mb: float) -> MemoryGroup | None:
-        """A group with a limit, or None if the kernel refuses."""
+        """Create a group with a memory limit; None if the kernel refuses."""
         folder = self._parent / f"{PREFIX}{os.getpid()}-{next(self._made)}-{name}"
         limit = int(limit_mb * 2**20)
         try:
             folder.mkdir()
             (folder / self._files.limit).write_text(str(limit))
-            with contextlib.suppress(FileNotFoundError):  # a kernel that does not count swap
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
                 swap = limit if self._files.swap_counts_memory else 0
                 (folder / self._files.swap_limit).write_text(str(swap))
-            with contextlib.suppress(FileNotFoundError):  # version 2: end all of a task, not its largest part
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # version 2: kill the whole group, not only its largest process
                 _write_existing(folder / "memory.oom.group", "1")
         except OSError:
             with contextlib.suppress(OSError):
@@ -195,7 +200,7 @@ class MemoryGroups:
         return MemoryGroup(folder, self._files)
 
     def _sweep(self) -> None:
-        """Remove what earlier processes left; a group that still has somebody in it cannot go."""
+        """Remove empty groups of earlier engines; a group with processes cannot be removed."""
         for folder in self._parent.glob(f"{PREFIX}*"):
             owner = re.match(rf"{PREFIX}(\d+)-", folder.name)
             if owner and not psutil.pid_exists(int(owner[1])):
@@ -204,7 +209,8 @@ class MemoryGroups:
 
 
 def find_groups(root: Path = ROOT, own: str | None = None) -> MemoryGroups | None:
-    """Where this process may make groups with a limit of memory; None: nowhere, memory is watched instead.
+    """Find where this process may create groups with a memory limit; None: nowhere, memory is measured
+    instead.
 
     `own`: the text of /proc/self/cgroup.
     """
@@ -215,13 +221,13 @@ def find_groups(root: Path = ROOT, own: str | None = None) -> MemoryGroups | Non
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if "memory" in controllers.split(","):
             parent = root / "memory" / path.lstrip("/")
-            return MemoryGroups(parent, 1) if _may_make_in(parent) else None
+            return MemoryGroups(parent, 1) if _is_writable(parent) else None
         if not controllers:
-            # Whose processes are all in groups below it may have limits there: our own, or what a service
-            # manager delegated with a group in it for the service itself.
+            # Version 2 allows limits below a group that has no processes itself: our own group, or one that a
+            # service manager delegated, with the service in a group below it.
             here = root / path.lstrip("/")
             for parent in (here, here.parent) if here != root else (here,):
-                if _has_memory(parent) and _may_make_in(parent):
+                if _has_memory(parent) and _is_writable(parent):
                     return MemoryGroups(parent, 2)
     return None
 
@@ -236,7 +242,7 @@ def _has_memory(parent: Path) -> bool:
         return False
 
 
-def _may_make_in(parent: Path) -> bool:
+def _is_writable(parent: Path) -> bool:
     return parent.is_dir() and os.access(parent, os.W_OK)
 
 
@@ -246,16 +252,16 @@ def _write_existing(path: Path, text: str) -> None:
 
 
 MEASURE_MS: Millis = 1_000
-# What a task is given of our own environment. Nothing that opens doors: no tokens, no database.
+# The environment variables that a task inherits. No credentials: neither tokens nor the database.
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME", "PYTHONPATH")
 
 
 class UnknownField(ValueError):
-    """A command names something that a task does not have."""
+    """A command names a field that a task does not have."""
 
 
 def fields_of(spec: TaskSpec) -> dict[str, str]:
-    """What a command may name in braces."""
+    """The fields that a command may name in braces."""
     return {
         "job": spec.job,
         "task": spec.task_id,
@@ -268,12 +274,14 @@ def fields_of(spec: TaskSpec) -> dict[str, str]:
 
 
 def command_of(spec: TaskSpec) -> list[str]:
-    """The command of the job with every `{field}` filled in; UnknownField names what is not there."""
+    """The command of the job with every `{field}` replaced; UnknownField if one does not exist."""
     known = fields_of(spec)
 
     def fill(match: re.Match[str]) -> str:
         if match.group(1) not in known:
-            raise UnknownField(f"{{{match.group(1)}}} is not one of {', '.join(sorted(known))}")
+            raise UnknownField(
+                f"{{{match.group(1)}}} is not a field; known fields: {', '.join(sorted(known))}"
+            )
         return known[match.group(1)]
 
     return [COMMAND_FIELD.sub(fill, part) for part in spec.config.command]
@@ -296,14 +304,14 @@ class _Run:
 
 
 class ProcessRunner:
-    """Runs tasks of kind `process`, in the container's session: a warden finds them there."""
+    """Runs tasks of kind `process`, in the container's session, so that the warden can kill them."""
 
     def __init__(self, folder: Path, clock: Clock, groups: MemoryGroups | None = None) -> None:
         self._folder, self._clock, self._groups, self._pump = folder, clock, groups, LogPump()
         self._runs: dict[str, _Run | RunStatus] = {}
 
     def start(self, spec: TaskSpec, *, shard_epoch: int, command: Sequence[str] | None = None) -> None:
-        """Begin a run. One that cannot even start is a run that failed.
+        """Start a run. If it cannot start, the run fails.
 
         `command`: what to run in place of the command that the job's config names, without its environment.
         """
@@ -328,8 +336,8 @@ class ProcessRunner:
         _check_command(command[0], work, environment)
         group = self._groups.make(name, memory) if self._groups is not None and memory > 0 else None
         if group is not None:
-            # It enters by itself, before it is what it will be: nothing of it is ever outside.
-            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.door, *command]
+            # The process joins the group before it executes the command, so none of its children is outside.
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.procs_file, *command]
         reading, writing = os.pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, reading)
@@ -365,21 +373,21 @@ class ProcessRunner:
         }
 
     def stop(self, task_id: str) -> None:
-        """SIGTERM to the task and what it started."""
+        """Send SIGTERM to the task's process group."""
         run = self._runs.get(task_id)
         if isinstance(run, _Run):
             run.is_stopping = True
             _signal_group(run.process.pid, signal.SIGTERM)
 
     def kill(self, task_id: str) -> None:
-        """SIGKILL to the same, and to what of it went into groups of its own."""
+        """Send SIGKILL to the task's whole process tree, other process groups included."""
         run = self._runs.get(task_id)
         if isinstance(run, _Run):
             run.is_stopping = True
-            _kill_kin(run)
+            _kill_tree(run)
 
     def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten."""
+        """The status of every run that was not dropped by `forget`."""
         now_ms = self._clock.boot_ms()
         return tuple(self._status(task_id, run, now_ms) for task_id, run in list(self._runs.items()))
 
@@ -390,7 +398,7 @@ class ProcessRunner:
         if code is not None and not _is_group_alive(run.process.pid):
             return self._final(task_id, run, code)
         if code is not None:
-            # Its children live on without it: that is no task any more.
+            # Its children have outlived it: kill them, the task has ended.
             _signal_group(run.process.pid, signal.SIGKILL)
         elif now_ms - run.measured_ms >= MEASURE_MS:
             self._measure(run, now_ms)
@@ -398,7 +406,7 @@ class ProcessRunner:
         return RunStatus(task_id=task_id, state=state, metrics=run.metrics)
 
     def _final(self, task_id: str, run: _Run, code: int) -> RunStatus:
-        self._look_at_memory(run)
+        self._check_memory(run)
         if run.group is not None:
             run.group.remove()
         if run.error:
@@ -415,7 +423,7 @@ class ProcessRunner:
 
     def _measure(self, run: _Run, now_ms: Millis) -> None:
         memory_mb, cpu_s = 0.0, 0.0
-        for process in _kin(run):
+        for process in _process_tree(run):
             with contextlib.suppress(psutil.Error):
                 memory_mb += process.memory_info().rss / 2**20
                 times = process.cpu_times()
@@ -423,7 +431,7 @@ class ProcessRunner:
         if run.group is not None:
             memory_mb = run.group.used_mb()
         passed_s = (now_ms - run.measured_ms) / 1000
-        # A child that ended takes its time with it: that is no negative work.
+        # When a child ends, its CPU time is missing from the sum: do not count that as negative.
         grown_s = max(0.0, cpu_s - run.cpu_s)
         run.cpu_total_s += grown_s
         cpu = grown_s / passed_s if run.measured_ms else 0.0
@@ -436,12 +444,14 @@ class ProcessRunner:
             "memory_mb": memory_mb,
             "memory_peak_mb": run.peak_mb,
         }
-        self._look_at_memory(run)
+        self._check_memory(run)
         if run.error:
-            _kill_kin(run)
+            _kill_tree(run)
 
-    def _look_at_memory(self, run: _Run) -> None:
-        """Whether it wanted more than it reserved; in a group the kernel knows, and counts nothing twice."""
+    def _check_memory(self, run: _Run) -> None:
+        """Set the error if the run used more memory than it reserved. In a control group the kernel detects
+        that.
+        """
         if run.group is None:
             is_above = 0 < run.memory_max_mb < run.peak_mb
         else:
@@ -454,13 +464,13 @@ class ProcessRunner:
             )
 
     def forget(self, task_id: str) -> None:
-        """Drop a final run."""
+        """Drop a run that has ended."""
         run = self._runs.pop(task_id, None)
         assert run is None or isinstance(run, RunStatus), f"{task_id} still runs"
 
 
 def _check_command(name: str, work: Path, environment: Mapping[str, str]) -> None:
-    """The error that starting it without a shell would give."""
+    """Raise the error that starting the command without a shell would raise."""
     found = str(work / name) if "/" in name else shutil.which(name, path=environment.get("PATH", os.defpath))
     if found is None or not os.path.exists(found):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
@@ -477,16 +487,16 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _kill_kin(run: _Run) -> None:
-    kin = _kin(run)  # looked for while the leader lives: afterwards nobody may know whose children they are
+def _kill_tree(run: _Run) -> None:
+    tree = _process_tree(run)  # read while the leader lives: afterwards the parents are unknown
     _signal_group(run.process.pid, signal.SIGKILL)
-    for process in kin:
+    for process in tree:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
-def _kin(run: _Run) -> list[psutil.Process]:
-    """The group, and descendants in other groups: Spark's Python workers make one of their own."""
+def _process_tree(run: _Run) -> list[psutil.Process]:
+    """The task's process group, and descendants in other groups, such as Spark's Python workers."""
     found = {process.pid: process for process in _group(run.process.pid)}
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(run.process.pid).children(recursive=True):
@@ -522,26 +532,26 @@ def _group(group: int) -> list[psutil.Process]:
 
 ANSWER_BYTES_MAX = 256 * 1024
 TAIL_BYTES_MAX = 4 * 1024 * 1024
-MARK_BYTES = 256
+FILE_ID_BYTES = 256
 
 
 def log_file(container_folder: Path, task_id: str) -> Path:
-    """Where a container keeps what a task prints."""
+    """The file with a task's output in its container's folder."""
     return container_folder / "tasks" / "logs" / f"{task_id.replace('/', '_')}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Some text of a log, and the place behind it: which file, and how far into it."""
+class LogPart:
+    """Some text of a log, and the position after it: a file, and an offset in it."""
 
     text: str
-    file: int  # its inode and a checksum of its beginning: inodes are used again
+    file: int  # its inode and a checksum of its beginning, because inodes are reused
     offset: int
-    is_gap: bool = False  # what lay between was turned over before it was read
+    is_gap: bool = False  # text before this was rotated away before it was read
 
 
-def read_tail(path: Path, lines: int) -> Piece | None:
-    """The last lines, also of older files; None: there is no log."""
+def read_tail(path: Path, lines: int) -> LogPart | None:
+    """The last lines, also from rotated files; None: there is no log."""
     with _opened(path) as files:
         if not files:
             return None
@@ -552,23 +562,23 @@ def read_tail(path: Path, lines: int) -> Piece | None:
             if sum(part.count(b"\n") for part in parts) > lines or sum(map(len, parts)) >= TAIL_BYTES_MAX:
                 break
         kept = b"".join(parts).splitlines(keepends=True)[-lines:]
-        return Piece(text=_text(kept), file=files[0].mark(files[0].size), offset=files[0].size)
+        return LogPart(text=_text(kept), file=files[0].file_id(files[0].size), offset=files[0].size)
 
 
-def read_on(path: Path, *, file: int, offset: int) -> Piece | None:
-    """What was printed since a place, up to a size; None: there is no log."""
+def read_on(path: Path, *, file: int, offset: int) -> LogPart | None:
+    """The text after a position, up to a maximum size; None: there is no log."""
     with _opened(path) as files:
         if not files:
             return None
-        found = next((n for n, known in enumerate(files) if known.mark(offset) == file), None)
+        found = next((n for n, known in enumerate(files) if known.file_id(offset) == file), None)
         number = len(files) - 1 if found is None else found
         at = files[number]
         begin = 0 if found is None else min(offset, at.size)
         data = os.pread(at.handle, ANSWER_BYTES_MAX, begin)
         end = begin + len(data)
-        if end >= at.size and number > 0:  # this one is finished: go on at the beginning of the next
+        if end >= at.size and number > 0:  # at its end: continue with the next file
             at, end = files[number - 1], 0
-        return Piece(text=_text([data]), file=at.mark(end), offset=end, is_gap=found is None)
+        return LogPart(text=_text([data]), file=at.file_id(end), offset=end, is_gap=found is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,25 +587,25 @@ class _File:
     inode: int
     size: int
 
-    def mark(self, offset: int) -> int:
-        """What tells this file from others: of its beginning, as much as was there at `offset`."""
-        start = os.pread(self.handle, min(offset, MARK_BYTES), 0)
+    def file_id(self, offset: int) -> int:
+        """Identifies this file: its inode and a checksum of its beginning, at most up to `offset`."""
+        start = os.pread(self.handle, min(offset, FILE_ID_BYTES), 0)
         return (self.inode << 32) | zlib.crc32(start)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[list[_File]]:
-    """The log and its older parts, newest first; each once."""
+    """Open the log and its rotated files, newest first, each once."""
     found: dict[int, _File] = {}
     with contextlib.ExitStack() as handles:
         for name in (path, *(path.with_name(f"{path.name}.{age}") for age in range(1, LOGS_KEPT + 1))):
             try:
                 handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # not there, or no file that can be read
+                continue  # missing or not readable
             handles.callback(os.close, handle)
             about = os.fstat(handle)
-            # One that was turned over between two looks is there already.
+            # A file that was rotated in the meantime is already in the list.
             found.setdefault(about.st_ino, _File(handle=handle, inode=about.st_ino, size=about.st_size))
         yield list(found.values())
 

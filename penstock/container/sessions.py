@@ -1,4 +1,4 @@
-"""Killing all of a process's kin: Spark's Python workers sit in process groups of their own, but in one
+"""Kills all processes of a session: Spark's Python workers have their own process groups, but share a
 session.
 """
 
@@ -16,7 +16,7 @@ from penstock.core.system_clock import sleep_ms
 
 
 def kill_session(session_id: int) -> int:
-    """SIGKILL every process of a session; returns how many there were."""
+    """SIGKILL every process of a session; returns their number."""
     killed = 0
     for process in _members(session_id):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -26,7 +26,7 @@ def kill_session(session_id: int) -> int:
 
 
 def kill_own_session() -> None:
-    """SIGKILL everything this process started in its session. Nothing, unless it leads one."""
+    """SIGKILL all other processes of this process's session. Does nothing unless it leads the session."""
     if os.getsid(0) != os.getpid():
         return
     for process in _members(os.getpid()):
@@ -52,14 +52,16 @@ def _members(session_id: int) -> list[int]:
 
 
 def write_pid_file(path: Path, pid: int) -> None:
-    """Record a session leader, so that a next life can reap it: a pid alone may be reused, a start time is
-    not.
+    """Record a session leader, so that its successor can kill the session. The start time detects reused
+    pids.
     """
     path.write_text(json.dumps({"pid": pid, "started": psutil.Process(pid).create_time()}))
 
 
-def reap_leftovers(path: Path) -> int:
-    """Kill the session that a previous life recorded, if it is still that one; returns how many died."""
+def kill_previous_session(path: Path) -> int:
+    """Kill the session recorded by a previous process, if it still is the same; returns how many
+    were killed.
+    """
     try:
         data = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -67,7 +69,7 @@ def reap_leftovers(path: Path) -> int:
     try:
         same = abs(psutil.Process(data["pid"]).create_time() - data["started"]) < 0.01
     except psutil.NoSuchProcess:
-        # The leader is gone; orphans keep its session id, which no new process takes while they live.
+        # The leader is dead; its orphans keep the session id, which is not reused while they live.
         same = True
     killed = kill_session(data["pid"]) if same else 0
     while killed and is_session_alive(data["pid"]):
@@ -79,20 +81,20 @@ def reap_leftovers(path: Path) -> int:
 CHARS_MAX = 4_000
 
 
-def note_failure(folder: Path, reason: str) -> None:
-    """Say why the engine ends."""
+def write_failure(folder: Path, reason: str) -> None:
+    """Store why the engine ends."""
     with contextlib.suppress(OSError):  # it is in the log too
         _file(folder).write_text(reason[:CHARS_MAX], encoding="utf-8")
 
 
-def forget_failure(folder: Path) -> None:
-    """An engine is ready, or another life of the container begins."""
+def clear_failure(folder: Path) -> None:
+    """Delete the reason: an engine is ready, or the container starts again."""
     with contextlib.suppress(OSError):
         _file(folder).unlink(missing_ok=True)
 
 
 def last_failure(folder: Path) -> str:
-    """Why the last engine ended, if none was ready since; "" if one was, or if the folder is elsewhere."""
+    """Why the last engine ended; "" if one became ready since, or if the folder is on another machine."""
     try:
         return _file(folder).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""The watchdog of a container (Turbine IV-C): sends the heartbeats, keeps the lease, kills the engine when it
-is over.
+"""The watchdog process of a container (Turbine IV-C): sends heartbeats, renews the lease, and kills the
+engine when the lease ends.
 
-A process of its own, because a paused or stuck engine cannot run its own timer.
+It is a separate process, because a paused or stuck engine cannot run its own timer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import structlog
 
 from penstock.container.sessions import (
     is_session_alive,
+    kill_previous_session,
     kill_session,
     last_failure,
-    note_failure,
-    reap_leftovers,
+    write_failure,
     write_pid_file,
 )
-from penstock.container.watchdog import MISSED_BEATS, Contact, End, Lease, Renewal, Watchdog
+from penstock.container.watchdog import MISSED_HEARTBEATS, Contact, EndEngine, Lease, Renewal, Watchdog
 from penstock.core.clock import Clock, Millis
 from penstock.core.errors import EnvironmentProblem, PenstockError
 from penstock.core.loop import Loop
@@ -40,21 +40,21 @@ STOP_MS: Millis = 8_000
 
 
 class ShardManagerLink(Protocol):
-    """The Shard Manager, over whatever wire."""
+    """The warden's connection to the Shard Manager and its store."""
 
     def register(self, container: str, incarnation: str) -> None:
-        """Announce a new incarnation; raises Refused while another one lives."""
+        """Register a new incarnation; raises Refused while another one is alive."""
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """One heartbeat and its answer."""
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Send one heartbeat; returns the reply."""
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:
-        """Renew the lease row in the store itself, and read the assignment; None: this life is over."""
+        """Renew the lease row directly in the store, and read the assignment; None: the lease has ended."""
 
 
 @dataclass(slots=True)
 class _Engine:
-    """One life of the engine process, and the rules it is under."""
+    """One engine process and its watchdog."""
 
     process: subprocess.Popen[bytes]
     incarnation: str
@@ -62,7 +62,7 @@ class _Engine:
 
 
 class Warden:
-    """Runs one engine after another until told to stop."""
+    """Runs an engine, and starts a new one when it ends, until `stop` is called."""
 
     def __init__(
         self,
@@ -79,30 +79,30 @@ class Warden:
     ) -> None:
         self._container, self._folder, self._command = container, folder, tuple(engine_command)
         self._link, self._profile, self._clock, self._new_incarnation = link, profile, clock, new_incarnation
-        self._after_engine = after_engine  # clears up what an engine leaves, once nothing of it is alive
+        self._after_engine = after_engine  # cleans up after an engine, once all its processes are dead
         self._environment = environment  # of the engine; None: this process's own
         self._stop = threading.Event()
         self._signs: queue.Queue[tuple[str, Millis, Heartbeat]] = queue.Queue()
-        # (incarnation, answer, when the renewal that stands for an answer was begun)
+        # (incarnation, reply, when the renewal began if the store gave the reply)
         self._replies: queue.Queue[tuple[str, HeartbeatReply, Millis | None]] = queue.Queue()
         self._contact = Contact()
         self._beats: queue.Queue[Heartbeat] = queue.Queue(maxsize=1)
         self._kill_times = KillTimes(folder)
 
     def stop(self) -> None:
-        """Ask for an orderly end: tasks stop, the engine exits, `run` returns."""
+        """Request an orderly stop: tasks stop, the engine exits, `run` returns."""
         self._stop.set()
 
     def run(self) -> None:
-        """Keep an engine alive until `stop`; EnvironmentProblem if it could not be ended in time."""
+        """Run engines until `stop`; EnvironmentProblem if kills take too long for the profile."""
         self._folder.mkdir(parents=True, exist_ok=True)
         pid_file = self._folder / "engine.pid"
-        left = reap_leftovers(pid_file)
-        if left:
-            log.info("reaped a previous life", container=self._container, processes=left)
+        killed = kill_previous_session(pid_file)
+        if killed:
+            log.info("killed processes of a previous engine", container=self._container, processes=killed)
         self._after_engine()
-        # Whatever is wrong with an answer, the next beat is sent: a loop goes on after each round.
-        Loop("beats", self._send_beat, every_ms=1).start()
+        # A loop goes on after an error: the next heartbeat is sent whatever was wrong with a reply.
+        Loop("heartbeats", self._send_heartbeat, every_ms=1).start()
         while not self._stop.is_set():
             self._kill_times.check(self._profile)
             incarnation = self._register()
@@ -112,21 +112,21 @@ class Warden:
             write_pid_file(pid_file, engine.process.pid)
             reason = self._watch(engine)
             if engine.process.returncode not in (None, 0) and not last_failure(self._folder):
-                note_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
+                write_failure(self._folder, f"{reason}; see {self._folder / 'engine.log'}")
             self._end(engine, reason)
             self._after_engine()
             pid_file.unlink(missing_ok=True)
 
     def _register(self) -> str | None:
-        said = ""
+        last_error = ""
         while not self._stop.is_set():
             incarnation = self._new_incarnation()
             try:
                 self._link.register(self._container, incarnation)
                 return incarnation
             except PenstockError as error:
-                if str(error) != said:  # once per reason, not once per try
-                    said = str(error)
+                if str(error) != last_error:  # once per reason, not once per attempt
+                    last_error = str(error)
                     parts = {"error": error.what, "why": error.why, "fix": error.fix}
                     log.warning("cannot register yet", container=self._container, **parts)
                 self._stop.wait(self._profile.heartbeat_ms / 1000)
@@ -158,54 +158,56 @@ class Warden:
     def _watch(self, engine: _Engine) -> str:
         """Returns why this engine must end."""
         while not self._stop.is_set():
-            self._take_signs(engine)  # what lies in the pipe comes before any look at the time
+            self._take_signs(engine)  # process the pipe before checking deadlines
             self._take_replies(engine)
             if engine.process.poll() is not None:
                 return f"the engine ended by itself with code {engine.process.returncode}"
             now_ms = self._clock.boot_ms()
-            for action in engine.watchdog.look(now_ms).actions:
-                if isinstance(action, End):
+            for action in engine.watchdog.check(now_ms).actions:
+                if isinstance(action, EndEngine):
                     return action.reason
-                self._queue_beat(engine, action.heartbeat, now_ms)
+                self._queue_heartbeat(engine, action.heartbeat, now_ms)
             self._stop.wait(0.1)
-        return "asked to stop"
+        return "the container was told to stop"
 
-    def _queue_beat(self, engine: _Engine, beat: Heartbeat, now_ms: Millis) -> None:
-        engine.watchdog.on_sent(beat, now_ms)  # first: the answer may be there before this goes on
-        # If the last one is still on its way this one stays; the lease goes on counting.
+    def _queue_heartbeat(self, engine: _Engine, heartbeat: Heartbeat, now_ms: Millis) -> None:
+        engine.watchdog.on_sent(heartbeat, now_ms)  # first: the reply may arrive at once
+        # If the last one is still being sent, this one is skipped; the lease is not extended.
         with contextlib.suppress(queue.Full):
-            self._beats.put_nowait(beat)
+            self._beats.put_nowait(heartbeat)
 
-    def _send_beat(self) -> None:
-        contact, beat = self._contact, self._beats.get()
+    def _send_heartbeat(self) -> None:
+        contact, heartbeat = self._contact, self._beats.get()
         try:
-            reply = self._link.beat(beat)
+            reply = self._link.send_heartbeat(heartbeat)
         except PenstockError as error:
             if not contact.missed:
                 parts = {"error": error.what, "why": error.why, "fix": error.fix}
                 log.warning("heartbeats are not acknowledged", container=self._container, **parts)
             if contact.on_silence():
-                self._renew_in_store(beat)
+                self._renew_in_store(heartbeat)
             return
-        self._replies.put((beat.incarnation, reply, None))
+        self._replies.put((heartbeat.incarnation, reply, None))
         if contact.missed:
             missed = contact.missed
             log.info("heartbeats are acknowledged again", container=self._container, missed=missed)
         contact.on_answer(reply)
 
-    def _renew_in_store(self, beat: Heartbeat) -> None:
-        """No Shard Manager answers: the lease lives on in its row, and the assignment is read from there."""
-        is_first = self._contact.missed == MISSED_BEATS
-        begun_ms = self._clock.boot_ms()
+    def _renew_in_store(self, heartbeat: Heartbeat) -> None:
+        """No Shard Manager answers: renew the lease row in the store and read the assignment there."""
+        is_first = self._contact.missed == MISSED_HEARTBEATS
+        began_ms = self._clock.boot_ms()
         try:
-            renewal = self._link.renew(self._container, beat.incarnation)
+            renewal = self._link.renew(self._container, heartbeat.incarnation)
         except PenstockError as error:
             if is_first:
                 log.warning("the store does not answer either", container=self._container, error=error.what)
             return
         if is_first:
             log.warning("renewing the lease in the store", container=self._container)
-        self._replies.put((beat.incarnation, self._contact.read(beat, renewal), begun_ms))
+        self._replies.put(
+            (heartbeat.incarnation, self._contact.reply_from_store(heartbeat, renewal), began_ms)
+        )
 
     def _take_replies(self, engine: _Engine) -> None:
         while not self._replies.empty():
@@ -214,17 +216,17 @@ class Warden:
                 continue
             now_ms = self._clock.boot_ms()
             if renewed_ms is None:
-                is_news = engine.watchdog.on_reply(reply, now_ms)
+                is_for_engine = engine.watchdog.on_reply(reply, now_ms)
             else:
-                is_news = engine.watchdog.on_renewed(reply, renewed_ms, now_ms)
-            if is_news:
-                self._tell(engine, {"reply": reply.to_json()})
+                is_for_engine = engine.watchdog.on_renewed(reply, renewed_ms, now_ms)
+            if is_for_engine:
+                self._send(engine, {"reply": reply.to_json()})
 
     def _take_signs(self, engine: _Engine) -> None:
         while not self._signs.empty():
-            incarnation, at_ms, said = self._signs.get()
+            incarnation, at_ms, report = self._signs.get()
             if incarnation == engine.incarnation:
-                engine.watchdog.on_sign(at_ms, said)
+                engine.watchdog.on_sign(at_ms, report)
 
     def _read_signs(self, engine: _Engine) -> None:
         assert engine.process.stdout is not None
@@ -232,23 +234,23 @@ class Warden:
             try:
                 sign = json.loads(line)
                 name = {"container": self._container, "incarnation": engine.incarnation, "sequence": 0}
-                said = Heartbeat.from_json({**sign["report"], **name})
-                self._signs.put((engine.incarnation, int(sign["at_ms"]), said))
+                report = Heartbeat.from_json({**sign["report"], **name})
+                self._signs.put((engine.incarnation, int(sign["at_ms"]), report))
             except (ValueError, KeyError, TypeError):
-                log.warning("the engine said something unreadable", line=line[:200])
+                log.warning("cannot read a message of the engine", line=line[:200])
 
-    def _tell(self, engine: _Engine, message: dict[str, Any]) -> None:
+    def _send(self, engine: _Engine, message: dict[str, Any]) -> None:
         assert engine.process.stdin is not None
         try:
             engine.process.stdin.write(json.dumps(message).encode() + b"\n")
             engine.process.stdin.flush()
         except (BrokenPipeError, OSError):
-            pass  # it is ending; the next look at the process says so
+            pass  # it is ending; the next poll of the process notices
 
     def _end(self, engine: _Engine, reason: str) -> None:
         log.info("engine ends", container=self._container, incarnation=engine.incarnation, reason=reason)
         if self._stop.is_set():
-            self._tell(engine, {"stop": True})
+            self._send(engine, {"stop": True})
             try:
                 engine.process.wait(STOP_MS / 1000)
             except subprocess.TimeoutExpired:
@@ -261,7 +263,7 @@ class Warden:
         engine.process.wait()
         if is_killed:
             took_ms, margin_ms = self._clock.boot_ms() - began_ms, margin_of(self._profile)
-            self._kill_times.note(took_ms)
+            self._kill_times.add(took_ms)
             if took_ms > margin_ms:
                 log.warning(
                     "the kill took too long", container=self._container, took_ms=took_ms, margin_ms=margin_ms
@@ -272,51 +274,50 @@ class Warden:
             engine.process.stdin.close()
 
 
-KILLS_KEPT = 5  # an old measurement must not speak for a machine that has changed
-KILLS_BELIEVED = 2  # so many of them that are too slow are the machine
+KILL_TIMES_MAX = 5  # stored measurements: old ones may be of a slower machine
+SLOW_KILLS_MIN = 2  # this many slow kills are not bad luck
 
 
 class KillTimes:
-    """How long the last few kills of an engine and all it had started took, in a file of its folder.
+    """How long the last kills of an engine and its processes took, stored in the container's folder.
 
-    Between the container's deadline and the failover lies a margin, and by its end nothing of the container
-    may run. Whether a kill fits into it depends on the machine, so it is measured, and a profile that it does
-    not fit is refused. A single slow kill may be due to a bad moment, and a refused container would never
-    measure again: it takes two of the last few.
+    All processes must be dead within the margin between the container's deadline and its fail-over. How long
+    a kill takes depends on the machine, so it is measured, and a profile with a shorter margin is refused.
+    One slow kill is not enough for that: a refused container never measures again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "kill_times.json"
 
     def read(self) -> tuple[Millis, ...]:
-        """Oldest first; none if there is no file, or none that can be read."""
+        """The stored times, oldest first; empty if there is no readable file."""
         try:
             found = json.loads(self._path.read_text())
         except (FileNotFoundError, ValueError):
             return ()
         return tuple(item for item in found if isinstance(item, int)) if isinstance(found, list) else ()
 
-    def note(self, took_ms: Millis) -> None:
-        """One more."""
-        kept = [*self.read(), took_ms][-KILLS_KEPT:]
+    def add(self, took_ms: Millis) -> None:
+        """Store one more time."""
+        times = [*self.read(), took_ms][-KILL_TIMES_MAX:]
         temporary = self._path.with_suffix(".new")
-        temporary.write_text(json.dumps(kept))
+        temporary.write_text(json.dumps(times))
         temporary.replace(self._path)
 
     def check(self, profile: Profile) -> None:
-        """Refuse a profile whose margin is shorter than the longest of them but one."""
-        margin_ms, slowest = margin_of(profile), sorted(self.read())[-KILLS_BELIEVED:]
-        longest_ms = slowest[0] if len(slowest) == KILLS_BELIEVED else 0
+        """Refuse a profile whose margin is shorter than the second longest of the stored times."""
+        margin_ms, slowest = margin_of(profile), sorted(self.read())[-SLOW_KILLS_MIN:]
+        longest_ms = slowest[0] if len(slowest) == SLOW_KILLS_MIN else 0
         if longest_ms > margin_ms:
             raise EnvironmentProblem(
-                "this container cannot run with these times",
-                why=f"to end its tasks took {longest_ms} ms and more, {KILLS_BELIEVED} times of the last "
-                f"{KILLS_KEPT}, and others may start them after {margin_ms} ms",
-                fix="use a profile with longer times (--profile paper); once the machine is faster, remove "
-                f"{self._path.name} from the container's folder",
+                "this machine is too slow for the container's heartbeat profile",
+                why=f"{SLOW_KILLS_MIN} of the last {KILL_TIMES_MAX} kills took {longest_ms} ms or more, but "
+                f"other containers may start its tasks after {margin_ms} ms",
+                fix="use a profile with longer times (--profile paper), or remove "
+                f"{self._path.name} from the container's folder once the machine is faster",
             )
 
 
 def margin_of(profile: Profile) -> Millis:
-    """How long a kill may take."""
+    """How long a kill may take with this profile."""
     return profile.failover_ms - profile.deadline_ms

@@ -1,7 +1,7 @@
-"""What a warden does next: beat, ask the store, or end its engine (Turbine IV-C). Passive machines.
+"""Decides what a warden does next: send a heartbeat, renew in the store, or kill its engine (Turbine IV-C).
 
-`Watchdog` follows one life of an engine, `Contact` whether a Shard Manager answers. The warden's threads and
-the simulator call them; neither sees a clock, a process or a wire.
+Passive machines: `Watchdog` follows one engine process, `Contact` whether a Shard Manager answers. The
+warden's threads and the simulator drive them; they use no clock, process or network.
 """
 
 from __future__ import annotations
@@ -9,106 +9,115 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.core.clock import Millis, Step
-from penstock.fleet.messages import Heartbeat, HeartbeatReply, Profile, ShardEntry, ShardState, Verdict
+from penstock.fleet.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    HeartbeatVerdict,
+    Profile,
+    ShardEntry,
+    ShardState,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Stop every task and register anew."""
+class StopTasks:
+    """Stop all tasks and register again."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Lease:
-    """The lease of one incarnation. Nothing may start before it is held, nothing may run after it is over."""
+    """The lease of one incarnation. Tasks may start only while it is held and must stop before it expires."""
 
-    deadline_ms: Millis  # the allowed silence
+    deadline_ms: Millis  # how long it lasts after the last acknowledged heartbeat was sent
     _sent_ms: dict[int, Millis] = field(default_factory=dict)
     _held_until_ms: Millis | None = None
     _term: int = 0
-    _over: str = ""  # why, once it is
+    _end_reason: str = ""  # set once it has ended
 
-    def on_sent(self, sequence: int, now_ms: Millis) -> Step[Stop]:
-        """A beat leaves. Requires: called before it is sent."""
+    def on_sent(self, sequence: int, now_ms: Millis) -> Step[StopTasks]:
+        """A heartbeat is about to be sent. Requires: called before the sending."""
         self._sent_ms[sequence] = now_ms
         return self.on_time(now_ms)
 
-    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[Stop]:
-        """A reply arrived. Only `ok` to a beat we sent, from the newest Shard Manager, extends the lease."""
+    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[StopTasks]:
+        """A reply arrived. Only `ok` from the newest Shard Manager, for a heartbeat we sent, extends the
+        lease.
+        """
         step = self.on_time(now_ms)
-        if self._over or reply.term < self._term or reply.sequence not in self._sent_ms:
+        if self._end_reason or reply.term < self._term or reply.sequence not in self._sent_ms:
             return step
         self._term = reply.term
-        if reply.verdict is Verdict.REBOOT:
+        if reply.verdict is HeartbeatVerdict.REBOOT:
             return self._end(reply.reason or "the Shard Manager ended this incarnation")
-        if reply.verdict is Verdict.OK:
+        if reply.verdict is HeartbeatVerdict.OK:
             self._extend(self._sent_ms[reply.sequence])
         return self.on_time(now_ms)
 
-    def on_renewed(self, sent_ms: Millis, now_ms: Millis) -> Step[Stop]:
-        """The lease row was renewed in the store by a write begun at `sent_ms`."""
+    def on_renewed(self, sent_ms: Millis, now_ms: Millis) -> Step[StopTasks]:
+        """The lease row was renewed in the store by a write that began at `sent_ms`."""
         step = self.on_time(now_ms)
-        if self._over:
+        if self._end_reason:
             return step
         self._extend(sent_ms)
         return self.on_time(now_ms)
 
-    def on_time(self, now_ms: Millis) -> Step[Stop]:
-        """Stop when the deadline has passed; say so again at every call after that."""
-        if self._over:
-            return self._end(self._over)
+    def on_time(self, now_ms: Millis) -> Step[StopTasks]:
+        """Stop once the deadline has passed; repeated at every later call."""
+        if self._end_reason:
+            return self._end(self._end_reason)
         if self._held_until_ms is None:
             return Step()
         if now_ms >= self._held_until_ms:
-            return self._end(f"no beat sent in the last {self.deadline_ms} ms was acknowledged")
+            return self._end(f"no heartbeat sent in the last {self.deadline_ms} ms was acknowledged")
         return Step(wake_at_ms=self._held_until_ms)
 
     def is_held(self, now_ms: Millis) -> bool:
         """Whether tasks may run now."""
-        return not self._over and self._held_until_ms is not None and now_ms < self._held_until_ms
+        return not self._end_reason and self._held_until_ms is not None and now_ms < self._held_until_ms
 
     def _extend(self, sent_ms: Millis) -> None:
         self._held_until_ms = max(self._held_until_ms or 0, sent_ms + self.deadline_ms)
-        # Older beats could not extend it any further; their late answers are then unknown and ignored.
+        # Older heartbeats cannot extend it any further; their late replies are ignored.
         self._sent_ms = {sequence: sent for sequence, sent in self._sent_ms.items() if sent >= sent_ms}
 
-    def _end(self, reason: str) -> Step[Stop]:
-        self._over = reason
-        return Step(actions=(Stop(reason=reason),))
+    def _end(self, reason: str) -> Step[StopTasks]:
+        self._end_reason = reason
+        return Step(actions=(StopTasks(reason=reason),))
 
 
-# A fresh interpreter needs this long for its first sign of life on a loaded machine.
+# Maximum time to the first sign of life of a new engine process, on a loaded machine.
 ENGINE_START_MS: Millis = 60_000
-MISSED_BEATS = 2  # in a row: then the store is asked
-EARLY_SHARE = 5  # a fifth of a heartbeat interval lies at least between a beat and one that has news
+MISSED_HEARTBEATS = 2  # in a row: then the lease is renewed in the store
+EARLY_SHARE = 5  # an early heartbeat comes at least this fraction (1/5) of the interval after the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What the store says when a container renews its row there."""
+    """The assignment that the store returns when a container renews its lease row."""
 
     assignment_version: int
     shards: tuple[ShardEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """Send this; then tell `on_sent`, or nothing if it could not leave."""
+class SendHeartbeat:
+    """Send this heartbeat, and call `on_sent` before sending it."""
 
     heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """Kill the engine and all it started, then register anew. Repeated until that is done."""
+class EndEngine:
+    """Kill the engine and all its processes, then register again. Repeated until that is done."""
 
     reason: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Watchdog:
-    """The rules for one life of an engine: signs and replies come in, beats and the end come out."""
+    """The rules for one engine process: signs of life and replies in, heartbeats and its end out."""
 
     container: str
     incarnation: str
@@ -117,141 +126,142 @@ class Watchdog:
     lease: Lease
     pid: int = 0
     _sequence: int = 0
-    _signed_ms: Millis | None = None
-    _said: Heartbeat | None = None  # without a number yet
+    _sign_ms: Millis | None = None
+    _report: Heartbeat | None = None  # the engine's last report, without a sequence number
     _beat_due_ms: Millis = 0
-    _early_ms: Millis = 0  # not before that a beat for news
-    _listed_ms: Millis = 0  # not before that a beat for a newer list: a large fleet has one all the time
-    _told: Heartbeat | None = None  # the last one sent
-    _answered: int = 0  # the newest assignment seen before the engine was ready: it is told of none before
-    _given_back: tuple[ShardEntry, ...] = ()  # what that assignment says to drop
+    _early_ms: Millis = 0  # no early heartbeat before this time
+    _listed_ms: Millis = 0  # no early heartbeat for a newer list before this time: lists change often
+    _last_sent: Heartbeat | None = None  # None also when an early heartbeat is due
+    _assignment_version: int = 0  # the newest assignment received before the engine was ready
+    _released: tuple[ShardEntry, ...] = ()  # the shards to drop in that assignment
 
     @property
     def _is_ready(self) -> bool:
-        """Whether the engine has a Task Manager. Before that it takes no shard."""
-        return self._said is not None and self._said.engine_ready
+        """Whether the engine has a Task Manager; without one it accepts no shard."""
+        return self._report is not None and self._report.engine_ready
 
-    def on_sign(self, at_ms: Millis, said: Heartbeat) -> None:
-        """The engine said at `at_ms` that it lives, and what is so."""
-        is_first = self._said is None
-        self._signed_ms, self._said = at_ms, said
-        if self._told is None:
+    def on_sign(self, at_ms: Millis, report: Heartbeat) -> None:
+        """The engine sent a sign of life at `at_ms`, with its report."""
+        is_first = self._report is None
+        self._sign_ms, self._report = at_ms, report
+        if self._last_sent is None:
             return
-        is_ready_now = said.engine_ready and not self._told.engine_ready
-        if is_first or is_ready_now or _has_let_go(self._told, said):
-            self._beat_soon()
-        elif said.list_version > self._told.list_version:
-            # A plan waits until every container has obeyed its list, also those that had nothing to end.
+        is_ready_now = report.engine_ready and not self._last_sent.engine_ready
+        if is_first or is_ready_now or _has_released(self._last_sent, report):
+            self._schedule_early_heartbeat()
+        elif report.list_version > self._last_sent.list_version:
+            # A plan waits until every container has applied the list, also those without tasks to stop.
             self._beat_due_ms = min(self._beat_due_ms, self._listed_ms)
 
-    def _beat_soon(self) -> None:
-        """A plan or a move waits for just that: it is told soon, not with the next regular beat."""
-        self._beat_due_ms, self._told = self._early_ms, None
+    def _schedule_early_heartbeat(self) -> None:
+        """Send the next heartbeat early, because a plan or a move waits for it."""
+        self._beat_due_ms, self._last_sent = self._early_ms, None
 
-    def on_sent(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """Requires: `now_ms` is not after the sending."""
-        self.lease.on_sent(beat.sequence, now_ms)
+    def on_sent(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
+        """A heartbeat is about to be sent. Requires: `now_ms` is not after the sending."""
+        self.lease.on_sent(heartbeat.sequence, now_ms)
 
     def on_reply(self, reply: HeartbeatReply, now_ms: Millis) -> bool:
-        """An answer arrived. Whether the engine is to be told of it."""
+        """A reply arrived. Returns whether to pass it to the engine."""
         self.lease.on_ack(reply, now_ms)
-        return reply.verdict is Verdict.OK and self._is_for_engine(reply)
+        return reply.verdict is HeartbeatVerdict.OK and self._is_for_engine(reply)
 
     def on_renewed(self, reply: HeartbeatReply, sent_ms: Millis, now_ms: Millis) -> bool:
-        """The store answered in place of a Shard Manager, to a renewal begun at `sent_ms`."""
-        if reply.verdict is not Verdict.OK:
+        """The store answered instead of a Shard Manager, to a renewal begun at `sent_ms`."""
+        if reply.verdict is not HeartbeatVerdict.OK:
             return self.on_reply(reply, now_ms)
         self.lease.on_renewed(sent_ms, now_ms)
         return self._is_for_engine(reply)
 
     def _is_for_engine(self, reply: HeartbeatReply) -> bool:
-        """Whether the engine is told. Until it is ready it is not: it may not read yet, and a full pipe would
-        stop its warden. So it runs nothing, and what is to be dropped is given back without it.
+        """Whether to pass a reply to the engine. Not before it is ready: it may not read its pipe yet, and a
+        full pipe would block the warden. Such an engine runs no tasks, so the warden itself releases shards
+        to drop.
         """
-        if reply.assignment_version < self._answered:
-            return False  # it may still name, as owned, what was given back since
+        if reply.assignment_version < self._assignment_version:
+            return False  # it may still list shards as owned that were released since
         if self._is_ready:
             return True
-        self._answered = reply.assignment_version
-        self._given_back = tuple(entry for entry in reply.shards if entry.state is ShardState.DROPPING)
-        if self._told is not None and not set(self._given_back) <= set(self._told.acked):
-            self._beat_soon()
+        self._assignment_version = reply.assignment_version
+        self._released = tuple(entry for entry in reply.shards if entry.state is ShardState.DROPPING)
+        if self._last_sent is not None and not set(self._released) <= set(self._last_sent.acked):
+            self._schedule_early_heartbeat()
         return False
 
-    def look(self, now_ms: Millis) -> Step[Beat | End]:
-        """Requires: what lay in the pipe and on the wire is in."""
-        lost = self.lease.on_time(now_ms).actions
-        if lost:
-            return Step(actions=(End(reason=lost[0].reason),))
-        age_ms = now_ms - (self.started_ms if self._signed_ms is None else self._signed_ms)
-        limit_ms = ENGINE_START_MS if self._signed_ms is None else self.profile.engine_stale_ms
+    def check(self, now_ms: Millis) -> Step[SendHeartbeat | EndEngine]:
+        """What to do now. Requires: all pending signs of life and replies were processed."""
+        ended = self.lease.on_time(now_ms).actions
+        if ended:
+            return Step(actions=(EndEngine(reason=ended[0].reason),))
+        age_ms = now_ms - (self.started_ms if self._sign_ms is None else self._sign_ms)
+        limit_ms = ENGINE_START_MS if self._sign_ms is None else self.profile.engine_stale_ms
         if age_ms > limit_ms:
-            return Step(actions=(End(reason=f"no sign of life from the engine for {age_ms} ms"),))
+            return Step(actions=(EndEngine(reason=f"no sign of life from the engine for {age_ms} ms"),))
         if now_ms < self._beat_due_ms:
             return Step()
         soon_ms = self.profile.heartbeat_ms // EARLY_SHARE
-        # What waited for news is decided shortly after it: the next beat asks for that.
-        is_early = self._sequence > 0 and self._told is None
+        # After an early heartbeat the Shard Manager or a plan soon decides: the next one comes early too.
+        is_early = self._sequence > 0 and self._last_sent is None
         self._beat_due_ms = now_ms + (2 * soon_ms if is_early else self.profile.heartbeat_ms)
         self._early_ms, self._listed_ms = now_ms + soon_ms, now_ms + 2 * soon_ms
         self._sequence += 1
-        # Before its first word an engine runs nothing. That is worth a beat too: a container whose engine
-        # starts slowly would fail over, and start another one, just as slowly.
-        nothing = Heartbeat(container=self.container, incarnation=self.incarnation, sequence=0)
-        beat = replace(
-            self._said or nothing,
+        # Heartbeats are sent before the engine's first report too: otherwise a container whose engine starts
+        # slowly would be failed over, and start another engine just as slowly.
+        empty = Heartbeat(container=self.container, incarnation=self.incarnation, sequence=0)
+        heartbeat = replace(
+            self._report or empty,
             container=self.container,
             incarnation=self.incarnation,
             sequence=self._sequence,
             pid=self.pid,
         )
         if not self._is_ready:
-            beat = replace(beat, acked=self._given_back)
-        self._told = beat
-        return Step(actions=(Beat(heartbeat=beat),))
+            heartbeat = replace(heartbeat, acked=self._released)
+        self._last_sent = heartbeat
+        return Step(actions=(SendHeartbeat(heartbeat=heartbeat),))
 
 
-def _has_let_go(told: Heartbeat, said: Heartbeat) -> bool:
-    """Whether tasks or shards ended here that the Shard Manager still believes in."""
-    tasks = {(task.task_id, task.generation) for task in said.tasks}
-    if any((task.task_id, task.generation) not in tasks for task in told.tasks):
+def _has_released(last_sent: Heartbeat, report: Heartbeat) -> bool:
+    """Whether tasks or shards ended that the last heartbeat still listed."""
+    tasks = {(task.task_id, task.generation) for task in report.tasks}
+    if any((task.task_id, task.generation) not in tasks for task in last_sent.tasks):
         return True
-    known = set(told.acked)
-    return any(entry.state is ShardState.DROPPING and entry not in known for entry in said.acked)
+    known = set(last_sent.acked)
+    return any(entry.state is ShardState.DROPPING and entry not in known for entry in report.acked)
 
 
 @dataclass(slots=True)
 class Contact:
-    """Whether a Shard Manager answers, and what stands for its answer while it does not."""
+    """Tracks whether a Shard Manager answers, and builds replies from the store while none does."""
 
     missed: int = 0
-    _known: HeartbeatReply | None = None  # the last answer
+    _last_reply: HeartbeatReply | None = None
 
     @property
     def is_made(self) -> bool:
-        """Whether an answer ever came: from then on the store can stand in."""
-        return self._known is not None
+        """Whether a reply was ever received: from then on the store can be used instead."""
+        return self._last_reply is not None
 
     def on_answer(self, reply: HeartbeatReply) -> None:
-        """A beat was answered."""
-        self.missed, self._known = 0, reply
+        """A heartbeat was answered."""
+        self.missed, self._last_reply = 0, reply
 
     def on_silence(self) -> bool:
-        """A beat was not answered. Whether to renew the lease row in the store."""
+        """A heartbeat was not answered. Returns whether to renew the lease row in the store."""
         self.missed += 1
-        # Nothing was ever acknowledged: nothing runs, and nobody said how many shards there are.
-        return self.missed >= MISSED_BEATS and self.is_made
+        # Without any reply so far no tasks run, and the number of shards is unknown.
+        return self.missed >= MISSED_HEARTBEATS and self.is_made
 
-    def read(self, beat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
-        """What the store said, as an answer. Requires: `on_silence` said to ask."""
-        assert self._known is not None, "the store is asked only after an answer"
+    def reply_from_store(self, heartbeat: Heartbeat, renewal: Renewal | None) -> HeartbeatReply:
+        """The store's answer as a reply. Requires: `on_silence` returned True."""
+        assert self._last_reply is not None, "the store is used only after a reply"
         return HeartbeatReply(
-            verdict=Verdict.REBOOT if renewal is None else Verdict.OK,
-            term=self._known.term,
-            sequence=beat.sequence,
+            verdict=HeartbeatVerdict.REBOOT if renewal is None else HeartbeatVerdict.OK,
+            term=self._last_reply.term,
+            sequence=heartbeat.sequence,
             assignment_version=0 if renewal is None else renewal.assignment_version,
             shards=() if renewal is None else renewal.shards,
-            shard_count=self._known.shard_count,
+            shard_count=self._last_reply.shard_count,
             list_version=0,
-            reason="its lease is over in the store" if renewal is None else "",
+            reason="its lease has ended in the store" if renewal is None else "",
         )

@@ -1,4 +1,4 @@
-"""The rows of containers: each one's lease, and what it last said of itself. `shard_store` writes them."""
+"""The table of containers: the lease of each, and its last report. `shard_store` writes it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ CONTAINERS = sa.Table(
 
 
 class ContainerState(StrEnum):
-    """`live`: has a lease. `withheld`: its lease runs out unanswered. `gone`: failed over, lease over."""
+    """`live`: has a lease. `withheld`: its lease is no longer extended. `gone`: failed over, the lease has
+    ended.
+    """
 
     LIVE = "live"
     WITHHELD = "withheld"
@@ -51,7 +53,7 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRow:
-    """One container's lease, and what it last said of itself."""
+    """One container's lease, and its last report."""
 
     name: str
     incarnation: str
@@ -68,60 +70,60 @@ class ContainerRow:
     pid: int
     known_dead: bool
     cordoned: bool  # gets no new shards
-    draining: bool = False  # and loses those it has
+    draining: bool = False  # and its shards move to other containers
     capacity: tuple[float, ...] = ()
     region: str = ""
-    tasks_text: str = "[]"  # what it said of its tasks; empty where it was not asked for
+    tasks_text: str = "[]"  # its task reports as JSON; empty if they were not read
 
     @property
     def tasks(self) -> tuple[TaskReport, ...]:
-        """What it said of its tasks. Read when wanted: a fleet's tasks are many, and most looks need none."""
+        """Its task reports. Decoded on demand: a fleet has many tasks, and most callers need none."""
         return tuple(_decode(self.tasks_text))
 
     def tasks_of(self, job: str) -> tuple[TaskReport, ...]:
-        """The same of one job."""
+        """Its task reports of one job."""
         if _encode(job).decode() not in self.tasks_text:
             return ()
         return tuple(task for task in self.tasks if task.job == job)
 
     @property
     def may_run(self) -> bool:
-        """Whether anything of it may still be alive."""
+        """Whether a process of it may still be running."""
         return self.state is not ContainerState.GONE and not self.known_dead
 
 
 def read_container(connection: sa.Connection, name: str, *, with_tasks: bool = True) -> ContainerRow | None:
-    """The row of that name."""
+    """The row of a container, None if there is none."""
     row = connection.execute(_READ if with_tasks else _READ_LEASE, {"key": name}).first()
     return None if row is None else _container_row(row)
 
 
 def read_containers(connection: sa.Connection, *, with_tasks: bool = True) -> tuple[ContainerRow, ...]:
-    """Every container ever heard of, by name."""
+    """Every container that ever registered, by name."""
     rows = connection.execute(_READ_ALL if with_tasks else _READ_LEASES)
     return tuple(_container_row(row) for row in rows)
 
 
 def read_reports(connection: sa.Connection) -> list[tuple[str, str]]:
-    """(container, what it said of its tasks, as JSON) of those that may still run something, by name.
+    """(container, its task reports as JSON) of containers that may still run tasks, by name.
 
-    A third of the time of whole rows (15 of 43 ms for 2,000); the API asks several times a second.
+    Takes a third of the time of whole rows (15 of 43 ms for 2,000); the API calls it several times a second.
     """
     return [(name, tasks) for name, tasks in connection.execute(_READ_REPORTS)]
 
 
 def decode_tasks(text: str) -> list[TaskReport]:
-    """What a container said of its tasks."""
+    """Decode the task reports of a container."""
     return _decode(text)
 
 
 def read_leases(connection: sa.Connection, names: Sequence[str]) -> tuple[ContainerRow, ...]:
-    """The rows of these containers, without what they said of their tasks."""
+    """The rows of these containers, without their task reports."""
     return tuple(_container_row(row) for row in _LEASES_OF.rows(connection, names))
 
 
-def live_among(connection: sa.Connection, names: Collection[str]) -> set[str]:
-    """Those of these containers that have a lease and are not known to be dead."""
+def live_containers(connection: sa.Connection, names: Collection[str]) -> set[str]:
+    """The names of those containers that have a lease and are not known to be dead."""
     rows = read_leases(connection, sorted(names))
     return {row.name for row in rows if row.state is ContainerState.LIVE and not row.known_dead}
 
@@ -135,7 +137,7 @@ def _container_row(row: Sequence[Any]) -> ContainerRow:
 
 
 def tasks_to_text(tasks: Sequence[TaskReport]) -> str:
-    """Tasks as they are kept in a row."""
+    """Encode task reports for a row."""
     return _encode(tasks).decode()
 
 
@@ -149,7 +151,7 @@ def _container_values(row: ContainerRow) -> dict[str, Any]:
     return {**values, "state": str(row.state), "tasks": text, "capacity": json.dumps(row.capacity)}
 
 
-# Built once: every beat of every container executes these two.
+# Built once: every heartbeat executes some of these statements.
 _LEASE_COLUMNS = [column for column in CONTAINERS.c if column.name != "tasks"]
 _FIELDS = (*(column.name for column in _LEASE_COLUMNS), "tasks_text")
 _ALL_COLUMNS = (*_LEASE_COLUMNS, CONTAINERS.c.tasks)
@@ -163,8 +165,8 @@ _READ_REPORTS = (
 _LEASES_OF = ByName(sa.select(*_LEASE_COLUMNS), CONTAINERS.c.name)
 _READ = sa.select(*_ALL_COLUMNS).where(CONTAINERS.c.name == sa.bindparam("key"))
 _READ_LEASE = sa.select(*_LEASE_COLUMNS).where(CONTAINERS.c.name == sa.bindparam("key"))
-# What a beat may change; with what it says of its tasks if that is news.
-_BEATEN = (
+# What a heartbeat may change, besides the task reports.
+_HEARTBEAT_COLUMNS = (
     *("seen_ms", "renewals", "sequence", "list_version", "assignment_version"),
     *("engine_ready", "host", "pid", "capacity", "region"),
 )
@@ -188,19 +190,19 @@ def write_container(connection: sa.Connection, row: ContainerRow) -> None:
 def renew_containers(
     connection: sa.Connection, rows: Sequence[tuple[ContainerRow, Sequence[TaskReport] | None]]
 ) -> None:
-    """Write of each container what a beat may change, and its tasks if they are given."""
+    """Write what the heartbeats of these containers change: also their tasks, where they are given."""
     plain: list[dict[str, Any]] = []
     with_tasks: list[dict[str, Any]] = []
     for row, tasks in rows:
-        values = {"key": row.name, **{name: getattr(row, name) for name in _BEATEN}}
+        values = {"key": row.name, **{name: getattr(row, name) for name in _HEARTBEAT_COLUMNS}}
         values["capacity"] = json.dumps(row.capacity)
         if tasks is None:
             plain.append(values)
         else:
             with_tasks.append({**values, "tasks": tasks_to_text(tasks)})
-    for many in (plain, with_tasks):
-        if many:
-            connection.execute(_UPDATE, many)
+    for batch in (plain, with_tasks):
+        if batch:
+            connection.execute(_UPDATE, batch)
 
 
 def update_container(connection: sa.Connection, name: str, /, **values: Any) -> None:

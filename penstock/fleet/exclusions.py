@@ -1,7 +1,8 @@
-"""Which containers a job's tasks are kept away from, and what that means for shards.
+"""Exclusions: containers on which tasks of a job should not run, and the shard moves that follow.
 
-A shard has tasks of many jobs and moves as a whole: one with a task that is kept away from a container
-neither goes there nor stays there. That is a wish, not a wall: a shard that can go nowhere else goes there.
+A shard holds tasks of many jobs and moves as a whole. If one of its tasks is excluded from a container, the
+shard should not be on that container. This is a preference: a shard that fits nowhere else may still go
+there.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from penstock.db.journal_store import JournalStore
 
 LONGEST_MS: Millis = 7 * 86_400_000
 
-Bars = Mapping[tuple[int, str], str]  # (shard, container) -> why it should not be there
+Bars = Mapping[tuple[int, str], str]  # (shard, container) -> why the shard should not be on that container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
-    """No task of the job, or not this task, on a container until then."""
+    """No task of a job, or not one task of it, on a container until a time."""
 
     subject: str  # a job, or a task as `job/index`
-    birth: str  # of the job: another life of its name is not meant
+    birth: str  # of the job: does not apply to another job of the same name
     container: str
     until_ms: Millis
     reason: str = ""
@@ -37,17 +38,17 @@ class Exclusion:
 
 
 def bars_of(exclusions: Iterable[Exclusion], shards_of: Callable[[str, str], Collection[int]]) -> Bars:
-    """What exclusions mean for shards. `shards_of(subject, birth)`: the shards of its tasks."""
+    """The bars that follow from exclusions. `shards_of(subject, birth)`: the shards of its tasks."""
     found: dict[tuple[int, str], str] = {}
     for exclusion in exclusions:
         for shard in shards_of(exclusion.subject, exclusion.birth):
-            why = f"{exclusion.subject} is kept away from {exclusion.container}"
+            why = f"{exclusion.subject} is excluded from {exclusion.container}"
             found.setdefault((shard, exclusion.container), why)
     return found
 
 
 def bars_in_force(bars: Bars, accepting: Collection[str]) -> Bars:
-    """Without those of shards that could go nowhere else."""
+    """The bars without those of shards that no accepting container could take."""
     shards = {shard for shard, _ in bars}
     stuck = {shard for shard in shards if all((shard, name) in bars for name in accepting)}
     return {key: why for key, why in bars.items() if key[0] not in stuck}
@@ -69,13 +70,13 @@ _READ = sa.select(*(EXCLUSIONS.c[name] for name in _COLUMNS)).order_by(
 
 
 class ExclusionStore:
-    """What jobs are kept away from. What is over is swept with the next write."""
+    """The table of exclusions. Expired ones are deleted by the next write."""
 
     def __init__(self, database: Database, journal: JournalStore) -> None:
         self._database, self._journal = database, journal
 
     def put(self, exclusions: Sequence[Exclusion], entry: Entry) -> None:
-        """Begin or prolong exclusions; the entry says why, in the same transaction."""
+        """Add or extend exclusions, with their journal entry in the same transaction."""
         with self._database.transaction() as connection:
             connection.execute(sa.delete(EXCLUSIONS).where(EXCLUSIONS.c.until_ms <= entry.at_ms))
             rows = [values_of(exclusion) for exclusion in exclusions]
@@ -83,18 +84,20 @@ class ExclusionStore:
             self._journal.append(connection, entry)
 
     def lift(self, job: str, entry: Entry) -> int:
-        """End all of a job and of its tasks now; returns how many there were."""
+        """Delete all exclusions of a job and its tasks; returns how many there were."""
         with self._database.transaction() as connection:
             mine = [item for item in _read(connection) if item.job == job]
             for item in mine:
-                is_it = (EXCLUSIONS.c.subject == item.subject) & (EXCLUSIONS.c.container == item.container)
-                connection.execute(sa.delete(EXCLUSIONS).where(is_it))
+                matches = (EXCLUSIONS.c.subject == item.subject) & (EXCLUSIONS.c.container == item.container)
+                connection.execute(sa.delete(EXCLUSIONS).where(matches))
             if mine:
                 self._journal.append(connection, entry)
             return len(mine)
 
     def current(self, now_ms: Millis) -> tuple[Exclusion, ...]:
-        """Those that hold now. One that ends later than any may was written by a wrong clock."""
+        """The exclusions in force. One that ends after the maximum time was written by a wrong clock:
+        ignored.
+        """
         with self._database.reading() as connection:
             found = _read(connection)
         return tuple(item for item in found if now_ms < item.until_ms <= now_ms + LONGEST_MS)

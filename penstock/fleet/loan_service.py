@@ -1,7 +1,7 @@
-"""Lending as one control plane does its part: hosts ask what to do, a lending loop says who goes.
+"""One cluster's side of lending containers: hosts poll for orders, the lending loop decides who goes.
 
-What becomes of a container's shards is done first and its record written then, so that a crash in between
-repeats it.
+A change is applied to the container's shards before its record is written: after a crash in between it is
+applied again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.fleet.shard_store import FleetView
 
 
 class LoanState(StrEnum):
-    """Where a container is, as its cluster knows it; the drawing above."""
+    """The state of a container's loan record in one cluster."""
 
     HERE = "here"
     ASKED = "asked"
@@ -32,43 +32,43 @@ class LoanState(StrEnum):
     EXPECTED = "expected"
 
 
-AGAIN_MS: Millis = 30_000  # so soon nobody else says that the same container comes
+EXPECT_REPEAT_MS: Millis = 30_000  # within this time nobody else may announce the same container
 LEAVING = frozenset({LoanState.ASKED, LoanState.DRAINING, LoanState.ORDERED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loan:
-    """One container's record in one cluster. There is one for each whose host listens."""
+    """One container's record in one cluster. Each container whose host polls for orders has one."""
 
     container: str
     state: LoanState = LoanState.HERE
     owner: str = ""  # the cluster it belongs to; "": this one
-    peer: str = ""  # where it goes, went or comes from
-    home: str = ""  # what the peer calls this cluster, while it leaves
-    url: str = ""  # of the peer, while it leaves
-    token: str = ""  # for the peer, until it went
-    token_id: str = ""  # of the token that was issued here for it
-    refused_by: str = ""  # the peer that it could not go to
+    peer: str = ""  # the other cluster: its destination or its source
+    home: str = ""  # the peer's name for this cluster, while the container leaves
+    url: str = ""  # of the peer, while the container leaves
+    token: str = ""  # for the peer, until the container has left
+    token_id: str = ""  # of the token that this cluster issued for it
+    refused_by: str = ""  # the peer that it could not join
     reason: str = ""
     at_ms: Millis = 0
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a host is told: look whether you can join there, or go."""
+class HostOrder:
+    """An order to a host: `check` whether the container could join the peer, or `go` there."""
 
     kind: Literal["check", "go"]
     number: int
     to: str
-    owner: str  # as the cluster it goes to has it; "": it goes home
+    owner: str  # the owner in the destination's records; "": the container returns home
     url: str
     token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A container as its cluster sees it now."""
+class ContainerStatus:
+    """The current status of a container in its cluster."""
 
     is_live: bool = False
     is_draining: bool = False
@@ -76,22 +76,24 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The record from now on (None: none), what the journal says, and what becomes of its shards."""
+class LoanChange:
+    """The new record (None: delete it), its journal entry, and whether to drain or uncordon the container."""
 
     loan: Loan | None
-    decision: str = ""  # "": nothing to tell
+    decision: str = ""  # "": no journal entry
     reason: str = ""
     mark: Literal["", "drain", "uncordon"] = ""
 
 
-def on_ask(loan: Loan | None, seen: Seen, *, container: str, owner: str, now_ms: Millis) -> Change | None:
-    """Its host asks: it is here. None: nothing is new."""
+def on_order_request(
+    loan: Loan | None, seen: ContainerStatus, *, container: str, owner: str, now_ms: Millis
+) -> LoanChange | None:
+    """The container's host polls for orders, so the container is here. None: nothing changes."""
     if not seen.is_live:
         return None  # not registered yet
     if loan is None:
-        # A version that no earlier record of this name had.
-        return Change(loan=Loan(container=container, owner=owner, at_ms=now_ms, version=now_ms))
+        # A version that no earlier record of this name used.
+        return LoanChange(loan=Loan(container=container, owner=owner, at_ms=now_ms, version=now_ms))
     match loan.state:
         case LoanState.EXPECTED:
             if loan.owner:
@@ -99,23 +101,25 @@ def on_ask(loan: Loan | None, seen: Seen, *, container: str, owner: str, now_ms:
             else:
                 # It has a token of its own here.
                 decision, came = f"back from {loan.peer}", replace(_here(loan, now_ms), token_id="")
-            return Change(loan=came, decision=decision, reason=loan.reason, mark="uncordon")
+            return LoanChange(loan=came, decision=decision, reason=loan.reason, mark="uncordon")
         case LoanState.GONE:
-            reason = f"it left {loan.peer} by itself, or its host was started again"
-            return Change(loan=_here(loan, now_ms), decision="back", reason=reason, mark="uncordon")
+            reason = f"it left {loan.peer} on its own, or its host was restarted"
+            return LoanChange(loan=_here(loan, now_ms), decision="back", reason=reason, mark="uncordon")
         case LoanState.DRAINING if not seen.is_draining:
-            return Change(loan=_here(loan, now_ms), decision="stays", reason="it takes shards again")
+            return LoanChange(loan=_here(loan, now_ms), decision="stays", reason="it accepts shards again")
         case LoanState.DRAINING if not seen.shards:
             ordered = _next(loan, LoanState.ORDERED, now_ms)
-            return Change(loan=ordered, decision=f"empty: told to go to {loan.peer}", reason=loan.reason)
+            return LoanChange(
+                loan=ordered, decision=f"empty: ordered to go to {loan.peer}", reason=loan.reason
+            )
     return None
 
 
-def order_of(loan: Loan | None) -> Order | None:
-    """What its host is told now."""
+def order_of(loan: Loan | None) -> HostOrder | None:
+    """The current order for the container's host, None if there is none."""
     if loan is None or loan.state not in (LoanState.ASKED, LoanState.ORDERED):
         return None
-    return Order(
+    return HostOrder(
         kind="check" if loan.state is LoanState.ASKED else "go",
         number=loan.version,
         to=loan.peer,
@@ -125,32 +129,36 @@ def order_of(loan: Loan | None) -> Order | None:
     )
 
 
-def on_answer(loan: Loan | None, *, number: int, accepted: bool, why: str, now_ms: Millis) -> Change | None:
-    """What a host says to an order; to one that does not stand any more: NotFound."""
+def on_order_reply(
+    loan: Loan | None, *, number: int, accepted: bool, why: str, now_ms: Millis
+) -> LoanChange | None:
+    """A host's reply to an order; NotFound if that order is no longer current."""
     if loan is not None and loan.state is LoanState.GONE and loan.version == number + 1 and accepted:
-        return None  # said twice
+        return None  # the reply was repeated
     if loan is None or loan.version != number or loan.state not in (LoanState.ASKED, LoanState.ORDERED):
         raise NotFound(
             f"there is no order {number}",
-            why="it was taken back, or another one stands now",
-            fix="ask again what is to be done",
+            why="it was cancelled, or replaced by another order",
+            fix="poll for the current order",
         )
     if not accepted:
         stays = replace(_here(loan, now_ms), refused_by=loan.peer, reason=why)
-        return Change(loan=stays, decision=f"cannot go to {loan.peer}", reason=why, mark="uncordon")
+        return LoanChange(loan=stays, decision=f"cannot go to {loan.peer}", reason=why, mark="uncordon")
     if loan.state is LoanState.ASKED:
         draining = _next(loan, LoanState.DRAINING, now_ms)
-        return Change(loan=draining, decision=f"drained for {loan.peer}", reason=loan.reason, mark="drain")
+        return LoanChange(
+            loan=draining, decision=f"drained for {loan.peer}", reason=loan.reason, mark="drain"
+        )
     went = replace(_next(loan, LoanState.GONE, now_ms), home="", url="", token="")
-    # What is another's leaves nothing behind.
+    # No record stays here of a container that another cluster owns.
     is_own = not loan.owner
     decision = f"lent to {loan.peer}" if is_own else f"returned to {loan.peer}"
-    return Change(loan=went if is_own else None, decision=decision, reason=loan.reason)
+    return LoanChange(loan=went if is_own else None, decision=decision, reason=loan.reason)
 
 
 def lend(
     loan: Loan | None,
-    seen: Seen,
+    seen: ContainerStatus,
     *,
     container: str,
     home: str,
@@ -159,8 +167,8 @@ def lend(
     token: str,
     reason: str,
     now_ms: Millis,
-) -> Change:
-    """Begin to give a container to another cluster."""
+) -> LoanChange:
+    """Begin to lend a container to another cluster, or to return it."""
     if loan is None or loan.state is not LoanState.HERE or not seen.is_live:
         raise Refused(
             f"container {container} cannot be lent now",
@@ -170,7 +178,7 @@ def lend(
     if loan.owner and loan.owner != to:
         raise Refused(
             f"container {container} cannot go to {to}",
-            why=f"it belongs to {loan.owner}, and what is borrowed is not lent on",
+            why=f"it belongs to {loan.owner}, and a borrowed container cannot be lent again",
             fix=f"return it to {loan.owner}",
         )
     asked = replace(
@@ -182,21 +190,21 @@ def lend(
         reason=reason,
         refused_by="",
     )
-    return Change(loan=asked, decision=f"asked to go to {to}", reason=reason)
+    return LoanChange(loan=asked, decision=f"asked to go to {to}", reason=reason)
 
 
-def keep(loan: Loan | None, *, container: str, version: int, reason: str, now_ms: Millis) -> Change:
-    """It stays after all."""
+def keep(loan: Loan | None, *, container: str, version: int, reason: str, now_ms: Millis) -> LoanChange:
+    """Cancel a loan that has begun: the container stays."""
     if loan is None or loan.version != version or loan.state not in LEAVING:
         raise VersionConflict(
             f"container {container}", expected=version, actual=0 if loan is None else loan.version
         )
-    return Change(loan=_here(loan, now_ms), decision="stays", reason=reason, mark="uncordon")
+    return LoanChange(loan=_here(loan, now_ms), decision="stays", reason=reason, mark="uncordon")
 
 
 def expect(
     loan: Loan | None,
-    seen: Seen,
+    seen: ContainerStatus,
     *,
     container: str,
     lender: str,
@@ -204,26 +212,26 @@ def expect(
     version: int,
     reason: str,
     now_ms: Millis,
-) -> Change:
-    """A container of that name will come from another cluster; `version`: of the record this was decided on.
+) -> LoanChange:
+    """Announce a container that will come from another cluster; `version`: of the record the caller has read.
 
-    Whoever said so a moment ago is not overruled: that one's token would be void.
+    An announcement made a moment ago is not replaced: the token it issued would become invalid.
     """
     known = 0 if loan is None else loan.version
-    is_new = loan is not None and loan.state is LoanState.EXPECTED and now_ms - loan.at_ms < AGAIN_MS
+    is_new = loan is not None and loan.state is LoanState.EXPECTED and now_ms - loan.at_ms < EXPECT_REPEAT_MS
     if version != known or is_new:
         raise VersionConflict(f"container {container}", expected=version, actual=known)
     is_free = loan is None or loan.state in (LoanState.GONE, LoanState.EXPECTED)
     if seen.is_live or not is_free:
         raise Refused(
-            f"there is a container {container} already",
-            why="it lives here, and a name belongs to one container",
+            f"container {container} already exists here",
+            why="a container with this name has a lease or a record in this cluster",
             fix="start one of the two under another name: `penstock container --join … --name NAME`",
         )
     if loan is not None and loan.state is LoanState.GONE and owner:
         raise Refused(
             f"container {container} is this cluster's own",
-            why=f"it was lent to {loan.peer}, and is now said to belong to {owner}",
+            why=f"it was lent to {loan.peer}, and now {owner} claims to own a container of that name",
             fix="start one of the two under another name: `penstock container --join … --name NAME`",
         )
     expected = Loan(
@@ -235,30 +243,34 @@ def expect(
         at_ms=now_ms,
         version=now_ms if loan is None else loan.version + 1,
     )
-    return Change(loan=expected, decision=f"expected from {lender}", reason=reason)
+    return LoanChange(loan=expected, decision=f"expected from {lender}", reason=reason)
 
 
 def forget(
-    loan: Loan | None, seen: Seen, *, container: str, version: int, reason: str, now_ms: Millis
-) -> Change:
-    """It did not come, or is not here any more. One's own is known to be gone all the same."""
+    loan: Loan | None, seen: ContainerStatus, *, container: str, version: int, reason: str, now_ms: Millis
+) -> LoanChange:
+    """Drop the record of a container that did not come or has left. An own container's record
+    becomes `gone`.
+    """
     if loan is None or loan.version != version:
         raise VersionConflict(
             f"container {container}", expected=version, actual=0 if loan is None else loan.version
         )
     if seen.is_live and loan.state is not LoanState.EXPECTED:
         raise Refused(
-            f"container {container} is here", why="it has a lease", fix="drain it and let it go first"
+            f"container {container} is here", why="it has a lease", fix="drain it and wait until it has left"
         )
     if loan.owner:
-        return Change(loan=None, decision=f"not here any more: {loan.owner} has it or will", reason=reason)
-    return Change(loan=_next(loan, LoanState.GONE, now_ms), decision="did not come back yet", reason=reason)
+        return LoanChange(loan=None, decision=f"left: {loan.owner} has it back or will get it", reason=reason)
+    return LoanChange(
+        loan=_next(loan, LoanState.GONE, now_ms), decision="did not come back yet", reason=reason
+    )
 
 
-def _why_not(loan: Loan | None, seen: Seen) -> str:
+def _why_not(loan: Loan | None, seen: ContainerStatus) -> str:
     if loan is None:
-        return "its host does not ask for such orders, or there is no such container"
-    return "it has no lease" if not seen.is_live else f"its record says: {loan.state} {loan.peer}".rstrip()
+        return "there is no such container, or its host does not poll for orders"
+    return "it has no lease" if not seen.is_live else f"its state is {loan.state} {loan.peer}".rstrip()
 
 
 def _next(loan: Loan, state: LoanState, now_ms: Millis) -> Loan:
@@ -287,38 +299,41 @@ LOANS = sa.Table(
 )
 _COLUMNS = tuple(column.name for column in LOANS.c)
 _ORDERED = sa.select(*LOANS.c).order_by(LOANS.c.container)
-TOKEN_MS: Millis = 30 * 86_400_000  # a loan longer than this ends by itself: the container goes home
+# Maximum length of a loan: then the token expires and the container goes home
+TOKEN_MS: Millis = 30 * 86_400_000
 
 
 class LoanStore:
-    """What a cluster knows of its loans. Of two that change one, one is told that it lost."""
+    """The table of loans, with optimistic locking: of two concurrent changes one fails."""
 
     def __init__(self, database: Database, journal: JournalStore) -> None:
         self._database, self._journal = database, journal
 
     def loans(self) -> tuple[Loan, ...]:
-        """All of them, by container."""
+        """All loans, by container."""
         with self._database.reading() as connection:
             return tuple(_loan(row) for row in connection.execute(_ORDERED))
 
     def loan(self, container: str) -> Loan | None:
-        """That of one container."""
+        """The loan of one container."""
         with self._database.reading() as connection:
             return _read(connection, container)
 
-    def keep(self, before: Loan | None, change: Change, entry: Entry | None) -> bool:
-        """Write what a change says if nobody wrote since; a token that its record lost is taken back."""
+    def write(self, before: Loan | None, change: LoanChange, entry: Entry | None) -> bool:
+        """Write a change unless the record changed since it was read; revokes a token that the record no
+        longer has.
+        """
         with self._database.transaction() as connection:
             if not self._write(connection, before, change.loan, entry):
                 return False
             issued = "" if before is None else before.token_id
             if issued and (change.loan is None or change.loan.token_id != issued):
-                assert entry is not None, "who comes or goes is told"
+                assert entry is not None, "every arrival and departure has a journal entry"
                 revoke_token(connection, issued, now_ms=entry.at_ms)
             return True
 
-    def keep_with_token(self, before: Loan | None, loan: Loan, entry: Entry) -> str | None:
-        """The same, with a new token for a container that will come; None: somebody else wrote."""
+    def write_with_token(self, before: Loan | None, loan: Loan, entry: Entry) -> str | None:
+        """The same, with a new token for a container that will come; None: the record has changed."""
         with self._database.transaction() as connection:
             token, row = insert_token(
                 connection,
@@ -364,54 +379,56 @@ def _loan(row: sa.Row[tuple[object, ...]]) -> Loan:
     return Loan(**{**values, "state": LoanState(str(values["state"]))})  # type: ignore[arg-type]
 
 
-HOST = "its host"
+HOST_ACTOR = "its host"
 
 
-class Marks(Protocol):
-    """The Shard Manager's word on what a container may have."""
+class DrainControl(Protocol):
+    """The part of the Shard Manager that lending needs."""
 
     def drain(self, container: str, now_ms: Millis, *, reason: str, actor: str) -> None:
-        """Move everything away."""
+        """Move all shards away."""
 
     def uncordon(self, container: str, now_ms: Millis, *, reason: str, actor: str) -> None:
-        """Take it back."""
+        """Let it take shards again."""
 
 
-class Plane(Protocol):
-    """The control plane, as far as this needs it."""
+class ControlPlanePort(Protocol):
+    """The part of the control plane that lending needs."""
 
     @property
     def clock(self) -> Clock:
-        """Its time."""
+        """The control plane's clock."""
 
     @property
-    def shard_manager(self) -> Marks:
-        """Its Shard Manager, if it is the active one."""
+    def shard_manager(self) -> DrainControl:
+        """The Shard Manager, if it is active in this process."""
 
 
 class LendingService:
-    """One cluster's side of lending, on any instance."""
+    """One cluster's side of lending. Any instance of the control plane can serve it."""
 
-    def __init__(self, store: LoanStore, fleet: FleetView, tokens: TokenStore, plane: Plane) -> None:
+    def __init__(
+        self, store: LoanStore, fleet: FleetView, tokens: TokenStore, plane: ControlPlanePort
+    ) -> None:
         self._store, self._fleet, self._tokens, self._plane = store, fleet, tokens, plane
 
     def _clock(self) -> Clock:
         return self._plane.clock
 
-    def _marks(self) -> Marks:
+    def _drain_control(self) -> DrainControl:
         return self._plane.shard_manager
 
     def loans(self) -> tuple[Loan, ...]:
-        """Every record."""
+        """Every loan record."""
         return self._store.loans()
 
     def ages_s(self) -> dict[str, float]:
-        """By container: since when its record says what it says, by this cluster's clock."""
+        """By container: the age of its record's state in seconds, by this cluster's clock."""
         now_ms = self._clock().now_ms()
         return {loan.container: max(0, now_ms - loan.at_ms) / 1000 for loan in self._store.loans()}
 
     def summary(self) -> dict[str, list[str]]:
-        """Who is away, and who is here on loan."""
+        """The names of the containers that are lent and borrowed."""
         loans = self._store.loans()
         return {
             "lent": [loan.container for loan in loans if loan.state is LoanState.GONE],
@@ -420,30 +437,32 @@ class LendingService:
 
     # -- containers --------------------------------------------------------------------------------------
 
-    def ask(self, container: str, *, owner: str = "") -> tuple[Loan | None, Order | None]:
-        """A host asks what its container should do; that it asks is a fact."""
+    def ask(self, container: str, *, owner: str = "") -> tuple[Loan | None, HostOrder | None]:
+        """A host polls for orders of its container; the poll also shows that the container is here."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
-        change = on_ask(loan, self._seen(container), container=container, owner=owner, now_ms=now_ms)
+        change = on_order_request(
+            loan, self._status(container), container=container, owner=owner, now_ms=now_ms
+        )
         if change is not None:
-            loan = self._keep(container, loan, change, actor=HOST)
+            loan = self._write(container, loan, change, actor=HOST_ACTOR)
         return loan, order_of(loan)
 
     def answer(self, container: str, *, number: int, accepted: bool, why: str) -> Loan | None:
-        """What it says to an order."""
+        """A host's reply to an order."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
-        change = on_answer(loan, number=number, accepted=accepted, why=why, now_ms=now_ms)
-        return loan if change is None else self._keep(container, loan, change, actor=HOST)
+        change = on_order_reply(loan, number=number, accepted=accepted, why=why, now_ms=now_ms)
+        return loan if change is None else self._write(container, loan, change, actor=HOST_ACTOR)
 
     # -- the lending loop --------------------------------------------------------------------------------
 
     def lend(
         self, container: str, *, home: str, to: str, url: str, token: str, reason: str, actor: str
     ) -> Loan | None:
-        """Begin to give a container to another cluster."""
+        """Begin to lend a container to another cluster, or to return it."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
         change = lend(
             loan,
-            self._seen(container),
+            self._status(container),
             container=container,
             home=home,
             to=to,
@@ -452,22 +471,22 @@ class LendingService:
             reason=reason,
             now_ms=now_ms,
         )
-        return self._keep(container, loan, change, actor=actor)
+        return self._write(container, loan, change, actor=actor)
 
     def keep(self, container: str, *, version: int, reason: str, actor: str) -> Loan | None:
-        """It stays after all."""
+        """Cancel a loan that has begun: the container stays."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
         change = keep(loan, container=container, version=version, reason=reason, now_ms=now_ms)
-        return self._keep(container, loan, change, actor=actor)
+        return self._write(container, loan, change, actor=actor)
 
     def expect(
         self, container: str, *, lender: str, owner: str, version: int, reason: str, actor: str
     ) -> tuple[Loan, str]:
-        """A container will come; returns the token it comes with, which is seen this once."""
+        """Announce a container that will come; returns the token for it, which is shown only once."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
         change = expect(
             loan,
-            self._seen(container),
+            self._status(container),
             container=container,
             lender=lender,
             owner=owner,
@@ -477,44 +496,44 @@ class LendingService:
         )
         assert change.loan is not None
         entry = _entry(container, change, actor, now_ms)
-        token = self._store.keep_with_token(loan, change.loan, entry)
+        token = self._store.write_with_token(loan, change.loan, entry)
         if token is None:
-            raise self._lost(container, loan)
-        self._tokens.revoked()  # one that was issued before is void
+            raise self._conflict(container, loan)
+        self._tokens.revoked()  # a token issued before is no longer valid
         return change.loan, token
 
     def forget(self, container: str, *, version: int, reason: str, actor: str) -> Loan | None:
-        """It did not come, or is not here any more."""
+        """Drop the record of a container that did not come or has left."""
         loan, now_ms = self._store.loan(container), self._clock().now_ms()
-        seen = self._seen(container)
+        seen = self._status(container)
         change = forget(loan, seen, container=container, version=version, reason=reason, now_ms=now_ms)
-        return self._keep(container, loan, change, actor=actor)
+        return self._write(container, loan, change, actor=actor)
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, container: str, before: Loan | None, change: Change, *, actor: str) -> Loan | None:
+    def _write(self, container: str, before: Loan | None, change: LoanChange, *, actor: str) -> Loan | None:
         clock = self._clock()
         if change.mark:
             reason = f"lending: {change.decision}"
-            mark = self._marks().drain if change.mark == "drain" else self._marks().uncordon
+            mark = self._drain_control().drain if change.mark == "drain" else self._drain_control().uncordon
             mark(container, clock.boot_ms(), reason=reason, actor=actor)
         entry = _entry(container, change, actor, clock.now_ms()) if change.decision else None
-        if not self._store.keep(before, change, entry):
-            raise self._lost(container, before)
+        if not self._store.write(before, change, entry):
+            raise self._conflict(container, before)
         if change.loan is None or (before is not None and before.token_id != change.loan.token_id):
             self._tokens.revoked()
         return change.loan
 
-    def _lost(self, container: str, before: Loan | None) -> VersionConflict:
+    def _conflict(self, container: str, before: Loan | None) -> VersionConflict:
         now = self._store.loan(container)
         versions = [0 if loan is None else loan.version for loan in (before, now)]
         return VersionConflict(f"container {container}", expected=versions[0], actual=versions[1])
 
-    def _seen(self, container: str) -> Seen:
+    def _status(self, container: str) -> ContainerStatus:
         row = next((row for row in self._fleet.containers() if row.name == container), None)
         if row is None:
-            return Seen()
-        return Seen(
+            return ContainerStatus()
+        return ContainerStatus(
             is_live=row.may_run,
             is_draining=row.draining,
             shards=sum(container in (shard.container, shard.target) for shard in self._fleet.shards()),
@@ -522,26 +541,26 @@ class LendingService:
 
 
 def without_secrets(loan: Loan) -> Loan:
-    """What everybody may see of it."""
+    """A loan without its tokens, for display."""
     return replace(loan, token="", token_id="")
 
 
-def whose(loan: Loan | None) -> str:
-    """In a few words: whose it is, and where it goes."""
+def describe_loan(loan: Loan | None) -> str:
+    """A short text: the owner of a container, and where it goes."""
     if loan is None:
         return ""
-    said = f"borrowed from {loan.owner}" if loan.owner else ""
+    origin = f"borrowed from {loan.owner}" if loan.owner else ""
     match loan.state:
         case LoanState.GONE:
             return f"lent to {loan.peer}"
         case LoanState.EXPECTED:
-            return f"{said or 'back'}, on its way"
+            return f"{origin or 'back'}, on its way"
         case LoanState.ASKED | LoanState.DRAINING | LoanState.ORDERED:
-            return f"{said}, goes to {loan.peer}" if said else f"goes to {loan.peer}"
-    return said
+            return f"{origin}, goes to {loan.peer}" if origin else f"goes to {loan.peer}"
+    return origin
 
 
-def _entry(container: str, change: Change, actor: str, now_ms: Millis) -> Entry:
+def _entry(container: str, change: LoanChange, actor: str, now_ms: Millis) -> Entry:
     loan = change.loan
     data = {} if loan is None else {"state": str(loan.state), "owner": loan.owner, "peer": loan.peer}
     return Entry(

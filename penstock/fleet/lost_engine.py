@@ -1,7 +1,7 @@
-"""Shards of a container whose engine is down: do others take them now, or do they wait for it?
+"""Decides whether the shards of a container whose engine is down move to other containers or wait for it.
 
-Nothing of them runs: a warden registers only after all of its last engine is dead, hands no shard on before
-the next one is ready, and gives back itself what it is told to drop (`watchdog.py`). Time is an argument.
+None of their tasks runs: a warden registers only after all processes of the last engine are dead, passes no
+shard to the next engine before it is ready, and itself releases shards to drop (`watchdog.py`).
 """
 
 from __future__ import annotations
@@ -11,70 +11,74 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import Millis
 from penstock.fleet.container_store import ContainerRow, ContainerState
-from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION, Pace
+from penstock.fleet.liveness import BRAKE_COUNT, BRAKE_FRACTION, ShardManagerSettings
 from penstock.fleet.messages import Heartbeat, ShardState
 from penstock.fleet.placement.placement import Refusal
 from penstock.fleet.shard_store import ShardRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Down:
-    """An engine that is down, and who else is there. All times: for how long."""
+class EngineOutage:
+    """An engine that is down, and what the other containers could do. All times are durations."""
 
     container: str
     down_ms: Millis
-    taker_ms: Millis | None  # how long the first of those that can take shards is up; None: nobody can
-    start_ms: Millis | None  # how long it was down the last time; None: nobody saw that
-    move_ms: Millis  # what giving shards to others takes
+    taker_ms: Millis | None  # uptime of the oldest engine that can take shards; None: there is none
+    start_ms: Millis | None  # how long its last outage was; None: none was observed
+    move_ms: Millis  # how long moving shards to others takes
     down_count: int  # containers with shards and no engine, this one included
     count: int  # these, and all whose engine is up
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Others take the shards."""
+class MoveShards:
+    """The shards move to other containers."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """The shards stay where they are."""
+class KeepShards:
+    """The shards stay with their container."""
 
     reason: str
 
 
-def decide_engine(down: Down, pace: Pace) -> Leave | Wait:
-    """What becomes of the shards of one container. Pure."""
+def decide_engine(down: EngineOutage, settings: ShardManagerSettings) -> MoveShards | KeepShards:
+    """Whether the shards of one container move or stay. Pure."""
     if down.taker_ms is None:
-        return Wait("no other container can take shards")
+        return KeepShards("no other container can take shards")
     if down.start_ms is not None and max(down.start_ms, down.down_ms) < down.move_ms:
-        return Wait("its engine was back sooner than others would have them, the last time")
+        return KeepShards("its engine restarts faster than its shards could move, by its last outage")
     is_mass = down.down_count >= BRAKE_COUNT and down.down_count > BRAKE_FRACTION * down.count
-    # Up only since it is down: they start together, and the first to be ready need not carry all.
+    # The others came up after this one went down: engines start together, and the first must not get all.
     is_together = down.taker_ms < down.down_ms
-    if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < pace.engine_wait_ms:
+    if (is_mass or is_together) and min(down.down_ms, down.taker_ms) < settings.engine_wait_ms:
         what = "many engines are down" if is_mass else "engines start together"
-        return Wait(f"{what}: it has {pace.engine_wait_ms} ms")
-    return Leave(f"the engine of {down.container} is down")
+        return KeepShards(f"{what}: shards wait up to {settings.engine_wait_ms} ms for it")
+    return MoveShards(f"the engine of {down.container} is down")
 
 
-def decide_shard(row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, pace: Pace) -> Wait | None:
-    """Whether one shard stays though its container's shards leave; `left_ms`: how long ago it left another
+def decide_shard(
+    row: ShardRow, *, left_ms: Millis | None, down_ms: Millis, settings: ShardManagerSettings
+) -> KeepShards | None:
+    """Whether one shard stays although its container's shards move; `left_ms`: how long ago it left another
     lost engine, or had to stay with one. Pure.
     """
     if row.is_quarantined:
-        return Wait(f"shard {row.shard} cost {row.blame} containers")
-    is_suspect = left_ms is not None and left_ms < pace.engine_suspect_ms
-    # What ends engines may be this shard. An engine that was not up since has not met it again.
-    if is_suspect and down_ms < pace.engine_suspect_ms:
-        return Wait("shards that lost another engine a short while ago go to no third")
+        return KeepShards(f"shard {row.shard} is quarantined: {row.blame} containers could not release it")
+    is_suspect = left_ms is not None and left_ms < settings.engine_suspect_ms
+    # This shard may be what crashes engines. One that has not been up since did not run it again.
+    if is_suspect and down_ms < settings.engine_suspect_ms:
+        return KeepShards(
+            "its shards left another lost engine recently: they may be the cause, so they do not move again"
+        )
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Stranded:
-    """What is to leave, and why the rest stays."""
+class ShardsWithoutEngine:
+    """The shards to move, and why the others stay."""
 
     leaving: Mapping[ShardRow, str] = field(default_factory=dict)
     staying: Mapping[str, str] = field(default_factory=dict)  # by container
@@ -87,33 +91,35 @@ class _Engine:
     since_ms: Millis
 
 
-class Engines:
-    """Since when which engine is up or down, by the beats that were answered."""
+class EngineTracker:
+    """Tracks since when each engine is up or down, by the acknowledged heartbeats."""
 
-    def __init__(self, pace: Pace, *, move_ms: Millis) -> None:
-        self._pace, self._move_ms = pace, move_ms
+    def __init__(self, settings: ShardManagerSettings, *, move_ms: Millis) -> None:
+        self._settings, self._move_ms = settings, move_ms
         self._engines: dict[str, _Engine] = {}
-        self._starts_ms: dict[str, Millis] = {}  # how long it was down the last time
+        self._starts_ms: dict[str, Millis] = {}  # duration of the last outage
         self._left_ms: dict[int, Millis] = {}  # shards that left a lost engine, or had to stay with another
-        self._told: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
+        self._reported: dict[str, tuple[str, str]] = {}  # container -> (incarnation, why its shards stay)
 
-    def on_beat(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """Requires: of the life that the store knows. A late one does not take an engine down."""
-        old = self._engines.get(beat.container)
-        is_same = old is not None and old.incarnation == beat.incarnation
-        is_up = beat.engine_ready or (old is not None and is_same and old.is_up)
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
+        """Requires: a heartbeat of the incarnation in the store. A late one does not mark an
+        engine as down.
+        """
+        old = self._engines.get(heartbeat.container)
+        is_same = old is not None and old.incarnation == heartbeat.incarnation
+        is_up = heartbeat.engine_ready or (old is not None and is_same and old.is_up)
         since_ms = now_ms
         if old is None and is_up:
-            since_ms = 0  # it was up before anybody here could know
+            since_ms = 0  # it was up before this Shard Manager started
         elif old is not None and old.is_up == is_up and (is_same or not is_up):
-            since_ms = old.since_ms  # lives that follow each other and never are ready are one time down
+            since_ms = old.since_ms  # successive incarnations that never become ready are one outage
         if old is not None and is_up and not old.is_up:
-            self._starts_ms[beat.container] = now_ms - old.since_ms
-        engine = _Engine(incarnation=beat.incarnation, is_up=is_up, since_ms=since_ms)
-        self._engines[beat.container] = engine
+            self._starts_ms[heartbeat.container] = now_ms - old.since_ms
+        engine = _Engine(incarnation=heartbeat.incarnation, is_up=is_up, since_ms=since_ms)
+        self._engines[heartbeat.container] = engine
 
     def down(self, containers: Iterable[ContainerRow]) -> frozenset[str]:
-        """Containers that beat and have no engine."""
+        """Containers that send heartbeats but have no engine."""
         return frozenset(
             row.name
             for row in containers
@@ -124,7 +130,7 @@ class Engines:
         engine = self._engines.get(row.name)
         return engine is not None and engine.incarnation == row.incarnation and engine.is_up == is_up
 
-    def look(
+    def check(
         self,
         shards: Iterable[ShardRow],
         containers: Collection[ContainerRow],
@@ -132,11 +138,11 @@ class Engines:
         accepting: Collection[str],
         silent: Collection[str],
         now_ms: Millis,
-    ) -> Stranded:
-        """Which shards leave now. Requires: `accepting` are up by their rows; here they were heard, too."""
+    ) -> ShardsWithoutEngine:
+        """Which shards move now. Requires: the engines of `accepting` are up by their rows."""
         down = self.down(containers)
         if not down:
-            return Stranded()
+            return ShardsWithoutEngine()
         mine: dict[str, list[ShardRow]] = {}
         for row in shards:
             if row.container in down and row.container not in silent and row.state is ShardState.OWNED:
@@ -147,7 +153,7 @@ class Engines:
         staying: dict[str, str] = {}
         for name, rows in sorted(mine.items()):
             down_ms = now_ms - self._engines[name].since_ms
-            seen = Down(
+            outage = EngineOutage(
                 container=name,
                 down_ms=down_ms,
                 taker_ms=max(takers_ms, default=None),
@@ -156,35 +162,39 @@ class Engines:
                 down_count=len(mine),
                 count=len(mine) + len(up),
             )
-            decision = decide_engine(seen, self._pace)
+            decision = decide_engine(outage, self._settings)
             for row in rows:
                 left_ms = self._left_ms.get(row.shard)
                 age_ms = None if left_ms is None else now_ms - left_ms
-                stays = decide_shard(row, left_ms=age_ms, down_ms=down_ms, pace=self._pace)
-                if isinstance(decision, Wait):
+                stays = decide_shard(row, left_ms=age_ms, down_ms=down_ms, settings=self._settings)
+                if isinstance(decision, KeepShards):
                     staying[name] = decision.reason
                 elif stays is None:
                     leaving[row] = decision.reason
                 else:
                     staying[name] = stays.reason
                 if stays is not None and left_ms is not None:
-                    self._left_ms[row.shard] = now_ms  # as long as it is down, and for a while after
-        return Stranded(leaving, staying)
+                    self._left_ms[row.shard] = now_ms  # as long as the engine is down, and for a while after
+        return ShardsWithoutEngine(leaving, staying)
 
     def on_leaving(self, shards: Iterable[int], now_ms: Millis) -> None:
-        """These begin to leave a container whose engine is down."""
+        """These shards begin to move away from a container whose engine is down."""
         fresh = {
-            n: at_ms for n, at_ms in self._left_ms.items() if now_ms - at_ms < self._pace.engine_suspect_ms
+            n: at_ms
+            for n, at_ms in self._left_ms.items()
+            if now_ms - at_ms < self._settings.engine_suspect_ms
         }
         self._left_ms = fresh | dict.fromkeys(shards, now_ms)
 
-    def news(self, found: Stranded, refusals: Iterable[Refusal]) -> Iterator[tuple[str, str]]:
-        """(container, why shards of it stay), once per life and reason."""
+    def new_reports(
+        self, found: ShardsWithoutEngine, refusals: Iterable[Refusal]
+    ) -> Iterator[tuple[str, str]]:
+        """(container, why shards of it stay), once per incarnation and reason."""
         sources = {row.shard: row.container for row in found.leaving}
         staying = {sources[refusal.shard]: refusal.reason for refusal in refusals} | dict(found.staying)
         for name, reason in staying.items():
-            assert name is not None, "who leaves was somewhere"
-            said = (self._engines[name].incarnation, reason)
-            if self._told.get(name) != said:
-                self._told[name] = said
+            assert name is not None, "a shard that moves away had a container"
+            report = (self._engines[name].incarnation, reason)
+            if self._reported.get(name) != report:
+                self._reported[name] = report
                 yield name, reason

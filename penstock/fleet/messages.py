@@ -1,7 +1,7 @@
-"""What containers and the Shard Manager say to each other. Levels, not edges: each message is whole.
+"""The messages between containers and the Shard Manager. Each message carries the full state, not a change.
 
-Pure: values only, with their JSON form for the wire. Reading it back, fields that are not known are left out:
-the other side may be newer. A field of another type, or one that is missing, is a ValueError.
+Pure: values only, with their JSON form. Unknown fields are ignored when a message is read, because the sender
+may be newer. A missing field, or one of a wrong type, raises ValueError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.text import make_known
 
 OUT_OF_MEMORY = "OutOfMemory"
 OTHER = "Other"
-CLASSES_MAX = 16  # of one task: a report goes out with every beat
+CLASSES_MAX = 16  # of one task: every heartbeat carries the report
 
 _MEMORY = re.compile(r"\b(?:out of memory|OutOfMemoryError|MemoryError|oom[- ]kill)", re.IGNORECASE)
 _SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]{2,79})\]")
@@ -32,7 +32,7 @@ _CODE = re.compile(r"\bended with code (\d+)")
 
 
 def failure_class(error: str) -> str:
-    """A name for people and rules: our own for memory, Spark's, an exception's, a signal's; else `Other`."""
+    """The class of an error: `OutOfMemory`, a Spark error class, an exception, a signal, or `Other`."""
     if _MEMORY.search(error):
         return OUT_OF_MEMORY
     for pattern in (_SPARK, _NAMED, _SIGNAL):
@@ -42,8 +42,8 @@ def failure_class(error: str) -> str:
     return f"ExitCode{found.group(1)}" if found else OTHER
 
 
-def shortly(error: str, *, length_max: int = 300) -> str:
-    """One line of an error: its first, and the reason where it names one below."""
+def summarize_error(error: str, *, length_max: int = 300) -> str:
+    """An error as one line: its first line, and the reason if a later line gives one."""
     lines = [line.strip() for line in error.strip().splitlines()]
     if not lines:
         return ""
@@ -52,14 +52,14 @@ def shortly(error: str, *, length_max: int = 300) -> str:
 
 
 def count_failure(counts: Mapping[str, int], error: str) -> dict[str, int]:
-    """The counts with one more; what there is no room for is `Other`."""
+    """The counts with this failure added; classes beyond the maximum are counted as `Other`."""
     name = failure_class(error)
     if name not in counts and len(counts) >= CLASSES_MAX:
         name = OTHER
     return {**counts, name: counts.get(name, 0) + 1}
 
 
-Read = TypeVar("Read")
+MessageType = TypeVar("MessageType")
 
 
 class ShardState(StrEnum):
@@ -71,7 +71,9 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """One shard as its container is told of it. Only larger epochs are obeyed."""
+    """One shard of a container's assignment. The container applies it only if its epoch is larger than
+    before.
+    """
 
     shard: int
     epoch: int
@@ -80,23 +82,26 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """One task as its container sees it: its state and what it was seen doing."""
+    """One task as its container reports it: state, metrics and failures."""
 
     task_id: str
     job: str
     generation: int
     shard: int
     state: str  # starting | running | backoff | fenced | stopping
-    running_version: int = 0  # of the spec it runs: tells new code from old
+    running_version: int = 0  # of the spec it runs: distinguishes new code from old
     error: str = ""
     restarts: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # their names: docs/metrics.md
-    failures: dict[str, int] = field(default_factory=dict)  # ended runs of it here, by class (`failures.py`)
+    # Failed runs in this container, by `failure_class`
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartOrder:
-    """Somebody wants this task ended and started again. Only larger numbers are obeyed."""
+    """Stop a task and start it again. The container executes an order only if its number is larger than
+    before.
+    """
 
     task_id: str
     number: int
@@ -107,7 +112,7 @@ class ShardLoad:
     """What the tasks of one shard use, in the kinds of `shard_load.KINDS`."""
 
     shard: int
-    tasks: int  # how many there were: with another number it is out of date
+    tasks: int  # the number of tasks measured: with another number the load is out of date
     load: tuple[float, ...]
 
 
@@ -117,15 +122,15 @@ class Heartbeat:
 
     container: str
     incarnation: str
-    sequence: int  # grows with every beat of this incarnation; replies name the beat they answer
+    sequence: int  # grows with every heartbeat of this incarnation; a reply repeats it
     acked: tuple[ShardEntry, ...] = ()  # owned: recorded at this epoch; dropping: reaped at this epoch
     assignment_version: int = 0  # the newest assignment applied
-    list_version: int = 0  # the newest task list applied, everything not on it reaped
+    list_version: int = 0  # the newest task list applied; tasks that are not on it have stopped
     tasks: tuple[TaskReport, ...] = ()
-    loads: tuple[ShardLoad, ...] = ()  # as last averaged
+    loads: tuple[ShardLoad, ...] = ()  # the last averages
     capacity: tuple[float, ...] = ()  # in the same kinds; empty: not limited
     region: str = ""
-    order: int = 0  # the newest restart order obeyed
+    order: int = 0  # the newest restart order executed
     engine_ready: bool = False
     host: str = ""
     pid: int = 0
@@ -139,8 +144,8 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
-    """The answer to a registration. Nothing may start before the first acknowledged beat all the same."""
+class RegisterReply:
+    """The reply to a registration. Tasks may start only after the first acknowledged heartbeat."""
 
     term: int
     assignment_version: int
@@ -150,30 +155,31 @@ class Registered:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Registered:
-        return read_message(data, Registered)
+    def from_json(data: dict[str, Any]) -> RegisterReply:
+        return read_message(data, RegisterReply)
 
 
-class Verdict(StrEnum):
-    """What the Shard Manager makes of a beat."""
+class HeartbeatVerdict(StrEnum):
+    """What a heartbeat did to the container's lease."""
 
-    OK = "ok"  # the lease is extended, counted from the beat's sending
-    REBOOT = "reboot"  # this incarnation is over (failed over or replaced): stop everything, register anew
-    WITHHELD = "withheld"  # heard, but the lease is not extended
+    OK = "ok"  # the lease is extended, counted from when the heartbeat was sent
+    # This incarnation has ended (failed over or replaced): stop all tasks and register again
+    REBOOT = "reboot"
+    WITHHELD = "withheld"  # received, but the lease is not extended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatReply:
-    """The Shard Manager's answer: the full assignment of this container at one store version."""
+    """The reply to a heartbeat: the container's full assignment at one store version."""
 
-    verdict: Verdict
+    verdict: HeartbeatVerdict
     term: int
-    sequence: int  # of the beat it answers
+    sequence: int  # of the heartbeat it answers
     assignment_version: int  # the store version this set was read at; older sets are ignored
     shards: tuple[ShardEntry, ...] = ()
     shard_count: int = 0
-    list_version: int = 0  # the newest task list there is: fetch it if yours is older
-    restarts: tuple[RestartOrder, ...] = ()  # all that this container has not said to have obeyed
+    list_version: int = 0  # of the newest task list; the container fetches it if its own is older
+    restarts: tuple[RestartOrder, ...] = ()  # the orders that this container has not yet reported as executed
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -185,8 +191,8 @@ class HeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """What a container must know to join."""
+class InstallationReply:
+    """What a container needs to know to join."""
 
     profile: str
     bus: str
@@ -194,11 +200,11 @@ class Installation:
     rows_identity: str
     store: str
     host: str
-    container: str = ""  # the only one that its token speaks for; "": any
+    container: str = ""  # the container that the token belongs to; "": any
 
 
-def read_message(data: Any, kind: type[Read]) -> Read:
-    """A message from its JSON form; ValueError if it is none of this kind."""
+def read_message(data: Any, kind: type[MessageType]) -> MessageType:
+    """Read a message of this kind from its JSON form; ValueError if it does not match."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -210,9 +216,11 @@ class Profile:
     """The times of the heartbeat protocol. A container stops before the Shard Manager moves its shards."""
 
     heartbeat_ms: Millis
-    deadline_ms: Millis  # the container stops itself: counted from the sending of the last acknowledged beat
-    failover_ms: Millis  # the Shard Manager fails it over: counted from the receipt of the last beat
-    engine_stale_ms: Millis = 2_000  # the engine's sign of life may be this old
+    deadline_ms: (
+        Millis  # the container stops itself: counted from when its last acknowledged heartbeat was sent
+    )
+    failover_ms: Millis  # the Shard Manager fails it over: counted from when it received the last heartbeat
+    engine_stale_ms: Millis = 2_000  # maximum age of the engine's sign of life
     sign_of_life_ms: Millis = 500
 
 
@@ -221,4 +229,4 @@ FAST = Profile(heartbeat_ms=1_000, deadline_ms=8_000, failover_ms=12_000)
 PROFILES = {"paper": PAPER, "fast": FAST}
 
 
-make_known(Heartbeat, Registered, HeartbeatReply, Installation)
+make_known(Heartbeat, RegisterReply, HeartbeatReply, InstallationReply)

@@ -1,4 +1,4 @@
-"""What people may ask of shards, and what the solver is told of containers."""
+"""Operators' orders for shards, containers and tasks, and the input and output of the placement solver."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from penstock.core.errors import NotFound, Refused
 from penstock.core.text import did_you_mean, some_of
 from penstock.fleet.container_store import ContainerRow
 from penstock.fleet.exclusions import Bars, bars_in_force
-from penstock.fleet.liveness import Pace
+from penstock.fleet.liveness import ShardManagerSettings
 from penstock.fleet.messages import Heartbeat, RestartOrder, ShardState
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Refusal, place_shards
 from penstock.fleet.shard_load import KINDS, Vector
-from penstock.fleet.shard_store import BLAME_MAX, ROLE, FleetView, Plan, ShardRow, ShardStore
+from penstock.fleet.shard_store import BLAME_MAX, ROLE, FleetView, MovePlanner, ShardRow, ShardStore
 
 
 def no_shard(shard: int) -> NotFound:
-    """The error for a number that no shard has."""
+    """The error for a shard number that does not exist."""
     return NotFound(
         f"there is no shard {shard}", why="shards are numbered from 0", fix="`penstock shard ls` lists them"
     )
 
 
 def no_container(name: str, containers: Iterable[ContainerRow]) -> NotFound:
-    """The error for a name that no container ever had."""
+    """The error for an unknown container name."""
     known = [row.name for row in containers]
     return NotFound(
         f"there is no container {name!r}",
-        why=f"those that ever registered: {some_of(known)}",
+        why=f"containers that ever registered: {some_of(known)}",
         fix=did_you_mean(name, known, otherwise="`penstock container ls` lists them"),
     )
 
@@ -43,7 +43,7 @@ def check_move(
     accepting: tuple[str, ...],
     bars: Bars,
 ) -> bool:
-    """False: it is there or on its way there. Refuses what is unknown, on its way elsewhere, or unable."""
+    """Whether a move has to begin; False: the shard is there or moving there. Refused if it cannot begin."""
     if row is None:
         raise no_shard(shard)
     if target not in {known.name for known in containers}:
@@ -52,34 +52,34 @@ def check_move(
         return False
     if row.state is ShardState.DROPPING:
         raise Refused(
-            f"shard {shard} is on its way already",
-            why=f"{row.container} drops it for {row.target or 'nobody'}",
-            fix="wait until it has arrived",
+            f"shard {shard} is already moving",
+            why=f"{row.container} is releasing it, to {row.target or 'be placed again'}",
+            fix="wait until this move has ended",
         )
     if row.is_quarantined:
         raise Refused(
             f"shard {shard} is quarantined",
-            why=f"it cost {row.blame} containers",
-            fix=f"look at its tasks, then `penstock shard release {shard}` and move it",
+            why=f"{row.blame} containers lost their lease because they could not release it",
+            fix=f"inspect its tasks, then run `penstock shard release {shard}` and move it",
         )
     if target not in accepting:
         raise Refused(
             f"{target} cannot take a shard now",
-            why=f"those that can: {some_of(accepting)}",
-            fix="choose one of them, or uncordon it",
+            why=f"containers that accept shards: {some_of(accepting)}",
+            fix="choose one of them, or uncordon this one",
         )
     if (shard, target) in bars:
         raise Refused(
             f"shard {shard} should not be on {target}",
-            why=f"{bars[shard, target]}, which a policy decided",
-            fix="choose another container; to end that: `penstock job readmit JOB`",
+            why=f"a policy decided: {bars[shard, target]}",
+            fix="choose another container, or end the exclusion: `penstock job readmit JOB`",
         )
     return True
 
 
 def fleet_of(containers: tuple[ContainerRow, ...], bars: Bars) -> Fleet:
-    """What containers said of their size and place, and where shards should not be."""
-    # The solver knows exclusions by job: here a shard stands for itself.
+    """The solver's input: capacities and regions that containers reported, and the bars."""
+    # The solver excludes jobs from containers: here each barred shard is its own job.
     shards = {shard: frozenset({f"shard {shard}"}) for shard, _ in bars}
     return Fleet(
         jobs=shards,
@@ -97,10 +97,10 @@ def plan_moves(
     accepting: tuple[str, ...],
     loads: Mapping[int, Vector],
     mode: Mode,
-    pace: Pace,
+    settings: ShardManagerSettings,
     bars: Bars,
 ) -> Placement:
-    """What the solver makes of the store's rows; shards that cost containers are left out, and said so."""
+    """Run the solver on the store's rows. Quarantined shards are not placed, but reported as refusals."""
     moving = frozenset(row.shard for row in shards if row.state is ShardState.DROPPING)
     heading = {row.shard: row.target if row.shard in moving else row.container for row in shards}
     barred = [row.shard for row in shards if row.is_quarantined and row.container is None]
@@ -114,30 +114,32 @@ def plan_moves(
             mode=mode,
             leaving=frozenset(row.name for row in containers if row.draining),
             in_motion={row.shard: row.container or "" for row in shards if row.shard in moving},
-            moves_max=max(0, pace.moves_of(len(accepting)) - len(moving)),
+            moves_max=max(0, settings.moves_of(len(accepting)) - len(moving)),
             fleet=fleet_of(containers, bars),
         )
 
     bars = bars_in_force(bars, accepting)
     placement = place(bars)
-    homeless = {refusal.shard for refusal in placement.refusals if heading[refusal.shard] is None}
-    if any(shard in homeless for shard, _ in bars):
-        # Better in a place that somebody would rather not have than nowhere.
-        placement = place({key: why for key, why in bars.items() if key[0] not in homeless})
+    unplaced = {refusal.shard for refusal in placement.refusals if heading[refusal.shard] is None}
+    if any(shard in unplaced for shard, _ in bars):
+        # A barred container is better than none.
+        placement = place({key: why for key, why in bars.items() if key[0] not in unplaced})
     moves = tuple(replace(m, reason=bars.get((m.shard, m.source or ""), m.reason)) for m in placement.moves)
-    why = f"it cost {BLAME_MAX} containers: look at its tasks, then `penstock shard release` it"
+    why = (
+        f"quarantined: {BLAME_MAX} containers could not release it; inspect it, then `penstock shard release`"
+    )
     quarantined = tuple(Refusal(shard=shard, reason=why) for shard in barred)
     return replace(placement, moves=moves, refusals=(*quarantined, *placement.refusals))
 
 
-def take_back(
+def plan_take_back(
     slow: ShardRow,
     accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
     loads: Mapping[int, Vector],
     reason: str,
     bars: Bars,
-) -> Plan:
-    """Plans another place for a shard whose container did not record it; nothing if all that has changed."""
+) -> MovePlanner:
+    """Plan another container for a shard that was not acknowledged; no moves if its row has changed."""
 
     def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
         others = set(accepting(containers)) - {slow.container}
@@ -145,7 +147,7 @@ def take_back(
             return Placement()
         held = {row.shard: row.container for row in shards if row.container is not None and row != slow}
         fleet = fleet_of(containers, bars_in_force(bars, others))
-        # Only this shard: whatever else should move is for a round that looks at everything.
+        # Only this shard: other moves are for a regular round.
         chosen = place_shards(
             [slow.shard], others, held, loads=loads, mode=Mode.EMERGENCY, moves_max=0, fleet=fleet
         ).moves
@@ -154,14 +156,14 @@ def take_back(
     return plan
 
 
-def give_away(
+def plan_give_away(
     leaving: Mapping[ShardRow, str],
     accepting: Callable[[tuple[ContainerRow, ...]], Collection[str]],
     loads: Mapping[int, Vector],
     bars: Bars,
-) -> Plan:
-    """Plans other places for shards whose container cannot run them, each with its reason. One that nobody
-    else may have, or has room for, stays.
+) -> MovePlanner:
+    """Plan other containers for shards whose container cannot run them (shard -> reason). A shard stays if no
+    other container may take it or has room for it.
     """
 
     def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
@@ -176,7 +178,7 @@ def give_away(
             {shard: name for shard, name in heading.items() if name is not None},
             loads=loads,
             mode=Mode.EMERGENCY,
-            moves_max=0,  # only these: whatever else should move is for a round that looks at everything
+            moves_max=0,  # only these shards: other moves are for a regular round
             fleet=fleet_of(containers, bars),
         )
         moves = [move for move in found.moves if move.shard in rows]
@@ -192,25 +194,25 @@ def give_away(
 
 
 class FleetOrders(FleetView):
-    """Orders, written under the term of the one who takes them."""
+    """Executes operators' orders, under the term of this Shard Manager."""
 
     def __init__(self, store: ShardStore, *, term: int, wall_of: Callable[[Millis], Millis]) -> None:
         super().__init__(store)
         self.term, self._wall_of, self._lock = term, wall_of, threading.RLock()
         self._restarts = RestartOrders(term)
 
-    def cordon(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Give a container no new shards; it keeps what it has."""
+    def cordon(self, container: str, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE) -> None:
+        """Give a container no new shards; it keeps those that it has."""
         self._mark(container, True, False, now_ms, reason, actor)
 
-    def drain(self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Move everything away from a container, a few shards at a time, and give it nothing new."""
+    def drain(self, container: str, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE) -> None:
+        """Move all shards away from a container, a few at a time, and give it no new ones."""
         self._mark(container, True, True, now_ms, reason, actor)
 
     def uncordon(
-        self, container: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
+        self, container: str, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE
     ) -> None:
-        """Take a container back."""
+        """End a cordon or drain."""
         self._mark(container, False, False, now_ms, reason, actor)
 
     def _mark(
@@ -228,40 +230,40 @@ class FleetOrders(FleetView):
             ):
                 raise no_container(container, self._store.containers())
 
-    def release(self, shard: int, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE) -> None:
-        """Let a quarantined shard be placed again."""
+    def release(self, shard: int, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE) -> None:
+        """End the quarantine of a shard, so that it is placed again."""
         with self._lock:
             at_ms = self._wall_of(now_ms)
-            if not self._store.forgive(shard, term=self.term, at_ms=at_ms, reason=reason, actor=actor):
+            if not self._store.clear_blame(shard, term=self.term, at_ms=at_ms, reason=reason, actor=actor):
                 raise no_shard(shard)
 
     def restart(self, task_id: str, now_ms: Millis, *, reason: str, actor: str = ROLE) -> str:
-        """Ask for one task to be ended and started again where it is; returns where that is."""
+        """Order the restart of a task in its container; returns the container's name."""
         with self._lock:
-            row = container_of(task_id, self._store.containers())
-            self._restarts.ask(task_id, row.name, row.incarnation)
+            row = find_task_container(task_id, self._store.containers())
+            self._restarts.add(task_id, row.name, row.incarnation)
             at_ms, decision = self._wall_of(now_ms), f"restart on {row.name}"
             self._store.note("task", task_id, decision, reason, at_ms=at_ms, actor=actor)
             return row.name
 
 
-_TERM_BITS = 32  # orders of a later term are larger than all before
+_TERM_BITS = 32  # order numbers of a later term are larger than all before
 
 
 @dataclass(slots=True)
 class RestartOrders:
-    """Tasks to be ended and started again, repeated in each reply until a heartbeat says that it was done.
+    """Pending restart orders, repeated in each reply until a heartbeat acknowledges them.
 
-    One order per task: asking twice before it is obeyed is asking once. Kept in memory alone: an order that
-    is lost with its Shard Manager changes nothing, and may be given again.
+    A task has at most one pending order. Orders are held in memory only: one that is lost with its Shard
+    Manager has no effect and may be given again.
     """
 
     term: int
     _count: int = 0
     _open: dict[str, tuple[str, str, RestartOrder]] = field(default_factory=dict)
 
-    def ask(self, task_id: str, container: str, incarnation: str) -> None:
-        """Order a restart of a task where it is now."""
+    def add(self, task_id: str, container: str, incarnation: str) -> None:
+        """Add an order, unless the same one is pending."""
         known = self._open.get(task_id)
         if known is not None and known[:2] == (container, incarnation):
             return
@@ -269,23 +271,27 @@ class RestartOrders:
         order = RestartOrder(task_id=task_id, number=(self.term << _TERM_BITS) + self._count)
         self._open[task_id] = container, incarnation, order
 
-    def on_beat(self, beat: Heartbeat) -> tuple[RestartOrder, ...]:
-        """What this container has yet to obey. Another life of it has started its tasks anew already."""
-        mine = [(life, order) for name, life, order in self._open.values() if name == beat.container]
+    def on_heartbeat(self, heartbeat: Heartbeat) -> tuple[RestartOrder, ...]:
+        """The pending orders of this container. A new incarnation clears them: its tasks have
+        just started.
+        """
+        mine = [(life, order) for name, life, order in self._open.values() if name == heartbeat.container]
         for life, order in mine:
-            if life != beat.incarnation or order.number <= beat.order:
+            if life != heartbeat.incarnation or order.number <= heartbeat.order:
                 del self._open[order.task_id]
-        return tuple(order for life, order in mine if life == beat.incarnation and order.number > beat.order)
+        return tuple(
+            order for life, order in mine if life == heartbeat.incarnation and order.number > heartbeat.order
+        )
 
 
-def container_of(task_id: str, containers: Sequence[ContainerRow]) -> ContainerRow:
-    """Where a task runs or is to run, by what containers last said of themselves."""
+def find_task_container(task_id: str, containers: Sequence[ContainerRow]) -> ContainerRow:
+    """The container that last reported a task, running or waiting to start."""
     job = task_id.rpartition("/")[0]
     for row in containers:
         if row.may_run and any(task.task_id == task_id for task in row.tasks_of(job)):
             return row
     raise Refused(
         f"no container runs {task_id} now",
-        why="its job is stopped or changing, or its shard is on its way",
-        fix="`penstock task ls` shows where tasks are; ask again once it is there",
+        why="its job is stopped or changing, or its shard is moving",
+        fix="`penstock task ls` shows where tasks run; try again once it is listed there",
     )

@@ -1,7 +1,8 @@
-"""What the tasks of each shard use: averages of ten minutes, or what was reserved (Turbine IV-B). Pure.
+"""The load of each shard: ten-minute averages of its tasks' usage, or their reservations (Turbine IV-B).
+Pure.
 
-A task in a process of its own has its memory enforced, so its reservation is what counts. All others are
-counted by what they were seen using; until there is a minute of that, by their reservation.
+A task in its own process counts with its reservation, because its memory limit is enforced. Any other task
+counts with its measured usage, and with its reservation until there is a minute of measurements.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MINUTE_MS: Millis = 60_000
 
 
 def reserved_load(resources: Mapping[str, Any]) -> Vector:
-    """What `resources` of a stored config set aside for each of its tasks."""
+    """What `resources` of a stored config reserves for each of its tasks."""
     return tuple(float(resources.get(kind, default)) for kind, default in _DEFAULTS)
 
 
 def reserved_of(config: JobConfig) -> Vector:
-    """The same of a whole config."""
+    """The same for a parsed config."""
     return tuple(float(getattr(config.resources, kind)) for kind in KINDS)
 
 
@@ -42,8 +43,8 @@ def is_enforced(config: JobConfig) -> bool:
 _DEFAULTS = tuple((kind, getattr(Resources(), kind)) for kind in KINDS)
 
 
-def seen_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
-    """What a task uses now: as measured, else by how busy it is, else as reserved."""
+def measured_load(reserved: Vector, threads: float, metrics: Mapping[str, float]) -> Vector:
+    """What a task uses now: measured, else estimated from its busy time, else reserved."""
     busy_cpu = metrics["busy"] * threads if "busy" in metrics else reserved[0]
     return (
         float(metrics.get("cpu", busy_cpu)),
@@ -80,8 +81,8 @@ class _Average:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPace:
-    """How often tasks are looked at and told of."""
+class ShardLoadSettings:
+    """How often the usage of tasks is sampled and reported."""
 
     sample_ms: Millis = 10_000
     report_ms: Millis = 600_000
@@ -90,26 +91,26 @@ class LoadPace:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _MeasuredTask:
     average: _Average
     since_ms: Millis
     config: JobConfig
     shard: int
 
 
-class LoadBook:
-    """The loads of one container's shards, kept by its Task Manager."""
+class ShardLoadTracker:
+    """Measures the loads of one container's shards, for its Task Manager."""
 
-    def __init__(self, pace: LoadPace | None = None) -> None:
-        self._pace = pace or LoadPace()
-        self._tasks: dict[tuple[str, int], _Seen] = {}  # a task under one generation
+    def __init__(self, settings: ShardLoadSettings | None = None) -> None:
+        self._settings = settings or ShardLoadSettings()
+        self._tasks: dict[tuple[str, int], _MeasuredTask] = {}  # a task under one generation
         self._sampled_ms: Millis | None = None
         self._reported_ms: Millis | None = None
         self._report: tuple[ShardLoad, ...] = ()
 
     @property
     def report(self) -> tuple[ShardLoad, ...]:
-        """As last told: every beat repeats it."""
+        """The last report: every heartbeat repeats it."""
         return self._report
 
     def observe(
@@ -117,8 +118,8 @@ class LoadBook:
         now_ms: Millis,
         tasks: Iterable[tuple[str, int, int, JobConfig, Mapping[str, float]]],
     ) -> None:
-        """Take in (task, generation, shard, config, metrics) of every running task, when it is time."""
-        if self._sampled_ms is not None and now_ms - self._sampled_ms < self._pace.sample_ms:
+        """Sample (task, generation, shard, config, metrics) of every running task, if a sample is due."""
+        if self._sampled_ms is not None and now_ms - self._sampled_ms < self._settings.sample_ms:
             return
         self._sampled_ms = now_ms
         alive = set()
@@ -127,18 +128,20 @@ class LoadBook:
             alive.add(key)
             seen = self._tasks.get(key)
             if seen is None:
-                seen = self._tasks[key] = _Seen(_Average(self._pace.minutes), now_ms, config, shard)
+                seen = self._tasks[key] = _MeasuredTask(
+                    _Average(self._settings.minutes), now_ms, config, shard
+                )
             seen.config = config
-            seen.average.put(now_ms, seen_load(reserved_of(config), float(config.threads), metrics))
+            seen.average.put(now_ms, measured_load(reserved_of(config), float(config.threads), metrics))
         self._tasks = {key: seen for key, seen in self._tasks.items() if key in alive}
-        if self._reported_ms is None or now_ms - self._reported_ms >= self._pace.report_ms:
+        if self._reported_ms is None or now_ms - self._reported_ms >= self._settings.report_ms:
             self._reported_ms = now_ms
             self._report = self._sums(now_ms)
 
     def _sums(self, now_ms: Millis) -> tuple[ShardLoad, ...]:
         sums: dict[int, tuple[int, Vector]] = {}
         for seen in self._tasks.values():
-            is_new = now_ms - seen.since_ms < self._pace.trusted_after_ms
+            is_new = now_ms - seen.since_ms < self._settings.trusted_after_ms
             load = reserved_of(seen.config) if is_new or is_enforced(seen.config) else seen.average.read()
             count, total = sums.get(seen.shard, (0, (0.0,) * len(KINDS)))
             sums[seen.shard] = (count + 1, add(total, load))
@@ -147,10 +150,12 @@ class LoadBook:
         )
 
 
-def combine(
+def combine_loads(
     reserved: Mapping[int, tuple[int, Vector]], measured: Mapping[int, ShardLoad]
 ) -> dict[int, Vector]:
-    """The load of each shard with tasks: as measured while it has the tasks it was measured with."""
+    """The load of each shard with tasks: measured, if its number of tasks is still the same, else
+    reserved.
+    """
     loads = {}
     for shard, (count, amount) in reserved.items():
         seen = measured.get(shard)
@@ -162,14 +167,15 @@ SHARD_COUNT = 64  # embedded; a change is a new generation for every job
 
 
 def shard_of(task_id: str, shards: int) -> int:
-    """Spread by MD5: the paper's choice, the same in every process and language."""
+    """The shard of a task, by MD5 as in the paper: the same in every process and language."""
     return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) % shards
 
 
 def reserved_loads(jobs: Iterable[tuple[Sequence[int], Vector]]) -> dict[int, tuple[int, Vector]]:
     """How many tasks each shard has, and what they reserve; shards without tasks are absent.
 
-    A job is the shards of its tasks and what each of them reserves. On arrays: a fleet has 100,000 tasks.
+    Each job is given as (the shards of its tasks, what one task reserves). Uses arrays: a fleet has 100,000
+    tasks.
     """
     found = [(shards, load) for shards, load in jobs if shards]
     if not found:

@@ -1,7 +1,7 @@
-"""Drives placement, liveness and movement: who owns which shard, decided in the store before it is told.
+"""The Shard Manager: liveness, placement and moves. The store decides who owns a shard; replies report it.
 
-Synchronous: beats are answered under one lock, `tick(now_ms)` is one round. `now_ms` is the boot clock;
-`wall_of` turns it into a time for people.
+Synchronous: heartbeats are answered under one lock, `tick(now_ms)` is one round. `now_ms` is the boot clock;
+`wall_of` converts it to wall-clock time.
 """
 
 from __future__ import annotations
@@ -14,27 +14,42 @@ from penstock.core.clock import Millis
 from penstock.core.errors import StoreUnavailable
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.exclusions import Bars
-from penstock.fleet.liveness import FailOver, Liveness, Pace, TickReport
-from penstock.fleet.lost_engine import Engines
+from penstock.fleet.liveness import FailOver, Liveness, ShardManagerSettings, TickReport
+from penstock.fleet.lost_engine import EngineTracker
 from penstock.fleet.messages import (
     Heartbeat,
     HeartbeatReply,
+    HeartbeatVerdict,
     Profile,
-    Registered,
+    RegisterReply,
     ShardEntry,
     ShardLoad,
     ShardState,
-    Verdict,
 )
-from penstock.fleet.orders import FleetOrders, check_move, give_away, no_shard, plan_moves, take_back
+from penstock.fleet.orders import (
+    FleetOrders,
+    check_move,
+    no_shard,
+    plan_give_away,
+    plan_moves,
+    plan_take_back,
+)
 from penstock.fleet.placement.placement import Mode, Move, Placement, Refusal
-from penstock.fleet.shard_load import SHARD_COUNT, Vector, combine
-from penstock.fleet.shard_store import ROLE, BeatOutcome, FailedOver, Plan, Renewed, ShardRow, ShardStore
+from penstock.fleet.shard_load import SHARD_COUNT, Vector, combine_loads
+from penstock.fleet.shard_store import (
+    ROLE,
+    FailedOver,
+    HeartbeatOutcome,
+    MovePlanner,
+    Renewed,
+    ShardRow,
+    ShardStore,
+)
 
-__all__ = ["CANARY", "Pace", "ShardManager", "TickReport"]
+__all__ = ["CANARY", "ShardManager", "ShardManagerSettings", "TickReport"]
 
-Seen = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
-CANARY = "shard-manager.canary"  # the name under which the Shard Manager beats to itself
+FleetSnapshot = tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]
+CANARY = "shard-manager.canary"  # the container name in the Shard Manager's heartbeats to itself
 
 
 class ShardManager(FleetOrders):
@@ -49,35 +64,39 @@ class ShardManager(FleetOrders):
         list_version: Callable[[], int],
         reserved_loads: Callable[[], Mapping[int, tuple[int, Vector]]],
         shard_count: int = SHARD_COUNT,
-        pace: Pace | None = None,
+        settings: ShardManagerSettings | None = None,
         send_canary: Callable[[Heartbeat], None] | None = None,
         wall_of: Callable[[Millis], Millis] = lambda now_ms: now_ms,
         bars: Callable[[Millis], Bars] = lambda at_ms: {},
     ) -> None:
-        """`send_canary` brings the beat to `on_heartbeat` as containers' beats come, without blocking;
-        `bars(at_ms)` says where which shards should not be.
+        """`send_canary` delivers a heartbeat to `on_heartbeat` by the path of containers' heartbeats, without
+        blocking; `bars(at_ms)`: the bars in force.
         """
         super().__init__(store, term=term, wall_of=wall_of)
         self._profile, self._shard_count = profile, shard_count
-        self._list_version, self._reserved_loads, self._pace = list_version, reserved_loads, pace or Pace()
+        self._list_version, self._reserved_loads, self._settings = (
+            list_version,
+            reserved_loads,
+            settings or ShardManagerSettings(),
+        )
         self._send_canary = send_canary
-        self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet counted as a sign of life
+        self._inbox: deque[tuple[Heartbeat, Millis]] = deque()  # received, not yet passed to `Liveness`
         self._liveness = Liveness(profile)
-        self._renewals: dict[str, int] = {}  # of each lease row when it was last looked at
+        self._renewals: dict[str, int] = {}  # of each lease row when it was last read
         self._unacked = UnackedShards()
-        self._engines = Engines(self._pace, move_ms=3 * profile.heartbeat_ms)
+        self._engines = EngineTracker(self._settings, move_ms=3 * profile.heartbeat_ms)
         self._canary_sequence, self._canary_ms = 0, -profile.heartbeat_ms
         self._balanced_ms: Millis = 0
         self._balanced_on: tuple[object, ...] = ()
         self._loads: Mapping[int, Vector] = {}
         self._read_bars = bars
         self._bars: Bars = {}
-        self._measured: dict[int, ShardLoad] = {}  # by the containers that have the shards
+        self._measured: dict[int, ShardLoad] = {}  # by the containers that own the shards
         self._refused = ""
         self._short: tuple[str, ...] = ()
         self._is_begun = False
 
-    # -- what containers and their hosts say ------------------------------------------------------------
+    # -- requests of containers and their hosts ---------------------------------------------------------
 
     def register(
         self,
@@ -88,8 +107,8 @@ class ShardManager(FleetOrders):
         now_ms: Millis,
         host: str = "",
         pid: int = 0,
-    ) -> Registered:
-        """Begin an incarnation. `folder_id` is the folder whose lock the caller holds: it proves a return."""
+    ) -> RegisterReply:
+        """Register an incarnation. `folder_id` proves that the container is the one that was here before."""
         with self._lock:
             self._begin(now_ms)
             row, assignment = self._store.register(
@@ -103,75 +122,77 @@ class ShardManager(FleetOrders):
             )
             self._watch(row, now_ms)
             kept = tuple(entry.shard for entry in assignment.shards)
-            return Registered(term=self.term, assignment_version=assignment.version, kept=kept)
+            return RegisterReply(term=self.term, assignment_version=assignment.version, kept=kept)
 
-    def on_arrival(self, beat: Heartbeat, now_ms: Millis) -> None:
-        """A beat is here, and will be answered. One that waits for a round to end has arrived, and that round
-        must know it: this takes no lock.
+    def on_arrival(self, heartbeat: Heartbeat, now_ms: Millis) -> None:
+        """A heartbeat was received; it is answered later. Takes no lock: a running round must count it as
+        received although its answer waits for that round.
         """
-        self._inbox.append((beat, now_ms))
+        self._inbox.append((heartbeat, now_ms))
 
-    def on_heartbeat(self, beat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
-        """Answer one beat with the container's whole assignment."""
-        self.on_arrival(beat, now_ms)
-        if beat.container != CANARY:
-            return self.answer_beats((beat,), now_ms)[0]
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: Millis) -> HeartbeatReply:
+        """Answer one heartbeat with the container's full assignment."""
+        self.on_arrival(heartbeat, now_ms)
+        if heartbeat.container != CANARY:
+            return self.answer_heartbeats((heartbeat,), now_ms)[0]
         with self._lock:
-            self._drain()
-        ok, sequence = Verdict.OK, beat.sequence
+            self._process_inbox()
+        ok, sequence = HeartbeatVerdict.OK, heartbeat.sequence
         return HeartbeatReply(verdict=ok, term=self.term, sequence=sequence, assignment_version=0)
 
-    def answer_beats(self, beats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
-        """Answer beats that arrived, each with its container's whole assignment: one write for all."""
+    def answer_heartbeats(self, heartbeats: Sequence[Heartbeat], now_ms: Millis) -> list[HeartbeatReply]:
+        """Answer received heartbeats, each with its container's full assignment, in one transaction."""
         with self._lock:
             self._begin(now_ms)
-            self._drain()
-            outcomes = self._store.beats(beats, term=self.term, at_ms=self._wall_of(now_ms))
+            self._process_inbox()
+            outcomes = self._store.heartbeats(heartbeats, term=self.term, at_ms=self._wall_of(now_ms))
             version = self._list_version()
-            pairs = zip(beats, outcomes, strict=True)
-            return [self._reply(beat, outcome, version, now_ms) for beat, outcome in pairs]
+            pairs = zip(heartbeats, outcomes, strict=True)
+            return [self._reply(heartbeat, outcome, version, now_ms) for heartbeat, outcome in pairs]
 
     def _reply(
-        self, beat: Heartbeat, outcome: BeatOutcome, list_version: int, now_ms: Millis
+        self, heartbeat: Heartbeat, outcome: HeartbeatOutcome, list_version: int, now_ms: Millis
     ) -> HeartbeatReply:
         assignment = outcome.assignment
-        if outcome.verdict is Verdict.OK:
-            self._renewals[beat.container] = outcome.renewals
-            self._unacked.on_beat(beat, assignment.shards, now_ms)
-            self._engines.on_beat(beat, now_ms)
+        if outcome.verdict is HeartbeatVerdict.OK:
+            self._renewals[heartbeat.container] = outcome.renewals
+            self._unacked.on_heartbeat(heartbeat, assignment.shards, now_ms)
+            self._engines.on_heartbeat(heartbeat, now_ms)
             mine = {entry.shard for entry in assignment.shards}
-            self._measured |= {load.shard: load for load in beat.loads if load.shard in mine}
+            self._measured |= {load.shard: load for load in heartbeat.loads if load.shard in mine}
         return HeartbeatReply(
             verdict=outcome.verdict,
             term=self.term,
-            sequence=beat.sequence,
+            sequence=heartbeat.sequence,
             assignment_version=assignment.version,
             shards=assignment.shards,
             shard_count=self._shard_count,
             list_version=list_version,
-            restarts=self._restarts.on_beat(beat),
+            restarts=self._restarts.on_heartbeat(heartbeat),
             reason=outcome.reason,
         )
 
     def on_container_dead(self, container: str, incarnation: str, now_ms: Millis) -> bool:
-        """Its host saw it exit with all its processes: fail it over at once. False: not this incarnation."""
+        """Its host observed the exit of all its processes: fail it over at once. False: another
+        incarnation.
+        """
         with self._lock:
             self._begin(now_ms)
             at_ms = self._wall_of(now_ms)
             if not self._store.mark_dead(container, incarnation, term=self.term, at_ms=at_ms):
                 return False
             self._liveness.on_dead(container, incarnation)
-            reason = "its exit was seen"
+            reason = "its exit was observed"
             action = FailOver(container=container, incarnation=incarnation, known_dead=True, reason=reason)
             self._fail_over(action, now_ms, TickReport())
             return True
 
-    # -- what people ask for ----------------------------------------------------------------------------
+    # -- requests of operators --------------------------------------------------------------------------
 
     def move(
-        self, shard: int, target: str, now_ms: Millis, *, reason: str = "asked to", actor: str = ROLE
+        self, shard: int, target: str, now_ms: Millis, *, reason: str = "requested", actor: str = ROLE
     ) -> None:
-        """Begin to move one shard, because somebody wants it there; nothing if it is, or on its way."""
+        """Begin to move one shard on request; does nothing if it is there or moving there already."""
         with self._lock:
             self._begin(now_ms)
 
@@ -187,7 +208,7 @@ class ShardManager(FleetOrders):
             self._rearrange(plan, now_ms, TickReport(), actor)
 
     def outlook(self, shard: int, now_ms: Millis) -> tuple[Vector, Move | Refusal | None]:
-        """What a shard counts as, and what the next look at placement would do with it; changes nothing."""
+        """A shard's load, and what the next placement round would do with it; changes nothing."""
         with self._lock:
             self._begin(now_ms)
             shards, containers = self._store.read()
@@ -202,13 +223,13 @@ class ShardManager(FleetOrders):
     # -- one round --------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Millis) -> TickReport:
-        """Look at the time, fail over, place what nobody owns, balance when it is due."""
+        """One round: check deadlines, fail over, place shards without an owner, balance when it is due."""
         report = TickReport()
         with self._lock:
             self._begin(now_ms)
-            self._drain()
-            seen = self._store.read()
-            for row in seen[1]:
+            self._process_inbox()
+            snapshot = self._store.read()
+            for row in snapshot[1]:
                 self._watch(row, now_ms)
             for action in self._liveness.on_time(now_ms).actions:
                 if isinstance(action, FailOver):
@@ -216,20 +237,20 @@ class ShardManager(FleetOrders):
                 else:
                     report.alerts.append(action)
                     self._note("alert", action.kind, "alert", action.reason, now_ms)
-            self._loads, self._bars = self._read_wishes(now_ms)
+            self._loads, self._bars = self._read_placement_input(now_ms)
             if report.failed_over:
-                seen = self._store.read()
-            if any(row.container is None for row in seen[0]):
+                snapshot = self._store.read()
+            if any(row.container is None for row in snapshot[0]):
                 plan = self._plan(Mode.EMERGENCY, now_ms)
-                self._rearrange(plan, now_ms, report, seen=seen)
-            self._answer_lost_engines(seen, now_ms, report)
-            self._answer_slowness(seen, now_ms, report)
-            self._balance(seen, now_ms, report)
-            self._beat_to_myself(now_ms)
+                self._rearrange(plan, now_ms, report, snapshot=snapshot)
+            self._handle_lost_engines(snapshot, now_ms, report)
+            self._handle_slow_acknowledgements(snapshot, now_ms, report)
+            self._balance(snapshot, now_ms, report)
+            self._send_own_heartbeat(now_ms)
         return report
 
     def _begin(self, now_ms: Millis) -> None:
-        """Take over: every container in the store gets a full interval from now."""
+        """Take over once: every container in the store gets a full fail-over interval from now."""
         if self._is_begun:
             return
         self._store.ensure_shards(self._shard_count, term=self.term)
@@ -239,7 +260,7 @@ class ShardManager(FleetOrders):
         self._is_begun = True
 
     def _watch(self, row: ContainerRow, now_ms: Millis) -> None:
-        """Let liveness know what the store knows: a write that seemed to fail may have happened."""
+        """Update `Liveness` from the store: a write that seemed to fail may have been committed."""
         if row.state is ContainerState.GONE:
             return
         if not self._liveness.is_watching(row.name, row.incarnation):
@@ -250,24 +271,24 @@ class ShardManager(FleetOrders):
         if row.known_dead:
             self._liveness.on_dead(row.name, row.incarnation)
 
-    def _drain(self) -> None:
+    def _process_inbox(self) -> None:
         while self._inbox:
-            beat, received_ms = self._inbox.popleft()
-            if beat.container == CANARY:
-                self._liveness.on_canary(beat.sequence)
+            heartbeat, received_ms = self._inbox.popleft()
+            if heartbeat.container == CANARY:
+                self._liveness.on_canary(heartbeat.sequence)
             else:
-                self._liveness.on_beat(beat.container, beat.incarnation, received_ms)
+                self._liveness.on_heartbeat(heartbeat.container, heartbeat.incarnation, received_ms)
 
-    def _beat_to_myself(self, now_ms: Millis) -> None:
+    def _send_own_heartbeat(self, now_ms: Millis) -> None:
         if now_ms - self._canary_ms < self._profile.heartbeat_ms:
             return
         self._canary_sequence, self._canary_ms = self._canary_sequence + 1, now_ms
         self._liveness.on_canary_sent(self._canary_sequence, now_ms)
-        beat = Heartbeat(container=CANARY, incarnation=str(self.term), sequence=self._canary_sequence)
+        heartbeat = Heartbeat(container=CANARY, incarnation=str(self.term), sequence=self._canary_sequence)
         if self._send_canary is None:
-            self._inbox.append((beat, now_ms))
+            self._inbox.append((heartbeat, now_ms))
         else:
-            self._send_canary(beat)
+            self._send_canary(heartbeat)
 
     def _fail_over(self, action: FailOver, now_ms: Millis, report: TickReport) -> None:
         outcome = self._store.fail_over(
@@ -280,7 +301,7 @@ class ShardManager(FleetOrders):
             reason=action.reason,
         )
         if isinstance(outcome, Renewed):
-            # Somebody at the other end is alive and reaches the store: a full interval from this look on.
+            # The container is alive and reaches the store: it gets a full interval from now.
             self._renewals[action.container] = outcome.renewals
             self._liveness.on_renewed(action.container, action.incarnation, now_ms)
             return
@@ -295,7 +316,9 @@ class ShardManager(FleetOrders):
     # -- placement --------------------------------------------------------------------------------------
 
     def _accepting(self, containers: tuple[ContainerRow, ...], now_ms: Millis) -> tuple[str, ...]:
-        """Where shards may go: heard of lately, ready, and not on the way out."""
+        """Containers that may get shards: live, recently heard, engine ready, neither cordoned
+        nor draining.
+        """
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         return tuple(
             row.name
@@ -305,7 +328,7 @@ class ShardManager(FleetOrders):
             and not (row.known_dead or row.cordoned or row.draining or row.name in silent)
         )
 
-    def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
+    def _plan(self, mode: Mode, now_ms: Millis) -> MovePlanner:
         def plan(shards: tuple[ShardRow, ...], containers: tuple[ContainerRow, ...]) -> Placement:
             return plan_moves(
                 shards,
@@ -313,26 +336,31 @@ class ShardManager(FleetOrders):
                 accepting=self._accepting(containers, now_ms),
                 loads=self._loads,
                 mode=mode,
-                pace=self._pace,
+                settings=self._settings,
                 bars=self._bars,
             )
 
         return plan
 
     def _rearrange(
-        self, plan: Plan, now_ms: Millis, report: TickReport, actor: str = ROLE, seen: Seen | None = None
+        self,
+        plan: MovePlanner,
+        now_ms: Millis,
+        report: TickReport,
+        actor: str = ROLE,
+        snapshot: FleetSnapshot | None = None,
     ) -> Placement:
-        """`seen`: what was just read. A plan that moves nothing there needs no transaction; one that does is
-        made again inside it.
+        """Begin the moves of a plan. With a `snapshot`, a plan without moves on it needs no transaction; any
+        other is computed again inside the transaction.
         """
-        placement = None if seen is None else plan(*seen)
+        placement = None if snapshot is None else plan(*snapshot)
         if placement is None or placement.moves:
             at_ms = self._wall_of(now_ms)
             placement = self._store.rearrange(plan, term=self.term, at_ms=at_ms, actor=actor)
         report.moves.extend(placement.moves)
-        stuck = placement.refusals
-        refused = f"{len(stuck)} shards stay: {stuck[0].reason}" if stuck else ""
-        if refused and refused != self._refused:  # once per occasion, not once per round
+        refusals = placement.refusals
+        refused = f"{len(refusals)} shards cannot move: {refusals[0].reason}" if refusals else ""
+        if refused and refused != self._refused:  # once per occurrence, not once per round
             self._note("placement", "shards", "refused", refused, now_ms)
         self._refused = refused
         if placement.shortages and placement.shortages != self._short:
@@ -340,12 +368,12 @@ class ShardManager(FleetOrders):
         self._short = placement.shortages
         return placement
 
-    def _balance(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
+    def _balance(self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = snapshot
         draining = {row.name for row in containers if row.draining}
         is_draining = any(row.container in draining and row.state is ShardState.OWNED for row in shards)
         if not is_draining and any(row.state is ShardState.DROPPING for row in shards):
-            # A shard on its way counts at both ends: balancing against that picture would go on for ever.
+            # A moving shard counts at both ends: balancing on such loads would never end.
             return
         basis = (
             tuple(sorted(self._loads.items())),
@@ -353,27 +381,27 @@ class ShardManager(FleetOrders):
             self._accepting(containers, now_ms),
         )
         is_soon = is_draining or basis != self._balanced_on
-        wait_ms = self._pace.balance_soon_ms if is_soon else self._pace.balance_ms
-        if now_ms - self._balanced_ms < min(wait_ms, self._pace.balance_ms):
+        wait_ms = self._settings.balance_soon_ms if is_soon else self._settings.balance_ms
+        if now_ms - self._balanced_ms < min(wait_ms, self._settings.balance_ms):
             return
         plan = self._plan(Mode.PERIODIC, now_ms)
-        placement = self._rearrange(plan, now_ms, report, seen=seen)
+        placement = self._rearrange(plan, now_ms, report, snapshot=snapshot)
         self._balanced_ms = now_ms
-        # Moves begun now may not be all that is needed: the budget is small on purpose.
+        # More moves may be needed: one round begins only a few.
         self._balanced_on = () if placement.moves else basis
 
-    def _read_wishes(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
+    def _read_placement_input(self, now_ms: Millis) -> tuple[Mapping[int, Vector], Bars]:
         try:
-            loads = combine(self._reserved_loads(), self._measured)
+            loads = combine_loads(self._reserved_loads(), self._measured)
             return loads, self._read_bars(self._wall_of(now_ms))
         except StoreUnavailable:
-            return self._loads, self._bars  # the job layer is away: balance on what was known
+            return self._loads, self._bars  # the job store is unavailable: use the last values
 
-    # -- shards that their container does not run, or does not let go ------------------------------------
+    # -- shards that their container does not run or does not release ------------------------------------
 
-    def _answer_lost_engines(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
-        found = self._engines.look(
+    def _handle_lost_engines(self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport) -> None:
+        shards, containers = snapshot
+        found = self._engines.check(
             shards,
             containers,
             accepting=self._accepting(containers, now_ms),
@@ -381,47 +409,49 @@ class ShardManager(FleetOrders):
             now_ms=now_ms,
         )
         accepting = partial(self._accepting, now_ms=now_ms)
-        plan = give_away(found.leaving, accepting, self._loads, self._bars)
+        plan = plan_give_away(found.leaving, accepting, self._loads, self._bars)
         placement = plan(shards, containers)
         if placement.moves:
             self._engines.on_leaving((move.shard for move in placement.moves), now_ms)
             self._rearrange(plan, now_ms, report)
-        for container, reason in self._engines.news(found, placement.refusals):
+        for container, reason in self._engines.new_reports(found, placement.refusals):
             self._note("placement", container, "keeps shards without an engine", reason, now_ms)
 
-    def _answer_slowness(self, seen: Seen, now_ms: Millis, report: TickReport) -> None:
-        shards, containers = seen
+    def _handle_slow_acknowledgements(
+        self, snapshot: FleetSnapshot, now_ms: Millis, report: TickReport
+    ) -> None:
+        shards, containers = snapshot
         silent = self._liveness.silent(now_ms, 3 * self._profile.heartbeat_ms)
         incarnations = {row.name: row.incarnation for row in containers}
         for row, name, waited_ms in self._unacked.waited(shards, silent, now_ms):
-            if row.state is ShardState.OWNED and waited_ms >= self._pace.add_timeout_ms:
-                reason = f"{name} did not record it for {waited_ms} ms"
+            if row.state is ShardState.OWNED and waited_ms >= self._settings.add_timeout_ms:
+                reason = f"{name} did not acknowledge it within {waited_ms} ms"
                 accepting = partial(self._accepting, now_ms=now_ms)
-                taken = take_back(row, accepting, self._loads, reason, self._bars)
+                taken = plan_take_back(row, accepting, self._loads, reason, self._bars)
                 self._rearrange(taken, now_ms, report)
-            elif row.state is ShardState.DROPPING and waited_ms >= self._pace.drop_timeout_ms:
-                reason = f"shard {row.shard} was not dropped for {waited_ms} ms"
-                life, at_ms = incarnations[name], self._wall_of(now_ms)
+            elif row.state is ShardState.DROPPING and waited_ms >= self._settings.drop_timeout_ms:
+                reason = f"shard {row.shard} was not released within {waited_ms} ms"
+                incarnation, at_ms = incarnations[name], self._wall_of(now_ms)
                 if self._store.withhold(
-                    name, life, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
+                    name, incarnation, shard=row.shard, term=self.term, at_ms=at_ms, reason=reason
                 ):
                     self._liveness.on_withheld(name)
 
 
 class UnackedShards:
-    """Shards that a container was given and has not acknowledged: since when, and under which epoch."""
+    """Shards assigned to containers but not yet acknowledged: since when, and under which epoch."""
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, Millis]] = {}  # shard -> (epoch, first reported)
 
-    def on_beat(self, beat: Heartbeat, given: Iterable[ShardEntry], now_ms: Millis) -> None:
-        """A beat acknowledges some, and is answered with what is `given`.
+    def on_heartbeat(self, heartbeat: Heartbeat, given: Iterable[ShardEntry], now_ms: Millis) -> None:
+        """A heartbeat acknowledges some shards; its reply assigns those of `given`.
 
-        Before its engine is ready nobody can record anything, and no shard is to blame for that.
+        Shards do not count while the engine is not ready: it cannot acknowledge them yet.
         """
-        acked = set(beat.acked)
+        acked = set(heartbeat.acked)
         for entry in given:
-            if entry in acked or not beat.engine_ready:
+            if entry in acked or not heartbeat.engine_ready:
                 self._since.pop(entry.shard, None)
             elif self._since.get(entry.shard, (0, 0))[0] != entry.epoch:
                 self._since[entry.shard] = (entry.epoch, now_ms)
@@ -429,9 +459,9 @@ class UnackedShards:
     def waited(
         self, shards: Iterable[ShardRow], silent: Collection[str], now_ms: Millis
     ) -> Iterator[tuple[ShardRow, str, Millis]]:
-        """(shard, its container, for how long it is waited for).
+        """(shard, its container, how long the acknowledgement has been missing).
 
-        A silent container is slow at everything: that is for liveness to judge.
+        Silent containers are left out: `Liveness` decides about them.
         """
         for row in shards:
             epoch, since_ms = self._since.get(row.shard, (0, now_ms))

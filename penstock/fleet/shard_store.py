@@ -1,4 +1,4 @@
-"""Who owns which shard, and whose lease is alive: the tables the Shard Manager decides on.
+"""The tables of shards and container leases, on which the Shard Manager decides.
 
 Every write checks the writer's term in its transaction.
 """
@@ -23,7 +23,7 @@ from penstock.fleet.container_store import (
     ContainerState,
     decode_tasks,
     insert_container,
-    live_among,
+    live_containers,
     read_container,
     read_containers,
     read_leases,
@@ -32,7 +32,7 @@ from penstock.fleet.container_store import (
     update_container,
     write_container,
 )
-from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, TaskReport, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatVerdict, ShardEntry, ShardState, TaskReport
 from penstock.fleet.placement.placement import Move, Placement
 
 EPOCHS = "shard_epoch"
@@ -44,10 +44,12 @@ SHARDS = sa.Table(
     sa.Column("container", sa.String, nullable=True, index=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("state", sa.String, nullable=False),
-    sa.Column("target", sa.String, nullable=True),  # where it goes once `container` has dropped it
-    sa.Column("blame", sa.Integer, nullable=False, server_default="0"),  # containers it cost
+    sa.Column("target", sa.String, nullable=True),  # its next owner once `container` has released it
+    sa.Column(
+        "blame", sa.Integer, nullable=False, server_default="0"
+    ),  # containers that lost their lease because of it
 )
-BLAME_MAX = 2  # a shard that cost this many containers goes to no other
+BLAME_MAX = 2  # with this much blame a shard is quarantined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +65,20 @@ class ShardRow:
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether it may not be placed until somebody has looked at it."""
+        """Whether it is not placed until an operator releases it."""
         return self.blame >= BLAME_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One container's whole set of shards at one version."""
+    """All shards of one container at one version."""
 
     version: int
     shards: tuple[ShardEntry, ...]
 
 
-class Put(NamedTuple):
-    """A shard as it was read, and what becomes of it."""
+class ShardUpdate(NamedTuple):
+    """A shard's row as it was read, and its new values."""
 
     row: ShardRow
     container: str | None
@@ -84,35 +86,39 @@ class Put(NamedTuple):
     target: str | None = None
 
 
-def put_shards(connection: sa.Connection, puts: Sequence[Put]) -> None:
-    """The one place that changes shards' records: compare-and-set on the epochs, and new epochs."""
-    if not puts:
+def update_shards(connection: sa.Connection, updates: Sequence[ShardUpdate]) -> None:
+    """Update shards by compare-and-set on their epochs, under new epochs. No other code changes
+    their owners.
+    """
+    if not updates:
         return
-    epochs = next_values(connection, EPOCHS, len(puts))
+    epochs = next_values(connection, EPOCHS, len(updates))
     values = [
         {
-            "of_shard": put.row.shard,
-            "of_epoch": put.row.epoch,
-            "container": put.container,
+            "of_shard": update.row.shard,
+            "of_epoch": update.row.epoch,
+            "container": update.container,
             "epoch": epoch,
-            "state": str(put.state),
-            "target": put.target,
+            "state": str(update.state),
+            "target": update.target,
         }
-        for put, epoch in zip(puts, epochs, strict=True)
+        for update, epoch in zip(updates, epochs, strict=True)
     ]
     changed = connection.execute(_PUT, values[0] if len(values) == 1 else values)
-    if changed.rowcount != len(puts):
-        first = puts[0].row
-        raise VersionConflict(f"shard {first.shard} or one with it", expected=first.epoch, actual=epochs[0])
+    if changed.rowcount != len(updates):
+        first = updates[0].row
+        raise VersionConflict(
+            f"shard {first.shard} or another of the same write", expected=first.epoch, actual=epochs[0]
+        )
 
 
 def read_shards(connection: sa.Connection) -> tuple[ShardRow, ...]:
-    """Every shard's record, in order."""
+    """All shards, in order."""
     return _typed(connection.execute(_ALL))
 
 
 def read_shards_of(connection: sa.Connection, container: str) -> tuple[ShardRow, ...]:
-    """The records of the shards that a container has, in order."""
+    """The shards of one container, in order."""
     return _typed(connection.execute(_ALL_OF, {"key": container}))
 
 
@@ -141,7 +147,7 @@ _PUT = sa.update(SHARDS).where(
 
 
 def assignments_of(connection: sa.Connection, names: Sequence[str]) -> dict[str, Assignment]:
-    """The shards of each of these containers, and the version of the whole assignment."""
+    """The assignment of each of these containers, at the current version."""
     entries: dict[str, list[ShardEntry]] = {name: [] for name in names}
     for container, shard, epoch, state in _OF_CONTAINERS.rows(connection, names):
         entries[container].append(ShardEntry(shard=shard, epoch=epoch, state=_STATES[state]))
@@ -150,7 +156,7 @@ def assignments_of(connection: sa.Connection, names: Sequence[str]) -> dict[str,
 
 
 def assignment_of(connection: sa.Connection, name: str) -> Assignment:
-    """A container's shards, and the version of the whole assignment."""
+    """The assignment of one container, at the current version."""
     return assignments_of(connection, [name])[name]
 
 
@@ -158,10 +164,10 @@ ROLE = "shard_manager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeatOutcome:
-    """What a beat did to the lease."""
+class HeartbeatOutcome:
+    """The result of one heartbeat: verdict and assignment."""
 
-    verdict: Verdict
+    verdict: HeartbeatVerdict
     assignment: Assignment
     renewals: int = 0
     reason: str = ""
@@ -169,23 +175,25 @@ class BeatOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedOver:
-    """The lease was revoked; these shards have new owners already."""
+    """The lease was revoked, and its shards have new owners."""
 
     placement: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """Not failed over: its lease row was renewed since it was last looked at."""
+    """Not failed over: the lease row was renewed since it was last read."""
 
     renewals: int
 
 
-Plan = Callable[[tuple[ShardRow, ...], tuple[ContainerRow, ...]], Placement]
+MovePlanner = Callable[[tuple[ShardRow, ...], tuple[ContainerRow, ...]], Placement]
 
 
 class ShardStore:
-    """The tables `shards` and `containers`. One writer: the Shard Manager of the newest term."""
+    """Reads and writes the tables `shards` and `containers`. One writer: the Shard Manager of the newest
+    term.
+    """
 
     def __init__(self, database: Database, journal: JournalStore) -> None:
         self._database, self._journal = database, journal
@@ -195,12 +203,12 @@ class ShardStore:
             return read_shards(connection)
 
     def read(self) -> tuple[tuple[ShardRow, ...], tuple[ContainerRow, ...]]:
-        """Both tables at one moment."""
+        """Both tables, from one snapshot."""
         with self._database.reading() as connection:
             return read_shards(connection), read_containers(connection, with_tasks=False)
 
     def reports(self) -> list[tuple[str, str]]:
-        """(container, what it said of its tasks, as JSON) of those that may still run something."""
+        """(container, its task reports as JSON) of containers that may still run tasks."""
         with self._database.reading() as connection:
             return read_reports(connection)
 
@@ -209,13 +217,13 @@ class ShardStore:
             return read_containers(connection)
 
     def ensure_shards(self, count: int, *, term: int) -> None:
-        """Create the shards, owned by nobody, the first time."""
+        """Create the shards, without owners, the first time."""
         with self._writing(term) as connection:
             present = {row.shard for row in read_shards(connection)}
             if present and present != set(range(count)):
                 raise ConfigError(
                     f"this store has {len(present)} shards, not {count}",
-                    why="tasks are spread over shards by hash, so another number moves every task",
+                    why="tasks are assigned to shards by hash, so another number would move every task",
                     fix=f"start with {len(present)} shards",
                 )
             missing = sorted(set(range(count)) - present)
@@ -227,22 +235,24 @@ class ShardStore:
     def register(
         self, name: str, incarnation: str, *, folder_id: str, host: str, pid: int, term: int, at_ms: Millis
     ) -> tuple[ContainerRow, Assignment]:
-        """Begin an incarnation. May be repeated. What the name still owns stays, under new epochs."""
+        """Register an incarnation; idempotent. Shards that the container still owns stay, under
+        new epochs.
+        """
         with self._writing(term) as connection:
             old = read_container(connection, name)
             if old is not None and old.incarnation == incarnation:
                 if old.may_run:
                     return old, assignment_of(connection, name)
                 raise Refused(
-                    f"this life of container {name} is over",
-                    why="its shards were given away after a silence, or its exit was seen",
-                    fix="stop what still runs of it, then register with a new incarnation",
+                    f"this incarnation of container {name} has ended",
+                    why="it was failed over after missing heartbeats, or its exit was observed",
+                    fix="stop its remaining processes, then register a new incarnation",
                 )
             if old is not None and old.may_run and (not folder_id or old.folder_id != folder_id):
                 raise Refused(
                     f"container {name} is already running",
-                    why=f"its lease is not over; host {old.host or '?'}, process {old.pid}",
-                    fix="choose another name, or wait until the running one is gone",
+                    why=f"its lease has not expired; host {old.host or '?'}, process {old.pid}",
+                    fix="choose another name, or wait until the running container has ended",
                 )
             row = ContainerRow(
                 name=name,
@@ -266,55 +276,70 @@ class ShardStore:
                 insert_container(connection, row)
             else:
                 write_container(connection, row)
-            kept = read_shards_of(connection, name)
-            put_shards(connection, [Put(shard, name, shard.state, shard.target) for shard in kept])
-            reason = "returned in time" if kept else "new and empty"
-            self._note(connection, at_ms, "container", name, f"registered, keeps {len(kept)} shards", reason)
+            owned = read_shards_of(connection, name)
+            update_shards(
+                connection, [ShardUpdate(shard, name, shard.state, shard.target) for shard in owned]
+            )
+            reason = "returned in time" if owned else "new and empty"
+            self._note(connection, at_ms, "container", name, f"registered, keeps {len(owned)} shards", reason)
             return row, assignment_of(connection, name)
 
-    def beats(self, beats: Sequence[Heartbeat], *, term: int, at_ms: Millis) -> tuple[BeatOutcome, ...]:
-        """Extend leases, take the acknowledgements in, and read the assignments: one transaction for all."""
-        found: list[BeatOutcome] = []
+    def heartbeats(
+        self, heartbeats: Sequence[Heartbeat], *, term: int, at_ms: Millis
+    ) -> tuple[HeartbeatOutcome, ...]:
+        """Extend leases, apply acknowledgements and read assignments, in one transaction for all
+        heartbeats.
+        """
+        found: list[HeartbeatOutcome] = []
         with self._writing(term) as connection:
-            while len(found) < len(beats):
-                found += self._beats(connection, _first_of_each(beats[len(found) :]), at_ms)
+            while len(found) < len(heartbeats):
+                found += self._heartbeats(connection, _distinct_prefix(heartbeats[len(found) :]), at_ms)
         return tuple(found)
 
-    def _beats(
-        self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
-    ) -> Iterator[BeatOutcome]:
-        """Requires: at most one of each container. A few statements for all: the lock is held meanwhile."""
-        rows = {row.name: row for row in read_leases(connection, [beat.container for beat in beats])}
+    def _heartbeats(
+        self, connection: sa.Connection, heartbeats: Sequence[Heartbeat], at_ms: Millis
+    ) -> Iterator[HeartbeatOutcome]:
+        """Requires: at most one heartbeat of each container. Uses few statements: the lock is
+        held meanwhile.
+        """
+        rows = {
+            row.name: row
+            for row in read_leases(connection, [heartbeat.container for heartbeat in heartbeats])
+        }
         valid: dict[str, ContainerRow] = {}
-        for beat in beats:
-            row = rows.get(beat.container)
-            if row is not None and row.incarnation == beat.incarnation and row.may_run:
+        for heartbeat in heartbeats:
+            row = rows.get(heartbeat.container)
+            if row is not None and row.incarnation == heartbeat.incarnation and row.may_run:
                 valid[row.name] = row
-                _free_dropped(connection, beat)
-        news = [
-            (_after(row, beat, at_ms), beat.tasks if _is_news(row, beat) else None)
-            for beat in beats
-            if (row := valid.get(beat.container)) is not None
+                _release_dropped(connection, heartbeat)
+        renewals = [
+            (_after(row, heartbeat, at_ms), heartbeat.tasks if _is_newer(row, heartbeat) else None)
+            for heartbeat in heartbeats
+            if (row := valid.get(heartbeat.container)) is not None
         ]
-        renew_containers(connection, news)
+        renew_containers(connection, renewals)
         assigned = assignments_of(connection, list(valid))
         nothing = Assignment(version=current_value(connection, EPOCHS), shards=())
-        for beat in beats:
-            row = valid.get(beat.container)
+        for heartbeat in heartbeats:
+            row = valid.get(heartbeat.container)
             if row is None:
-                why = "this incarnation is over"
-                yield BeatOutcome(verdict=Verdict.REBOOT, assignment=nothing, reason=why)
+                why = "this incarnation has ended"
+                yield HeartbeatOutcome(verdict=HeartbeatVerdict.REBOOT, assignment=nothing, reason=why)
                 continue
             is_live = row.state is ContainerState.LIVE
-            yield BeatOutcome(
-                verdict=Verdict.OK if is_live else Verdict.WITHHELD,
+            yield HeartbeatOutcome(
+                verdict=HeartbeatVerdict.OK if is_live else HeartbeatVerdict.WITHHELD,
                 assignment=assigned[row.name],
                 renewals=row.renewals + is_live,
-                reason="" if is_live else "it does not do as asked: its lease runs out",
+                reason=""
+                if is_live
+                else "it did not release a shard in time: its lease is no longer extended",
             )
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
-        """A container renews its row while no Shard Manager answers, and reads its shards. None: over."""
+        """Renew a container's lease row while no Shard Manager answers, and read its shards. None: lease
+        ended.
+        """
         with self._database.transaction() as connection:
             row = read_container(connection, name)
             if (
@@ -333,15 +358,15 @@ class ShardStore:
         incarnation: str,
         *,
         renewals: int | None,
-        plan: Plan,
+        plan: MovePlanner,
         term: int,
         at_ms: Millis,
         reason: str,
     ) -> FailedOver | Renewed | None:
-        """Revoke a lease and give its shards away, in one transaction. None: there is nothing to revoke.
+        """Revoke a lease and give its shards to others, in one transaction. None: there is nothing to revoke.
 
-        Requires: `renewals` was observed a full interval ago, or belongs to a life that has not beaten since
-        it registered and so runs nothing, or is None and the exit was seen.
+        Requires one of: `renewals` was observed a full interval ago; it belongs to an incarnation that sent
+        no heartbeat since it registered, so it runs nothing; it is None and the exit was observed.
         """
         with self._writing(term) as connection:
             row = read_container(connection, name)
@@ -350,21 +375,23 @@ class ShardStore:
             if renewals is None:
                 assert row.known_dead, f"{name} is not known to be dead"
             elif row.renewals != renewals:
-                self._note(connection, at_ms, "failover", name, "kept", "its lease row was renewed meanwhile")
+                self._note(
+                    connection, at_ms, "failover", name, "kept", "its lease row was renewed in the meantime"
+                )
                 return Renewed(renewals=row.renewals)
             update_container(connection, name, state=ContainerState.GONE, engine_ready=False, tasks="[]")
             lost = read_shards_of(connection, name)
-            put_shards(connection, [Put(shard, None, ShardState.OWNED) for shard in lost])
+            update_shards(connection, [ShardUpdate(shard, None, ShardState.OWNED) for shard in lost])
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
             given = {move.shard: move.target for move in placement.moves}
             has_left = renewals is None and row.draining and not lost
-            said = "left" if has_left else f"failed over, {len(given)} shards given"
-            self._note(connection, at_ms, "failover", name, said, reason, shards=given)
+            decision = "left" if has_left else f"failed over, {len(given)} shards given"
+            self._note(connection, at_ms, "failover", name, decision, reason, shards=given)
             return FailedOver(placement=placement)
 
-    def rearrange(self, plan: Plan, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
-        """Decide on what the store holds now, and begin those moves: one transaction."""
+    def rearrange(self, plan: MovePlanner, *, term: int, at_ms: Millis, actor: str = ROLE) -> Placement:
+        """Run `plan` on the current rows and begin its moves, in one transaction."""
         with self._writing(term) as connection:
             placement = plan(read_shards(connection), read_containers(connection, with_tasks=False))
             self._apply(connection, placement.moves)
@@ -377,20 +404,20 @@ class ShardStore:
             return placement
 
     def mark_dead(self, name: str, incarnation: str, *, term: int, at_ms: Millis) -> bool:
-        """Its exit was seen. False: not this incarnation any more."""
+        """Record that its exit was observed. False: another incarnation is registered."""
         with self._writing(term) as connection:
             row = read_container(connection, name)
             if row is None or row.incarnation != incarnation or not row.may_run:
                 return False
             update_container(connection, name, known_dead=True)
-            self._note(connection, at_ms, "container", name, "dead", "its exit was seen")
+            self._note(connection, at_ms, "container", name, "dead", "its exit was observed")
             return True
 
     def withhold(
         self, name: str, incarnation: str, *, shard: int, term: int, at_ms: Millis, reason: str
     ) -> bool:
-        """Stop extending a lease, so that it can be failed over though the container still beats; `shard` is
-        to blame.
+        """Stop extending a lease, so that a container that still sends heartbeats can be failed over; `shard`
+        gets the blame.
         """
         with self._writing(term) as connection:
             row = read_container(connection, name)
@@ -413,7 +440,7 @@ class ShardStore:
         reason: str,
         actor: str = ROLE,
     ) -> bool:
-        """Give a container no new shards, let it lose those it has too, or take it back. False: unknown."""
+        """Cordon, drain or uncordon a container. False: there is no such container."""
         with self._writing(term) as connection:
             if read_container(connection, name) is None:
                 return False
@@ -422,8 +449,8 @@ class ShardStore:
             self._note(connection, at_ms, "container", name, decision, reason, actor=actor)
             return True
 
-    def forgive(self, shard: int, *, term: int, at_ms: Millis, reason: str, actor: str = ROLE) -> bool:
-        """Let a quarantined shard be placed again. False: no such shard."""
+    def clear_blame(self, shard: int, *, term: int, at_ms: Millis, reason: str, actor: str = ROLE) -> bool:
+        """End the quarantine of a shard. False: there is no such shard."""
         with self._writing(term) as connection:
             done = connection.execute(sa.update(SHARDS).where(SHARDS.c.shard == shard).values(blame=0))
             if done.rowcount:
@@ -445,17 +472,17 @@ class ShardStore:
             yield connection
 
     def _apply(self, connection: sa.Connection, moves: Iterable[Move]) -> None:
-        rows, puts = {row.shard: row for row in read_shards(connection)}, list[Put]()
+        rows, updates = {row.shard: row for row in read_shards(connection)}, list[ShardUpdate]()
         for move in moves:
             row = rows[move.shard]
             assert row.container == move.source and row.state is ShardState.OWNED, (
                 f"{move} does not start from {row}"
             )
             if row.container is None:
-                puts.append(Put(row, move.target, ShardState.OWNED))
+                updates.append(ShardUpdate(row, move.target, ShardState.OWNED))
             else:
-                puts.append(Put(row, row.container, ShardState.DROPPING, move.target))
-        put_shards(connection, puts)
+                updates.append(ShardUpdate(row, row.container, ShardState.DROPPING, move.target))
+        update_shards(connection, updates)
 
     def _note(
         self,
@@ -474,61 +501,63 @@ class ShardStore:
         self._journal.append(connection, entry)
 
 
-def _is_news(row: ContainerRow, beat: Heartbeat) -> bool:
-    """A late beat still counts as a sign of life, but its news is old."""
-    return beat.sequence > row.sequence
+def _is_newer(row: ContainerRow, heartbeat: Heartbeat) -> bool:
+    """Whether a heartbeat is newer than the row. A late one renews the lease, but its report is outdated."""
+    return heartbeat.sequence > row.sequence
 
 
-def _after(row: ContainerRow, beat: Heartbeat, at_ms: Millis) -> ContainerRow:
-    """A container's row after its beat."""
+def _after(row: ContainerRow, heartbeat: Heartbeat, at_ms: Millis) -> ContainerRow:
+    """A container's row after a heartbeat."""
     row = replace(row, seen_ms=at_ms, renewals=row.renewals + (row.state is ContainerState.LIVE))
-    if not _is_news(row, beat):
+    if not _is_newer(row, heartbeat):
         return row
     return replace(
         row,
-        sequence=beat.sequence,
-        list_version=max(row.list_version, beat.list_version),
-        assignment_version=max(row.assignment_version, beat.assignment_version),
-        engine_ready=beat.engine_ready,
-        host=beat.host or row.host,
-        pid=beat.pid or row.pid,
-        capacity=beat.capacity,
-        region=beat.region,
+        sequence=heartbeat.sequence,
+        list_version=max(row.list_version, heartbeat.list_version),
+        assignment_version=max(row.assignment_version, heartbeat.assignment_version),
+        engine_ready=heartbeat.engine_ready,
+        host=heartbeat.host or row.host,
+        pid=heartbeat.pid or row.pid,
+        capacity=heartbeat.capacity,
+        region=heartbeat.region,
     )
 
 
-def _first_of_each(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
-    """As many as there are before a container beats for the second time."""
+def _distinct_prefix(heartbeats: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """The longest prefix with at most one heartbeat of each container."""
     names: set[str] = set()
-    for number, beat in enumerate(beats):
-        if beat.container in names:
-            return list(beats[:number])
-        names.add(beat.container)
-    return list(beats)
+    for number, heartbeat in enumerate(heartbeats):
+        if heartbeat.container in names:
+            return list(heartbeats[:number])
+        names.add(heartbeat.container)
+    return list(heartbeats)
 
 
-def _free_dropped(connection: sa.Connection, beat: Heartbeat) -> None:
-    """A reaped shard goes to its target under a larger epoch, or to nobody if that one cannot have it."""
-    reaped = {entry.shard: entry.epoch for entry in beat.acked if entry.state is ShardState.DROPPING}
-    if not reaped:
+def _release_dropped(connection: sa.Connection, heartbeat: Heartbeat) -> None:
+    """Give released shards to their targets, or leave them without an owner where the target cannot take
+    them.
+    """
+    released = {entry.shard: entry.epoch for entry in heartbeat.acked if entry.state is ShardState.DROPPING}
+    if not released:
         return
-    mine = read_shards_of(connection, beat.container)
-    done = [row for row in mine if row.state is ShardState.DROPPING and reaped.get(row.shard) == row.epoch]
-    # Those few alone: reading every container would make a beat cost as much as the fleet.
-    takers = live_among(connection, {row.target for row in done if row.target is not None})
-    # One that cost two containers goes to no third, though the second dropped it after its restart.
+    mine = read_shards_of(connection, heartbeat.container)
+    done = [row for row in mine if row.state is ShardState.DROPPING and released.get(row.shard) == row.epoch]
+    # Only the targets: reading every container would make a heartbeat cost as much as the fleet is large.
+    takers = live_containers(connection, {row.target for row in done if row.target is not None})
+    # A quarantined shard gets no new owner, even if its last container released it after a restart.
     given = {row.shard: row.target for row in done if row.target in takers and not row.is_quarantined}
-    put_shards(connection, [Put(row, given.get(row.shard), ShardState.OWNED) for row in done])
+    update_shards(connection, [ShardUpdate(row, given.get(row.shard), ShardState.OWNED) for row in done])
 
 
 class FleetView:
-    """Containers, shards and tasks as last recorded. No lock: nobody waits for a round."""
+    """Containers, shards and tasks as last stored. Takes no lock: callers do not wait for a round."""
 
     def __init__(self, store: ShardStore) -> None:
         self._store = store
 
     def is_stopped(self, job: str, *, generation: int, list_version: int) -> bool:
-        """Whether no task of `job` up to `generation` runs: each container proved it or its lease is over."""
+        """Whether no task of `job` up to `generation` runs: each container reported so or lost its lease."""
         return all(
             row.list_version >= list_version
             and not any(task.generation <= generation for task in row.tasks_of(job))
@@ -537,15 +566,15 @@ class FleetView:
         )
 
     def containers(self) -> tuple[ContainerRow, ...]:
-        """Every container ever heard of; `state` says whether it lives."""
+        """Every container that ever registered; `state` tells which are live."""
         return self._store.containers()
 
     def shards(self) -> tuple[ShardRow, ...]:
-        """Every shard's record."""
+        """All shards."""
         return self._store.shards()
 
     def task_reports(self, job: str | None = None) -> tuple[tuple[str, TaskReport], ...]:
-        """(container, task) as last reported by containers that may still run something."""
+        """(container, task) as last reported by containers that may still run tasks."""
         return tuple(
             (name, task)
             for name, text in self._store.reports()

@@ -1,6 +1,6 @@
-"""Serves the list of all tasks, versioned: whole, or what changed since a version (Turbine IV).
+"""Serves the versioned list of all tasks: the full list, or the changes since a version (Turbine IV).
 
-Task Managers keep the list, so that balancing and fail-over go on while this service is away.
+Task Managers cache the list, so that balancing and fail-over work while this service is down.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from penstock.jobs.tasks import RunningJob, TaskSpec, has_tasks, partitions_of, 
 
 
 class RunningPage(Protocol):
-    """Running rows, and the version they were read at."""
+    """Running rows, and the version at which they were read."""
 
     @property
     def version(self) -> int:
-        """Of the newest change this page knows."""
+        """The version of the newest change in this page."""
 
     @property
     def rows(self) -> Sequence[RunningJob]:
-        """Stopped, held and removed jobs included."""
+        """The rows, including those of stopped, held and removed jobs."""
 
 
 class RunningSource(Protocol):
-    """The Job Store, as the Task Service needs it."""
+    """The part of the Job Store that the Task Service needs."""
 
     def snapshot(self, *, since: int = 0) -> RunningPage:
-        """Every row with a larger version than `since`, in their order, read at one moment with it."""
+        """Every row with a version above `since`, in version order, from one snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskList:
-    """The tasks of all jobs at one version, or (not `full`) what to change in a list of version `since`."""
+    """The tasks of all jobs at one version, or (not `full`) the changes since the version `since`."""
 
     version: int
     full: bool
     jobs: Mapping[str, tuple[TaskSpec, ...]] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()  # jobs that have no tasks any more
-    since: int = 0  # the version that was asked about
+    removed: tuple[str, ...] = ()  # jobs that no longer have tasks
+    since: int = 0  # the version in the request
 
     def specs(self) -> tuple[TaskSpec, ...]:
         """Every task of every job."""
         return tuple(spec for job in sorted(self.jobs) for spec in self.jobs[job])
 
     def to_json(self) -> dict[str, Any]:
-        """A job's config once, not once per task."""
+        """The list as JSON, with each job's config only once."""
         return {
             "version": self.version,
             "full": self.full,
@@ -64,7 +64,7 @@ class TaskList:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TaskList:
-        """Leaves out what it does not know; ValueError if it is no task list."""
+        """Read a list from JSON. Ignores unknown fields; ValueError if it is not a task list."""
         read = read_message(data, _ListOnWire)
         jobs = {job: _job_from_json(job, item) for job, item in read.jobs.items()}
         return TaskList(
@@ -116,41 +116,44 @@ def _job_from_json(job: str, item: _JobOnWire) -> tuple[TaskSpec, ...]:
     )
 
 
-def merge_list(have: TaskList | None, news: TaskList) -> TaskList | None:
-    """The whole list after `news`; None when `news` does not fit on what we have: ask for the whole one."""
-    is_reset = have is not None and news.full and news.since == have.version  # the store never heard of ours
-    if have is not None and news.version < have.version and not is_reset:
-        return have  # a late answer
-    if news.full:
-        return news
-    if have is None or news.since > have.version:
+def merge_list(current: TaskList | None, update: TaskList) -> TaskList | None:
+    """The full list after an update; None if the update does not fit the current list: fetch the
+    full list.
+    """
+    # The store does not know the version of our list.
+    is_reset = current is not None and update.full and update.since == current.version
+    if current is not None and update.version < current.version and not is_reset:
+        return current  # a late response
+    if update.full:
+        return update
+    if current is None or update.since > current.version:
         return None
-    removed = frozenset(news.removed)  # as many as there are jobs, when a pipeline of many is taken away
-    jobs = {job: specs for job, specs in {**have.jobs, **news.jobs}.items() if job not in removed}
-    return TaskList(version=news.version, full=True, jobs=jobs)
+    removed = frozenset(update.removed)  # may be many: a removed pipeline can have most of the jobs
+    jobs = {job: specs for job, specs in {**current.jobs, **update.jobs}.items() if job not in removed}
+    return TaskList(version=update.version, full=True, jobs=jobs)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A running row, and what was made of it once somebody asked."""
+class _CachedJob:
+    """A running row, and values derived from it, computed on first use."""
 
     row: RunningJob
     has_tasks: bool
-    made: tuple[TaskSpec, ...] | None = None
-    text: bytes = b""  # of the job on the wire
+    task_specs: tuple[TaskSpec, ...] | None = None
+    text: bytes = b""  # the job as JSON
     load: Vector | None = None
     placed: tuple[int, tuple[int, ...]] | None = None  # number of shards, the shard of each task
 
     @property
     def specs(self) -> tuple[TaskSpec, ...]:
-        if self.made is None:
-            self.made = task_specs(self.row)
-        return self.made
+        if self.task_specs is None:
+            self.task_specs = task_specs(self.row)
+        return self.task_specs
 
-    def replaced_by(self, row: RunningJob) -> _Kept:
-        """The job after a change; a release leaves its tasks in their shards."""
+    def replaced_by(self, row: RunningJob) -> _CachedJob:
+        """The cached job for a newer row; a new release keeps its tasks in their shards."""
         is_same = row.job == self.row.job and row.mapping == self.row.mapping
-        return _Kept(row, has_tasks(row), placed=self.placed if is_same else None)
+        return _CachedJob(row, has_tasks(row), placed=self.placed if is_same else None)
 
     def shards(self, count: int) -> tuple[int, ...]:
         """The shard of each of its tasks."""
@@ -162,7 +165,7 @@ class _Kept:
         return self.placed[1]
 
     def reserved(self) -> Vector:
-        """What each of its tasks reserves. Only that is read of the config."""
+        """What each of its tasks reserves. Decodes only that part of the config."""
         if self.load is None:
             self.load = reserved_load(_decode_resources(self.row.config_json).resources)
         return self.load
@@ -182,53 +185,53 @@ class _Kept:
 
 
 class TaskService:
-    """Turns running rows into task lists, and keeps them: only what changed is read and encoded again.
+    """Builds task lists from running rows and caches them: only changed jobs are read and encoded again.
 
-    Any number of instances may serve one store: each asks it for the newest version at every call.
+    Any number of instances may serve one store: each reads the newest version from it at every call.
     """
 
     def __init__(self, source: RunningSource) -> None:
         self._source, self._lock = source, threading.Lock()
         self._version = 0
-        self._jobs: dict[str, _Kept] = {}  # in the order of their versions
+        self._jobs: dict[str, _CachedJob] = {}  # in the order of their versions
         self._loads: tuple[tuple[int, int], dict[int, tuple[int, Vector]]] | None = None
         self._counts: tuple[int, dict[str, tuple[int, int]]] | None = None
 
     def snapshot(self, since: int | None = None) -> TaskList:
-        """What changed since a version; everything when the version is not given or not known."""
+        """The changes since a version; the full list if the version is missing or unknown."""
         with self._lock:
             self._refresh()
-            is_full, kept = self._since(since)
+            is_full, jobs = self._since(since)
             return TaskList(
                 version=self._version,
                 full=is_full,
-                jobs={job: item.specs for job, item in kept.items() if item.has_tasks},
-                removed=() if is_full else tuple(_without_tasks(kept)),
+                jobs={job: item.specs for job, item in jobs.items() if item.has_tasks},
+                removed=() if is_full else tuple(_without_tasks(jobs)),
                 since=since or 0,
             )
 
     def encoded(self, since: int | None = None) -> bytes:
-        """The same as JSON, put together from what was encoded before."""
+        """The same as JSON, assembled from cached parts."""
         return self.encoded_at(since)[1]
 
     def encoded_at(self, since: int | None = None) -> tuple[int, bytes]:
-        """The same with the version it has."""
+        """The same, with its version."""
         with self._lock:
             self._refresh()
-            is_full, kept = self._since(since)
-            parts = [item.encoded() for item in kept.values() if item.has_tasks]
-            removed = [] if is_full else _without_tasks(kept)
+            is_full, jobs = self._since(since)
+            parts = [item.encoded() for item in jobs.values() if item.has_tasks]
+            removed = [] if is_full else _without_tasks(jobs)
             head = {"version": self._version, "full": is_full, "removed": removed, "since": since or 0}
             return self._version, _encode(head)[:-1] + b',"jobs":{' + b",".join(parts) + b"}}"
 
     def version(self) -> int:
-        """Of the newest list there is."""
+        """The version of the newest list."""
         with self._lock:
             self._refresh()
             return self._version
 
     def reserved_loads(self, shards: int) -> dict[int, tuple[int, Vector]]:
-        """How many tasks each shard has and what they reserve; shards without tasks are absent."""
+        """How many tasks each shard has, and what they reserve; shards without tasks are absent."""
         with self._lock:
             self._refresh()
             if self._loads is None or self._loads[0] != (self._version, shards):
@@ -237,7 +240,7 @@ class TaskService:
             return self._loads[1]
 
     def shards_of(self, subject: str, birth: str, shards: int) -> frozenset[int]:
-        """The shards of a job's tasks, held ones too, or of one task; none in another life of the job."""
+        """The shards of a job's tasks (also while held) or of one task; none if the birth id differs."""
         job, _, index = subject.partition("/")
         with self._lock:
             self._refresh()
@@ -248,7 +251,7 @@ class TaskService:
             return frozenset(shard_of(task, shards) for task in tasks)
 
     def task_counts(self) -> Mapping[str, tuple[int, int]]:
-        """By job that has tasks: its generation, and how many they are."""
+        """For each job with tasks: its generation and its number of tasks."""
         with self._lock:
             self._refresh()
             if self._counts is None or self._counts[0] != self._version:
@@ -262,16 +265,16 @@ class TaskService:
 
     def _refresh(self) -> None:
         page = self._source.snapshot(since=self._version)
-        if page.version < self._version:  # another life of the store
+        if page.version < self._version:  # another store
             self._jobs, self._version = {}, 0
             page = self._source.snapshot()
         for row in page.rows:
             old = self._jobs.pop(row.job, None)
-            self._jobs[row.job] = _Kept(row, has_tasks(row)) if old is None else old.replaced_by(row)
+            self._jobs[row.job] = _CachedJob(row, has_tasks(row)) if old is None else old.replaced_by(row)
         self._version = page.version
 
-    def _since(self, since: int | None) -> tuple[bool, dict[str, _Kept]]:
-        """(whether it is the whole, the jobs to tell of)."""
+    def _since(self, since: int | None) -> tuple[bool, dict[str, _CachedJob]]:
+        """(whether the result is the full list, the jobs in it)."""
         if not since or since > self._version:
             return True, self._jobs
         changed = {}
@@ -282,12 +285,12 @@ class TaskService:
         return False, changed
 
 
-def _without_tasks(kept: Mapping[str, _Kept]) -> list[str]:
-    return sorted(job for job, item in kept.items() if not item.has_tasks)
+def _without_tasks(jobs: Mapping[str, _CachedJob]) -> list[str]:
+    return sorted(job for job, item in jobs.items() if not item.has_tasks)
 
 
 class _Resources(msgspec.Struct):
-    """As much of a config as its load needs."""
+    """The part of a config that its load needs."""
 
     resources: dict[str, Any] = {}
 

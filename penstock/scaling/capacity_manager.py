@@ -16,7 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.workers import Rest, no_rest
 from penstock.fleet.container_store import ContainerRow, ContainerState
 from penstock.fleet.messages import TaskReport
-from penstock.fleet.shard_load import KINDS, reserved_of, seen_load
+from penstock.fleet.shard_load import KINDS, measured_load, reserved_of
 from penstock.fleet.shard_store import FleetView
 from penstock.jobs.config import JobConfig
 from penstock.jobs.job_reads import JobReads, JobView
@@ -146,7 +146,7 @@ def _used(view: JobView, tasks: Sequence[TaskReport]) -> dict[str, float] | None
     if running is None or len({task.task_id for task in tasks}) < len(set(running.mapping)):
         return None
     reserved, threads = reserved_of(running.config), running.config.threads
-    loads = [seen_load(reserved, threads, task.metrics) for task in tasks]
+    loads = [measured_load(reserved, threads, task.metrics) for task in tasks]
     return {kind: sum(load[place] for load in loads) for place, kind in enumerate(KINDS)}
 
 

@@ -17,7 +17,7 @@ from penstock.container.sessions import last_failure
 from penstock.core.clock import Millis
 from penstock.db.tokens import Caller
 from penstock.fleet.container_store import ContainerState
-from penstock.fleet.messages import TaskReport, shortly
+from penstock.fleet.messages import TaskReport, summarize_error
 from penstock.jobs.job_reads import JobView
 from penstock.jobs.running_store import RunningRow
 from penstock.server import replies
@@ -259,6 +259,6 @@ def find_trouble(running: RunningRow, reports: Mapping[str, TaskReport]) -> dict
         elif task is None:
             found[partition] = f"no container runs its task {running.job}/{index}"
         elif task.state != "running":
-            error = f": {shortly(task.error)}" if task.error else ""
+            error = f": {summarize_error(task.error)}" if task.error else ""
             found[partition] = f"its task {running.job}/{index} is {task.state}{error}"
     return found

@@ -46,11 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
         overlap_ms += report.overlap_ms
     _summary("faults by kind", faults)
     _summary("invariants evaluated", evaluated)
-    _summary("overlaps that pauses or fences explain", excused)
-    print(f"  {overlap_ms / 1000:.1f} s of overlap in all")
+    _summary("overlaps explained by pauses or fences", excused)
+    print(f"  {overlap_ms / 1000:.1f} s of overlap in total")
     wall_s = (clock.boot_ms() - begun_ms) / 1000
     print(f"{asked.seeds} seeds, {simulated_ms / 3_600_000:.1f} simulated hours in {wall_s:.0f} s")
-    print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was broken")
+    print(f"broken seeds: {', '.join(map(str, broken))}" if broken else "no invariant was violated")
     return 1 if broken else 0
 
 

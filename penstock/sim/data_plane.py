@@ -1,8 +1,8 @@
-"""Simulated tasks, and a model of the bus and row store that they write to.
+"""Simulated tasks, and a model of the row store that they write to.
 
-A task acquires its intervals at start and commits until it ends. Starts and stops take time, a stop may hang
-until the kill, and until the end of a run its commits go on. The model fences by tokens and keeps a ledger of
-every acquire and commit; the invariants read the ledger, never the state that they check.
+A task acquires its intervals when it starts, and commits until it ends, also while it is stopping. Starts and
+stops take time; a stop may hang until the kill. The model fences by tokens and records every acquire and
+commit in a ledger; the invariants read only that ledger.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from penstock.core.clock import Millis
 from penstock.core.errors import Fenced, IntervalError, IntervalMissing, PenstockError
 from penstock.jobs.config import JobConfig
 from penstock.jobs.tasks import FINAL, RunState, RunStatus, TaskSpec, interval_birth
-from penstock.sim.simulation import Action, Process, Simulation
+from penstock.sim.simulation import SimAction, SimProcess, Simulation
 
 
 @dataclass(slots=True)
 class Interval:
-    """The one row of an interval that counts here."""
+    """The row of an interval with its owner's pair and token."""
 
     birth: str
     generation: int = 0
@@ -31,12 +31,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One successful acquire, fence or commit, in the order in which they happened."""
+    """One successful acquire, fence or commit."""
 
     kind: str  # acquire | fence | commit
     interval: tuple[str, int]  # (job birth, partition)
     token: int
-    run: str  # who did it
+    run: str  # the run that did it
     at_ms: Millis
     pair: tuple[int, int] = (0, 0)  # generation and shard epoch, of an acquire or a fence
 
@@ -50,13 +50,14 @@ class ModelDataPlane:
     checks_tokens: bool = True
     checks_epochs: bool = True
     rows: dict[tuple[str, int], Interval] = field(default_factory=dict)
-    unseen: list[Effect] = field(default_factory=list)  # the ledger, until the invariants have read it
+    # The part of the ledger that the invariants have not read yet
+    unseen: list[Effect] = field(default_factory=list)
     acquires: int = 0
     commits: int = 0
     refused: int = 0
 
     def prepare(self, job: str, birth: str, config: JobConfig) -> None:
-        """Create the intervals of this config; repeated, it does nothing."""
+        """Create the intervals of this config; idempotent."""
         self.fault("prepare", job)
         for partition in range(config.partitions):
             born = interval_birth(birth, config.kind, config.lineage, partition)
@@ -64,12 +65,12 @@ class ModelDataPlane:
             if row is None:
                 self.rows[birth, partition] = Interval(birth=born)
             elif row.birth != born:
-                # A new life of the interval: it keeps the token, which never goes back.
+                # The interval is created again: its token must not decrease.
                 row.birth, row.token = born, row.token + 1
         self.fault("prepared", job)
 
     def unread(self, job: str, birth: str, config: JobConfig, category: str, *, is_stopped: bool) -> str:
-        """Records are not modelled: whatever was written is read."""
+        """Records are not modelled: everything counts as read."""
         self.fault("unread", job)
         return ""
 
@@ -96,7 +97,7 @@ class ModelDataPlane:
         """Take an interval: Fenced unless (generation, shard epoch) >= the stored pair. Returns the token."""
         row = self.rows.get((birth, partition))
         if row is None or row.birth != born:
-            raise IntervalMissing(f"interval {birth}/{partition} is missing, or of another birth")
+            raise IntervalMissing(f"interval {birth}/{partition} is missing, or has another birth id")
         if self.checks_epochs and (generation, shard_epoch) < (row.generation, row.shard_epoch):
             self.refused += 1
             raise Fenced(f"interval {birth}/{partition} belongs to a newer owner")
@@ -106,10 +107,10 @@ class ModelDataPlane:
         return row.token
 
     def commit(self, birth: str, partition: int, *, token: int, run: str) -> None:
-        """One step of an interval: Fenced unless the token is the stored one."""
+        """Commit one step of an interval: Fenced unless the token is the stored one."""
         row = self.rows.get((birth, partition))
         if row is None:
-            raise IntervalError(f"interval {birth}/{partition} vanished")
+            raise IntervalError(f"interval {birth}/{partition} has no row")
         if self.checks_tokens and row.token != token:
             self.refused += 1
             raise Fenced(f"interval {birth}/{partition} has a newer owner")
@@ -126,7 +127,7 @@ class ModelDataPlane:
 
 
 @dataclass(slots=True)
-class Run:
+class SimRun:
     """One run of one task in one engine."""
 
     id: str
@@ -134,27 +135,27 @@ class Run:
     incarnation: str
     spec: TaskSpec
     shard_epoch: int
-    process: Process
+    process: SimProcess
     started_ms: Millis
     state: RunState = RunState.STARTING
     error: str = ""
     tokens: dict[int, int] = field(default_factory=dict)  # partition -> token, once acquired
     is_ending: bool = False
-    crash: Action = lambda: None  # a fault: the run ends by itself
+    crash: SimAction = lambda: None  # a fault: the run ends by itself
 
     @property
     def is_live(self) -> bool:
-        """Something of it is alive."""
+        """Whether it has not ended."""
         return self.state not in FINAL
 
     def intervals(self) -> tuple[tuple[str, int], ...]:
-        """What it has acquired."""
+        """The intervals that it has acquired."""
         return tuple((self.spec.birth, partition) for partition in self.tokens)
 
 
 @dataclass(slots=True)
 class SimPace:
-    """How long things take in a container, and how often they go wrong."""
+    """How long starts, stops and commits take in a container, and how often stops hang."""
 
     start_ms: Millis = 1_500
     stop_ms: Millis = 800
@@ -165,63 +166,63 @@ class SimPace:
 
 
 @dataclass(slots=True)
-class Population:
-    """Every run alive anywhere, dead containers' runs excluded: what the invariants look at."""
+class LiveRuns:
+    """All live runs of the simulated world, for the invariants."""
 
-    runs: dict[str, Run] = field(default_factory=dict)
-    by_task: dict[str, dict[str, Run]] = field(default_factory=dict)
+    runs: dict[str, SimRun] = field(default_factory=dict)
+    by_task: dict[str, dict[str, SimRun]] = field(default_factory=dict)
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    on_start: list[Callable[[Run], None]] = field(default_factory=list)
-    on_stop: list[Callable[[Run], None]] = field(default_factory=list)
-    on_end: list[Callable[[Run], None]] = field(default_factory=list)
+    on_start: list[Callable[[SimRun], None]] = field(default_factory=list)
+    on_stop: list[Callable[[SimRun], None]] = field(default_factory=list)
+    on_end: list[Callable[[SimRun], None]] = field(default_factory=list)
 
-    def add(self, run: Run) -> None:
-        """A run begins."""
+    def add(self, run: SimRun) -> None:
+        """Add a run that starts."""
         for observer in self.on_start:
             observer(run)
         self.started += 1
         self.runs[run.id] = run
         self.by_task.setdefault(run.spec.task_id, {})[run.id] = run
 
-    def remove(self, run: Run) -> None:
-        """Nothing of this run is alive any more."""
+    def remove(self, run: SimRun) -> None:
+        """Remove a run that has ended."""
         if self.runs.pop(run.id, None) is not None:
             del self.by_task[run.spec.task_id][run.id]
             self.ended[run.state.value] += 1
             for observer in self.on_end:
                 observer(run)
 
-    def of(self, task_id: str) -> tuple[Run, ...]:
+    def of(self, task_id: str) -> tuple[SimRun, ...]:
         """The live runs of one task, in the order of their start."""
         return tuple(self.by_task.get(task_id, {}).values())
 
 
 class SimRunner:
-    """The `Runner` of one engine process. Everything it runs ends with the process, at once."""
+    """The `Runner` of one engine process. All its runs end with the process."""
 
     def __init__(
         self,
-        process: Process,
+        process: SimProcess,
         *,
         container: str,
         incarnation: str,
         data_plane: ModelDataPlane,
-        population: Population,
+        population: LiveRuns,
         pace: SimPace,
     ) -> None:
         self._process, self._data_plane = process, data_plane
         self._container, self._incarnation = container, incarnation
         self._population, self._pace = population, pace
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, SimRun] = {}
         process.on_death.append(self._end_all)
 
     def start(self, spec: TaskSpec, *, shard_epoch: int) -> None:
-        """Begin a run."""
-        assert spec.task_id not in self._runs, f"{spec.task_id}: the last run is not forgotten"
-        assert self._process.is_alive, "a dead engine starts nothing"
+        """Start a run."""
+        assert spec.task_id not in self._runs, f"{spec.task_id}: the last run was not dropped by `forget`"
+        assert self._process.is_alive, "a dead engine starts no run"
         sim = self._process.sim
-        run = Run(
+        run = SimRun(
             id=f"{spec.task_id}#{self._population.started}",
             container=self._container,
             incarnation=self._incarnation,
@@ -238,7 +239,7 @@ class SimRunner:
         self._later(self._pace.start_ms, run, "acquires", self._acquire)
 
     def stop(self, task_id: str) -> None:
-        """Ask a run to end."""
+        """Request a run to stop."""
         run = self._runs.get(task_id)
         if run is None or not run.is_live or run.is_ending:
             return
@@ -251,7 +252,7 @@ class SimRunner:
             self._later(self._pace.stop_ms, run, "stops", lambda run: self._end(run, RunState.STOPPED))
 
     def kill(self, task_id: str) -> None:
-        """End a run that hangs."""
+        """Kill a run."""
         run = self._runs.get(task_id)
         if run is None or not run.is_live or task_id in self._pace.stubborn:
             return
@@ -259,24 +260,24 @@ class SimRunner:
         self._later(self._pace.kill_ms, run, "is killed", lambda run: self._end(run, RunState.STOPPED))
 
     def poll(self) -> tuple[RunStatus, ...]:
-        """Every run not yet forgotten."""
+        """The status of every run that was not dropped by `forget`."""
         return tuple(
             RunStatus(task_id=task_id, state=run.state, error=run.error)
             for task_id, run in self._runs.items()
         )
 
     def forget(self, task_id: str) -> None:
-        """Drop a final run."""
+        """Drop a run that has ended."""
         run = self._runs.get(task_id)
         if run is not None:
             assert not run.is_live, f"{run.id} is forgotten while it is {run.state}"
             del self._runs[task_id]
 
-    def _later(self, up_to_ms: Millis, run: Run, what: str, action: Callable[[Run], None]) -> None:
+    def _later(self, up_to_ms: Millis, run: SimRun, what: str, action: Callable[[SimRun], None]) -> None:
         delay_ms = self._process.sim.rng.randrange(up_to_ms // 10, up_to_ms + 1)
         self._process.after(delay_ms, f"{run.id} {what}", lambda: action(run) if run.is_live else None)
 
-    def _acquire(self, run: Run) -> None:
+    def _acquire(self, run: SimRun) -> None:
         if run.is_ending:
             return
         spec = run.spec
@@ -300,7 +301,7 @@ class SimRunner:
         run.state = RunState.RUNNING
         self._later(self._pace.commit_ms, run, "commits", self._commit)
 
-    def _commit(self, run: Run) -> None:
+    def _commit(self, run: SimRun) -> None:
         try:
             for partition, token in run.tokens.items():
                 self._data_plane.commit(run.spec.birth, partition, token=token, run=run.id)
@@ -309,7 +310,7 @@ class SimRunner:
             return
         self._later(self._pace.commit_ms, run, "commits", self._commit)
 
-    def _end(self, run: Run, state: RunState, error: str = "") -> None:
+    def _end(self, run: SimRun, state: RunState, error: str = "") -> None:
         run.state, run.error = state, error
         self._population.remove(run)
         self._process.sim.note(f"{run.id} ends: {state} {error}")

@@ -1,4 +1,4 @@
-"""What goes wrong, and when? Faults of stores, data plane, processes and links, drawn from the seed.
+"""Fault injection: faults of the store, data plane, processes and links, drawn from the seed.
 
 Every fault ends by itself; `heal` ends all of them at once.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.core.clock import Millis
 from penstock.core.errors import IntervalError, OutcomeUnknown, StoreUnavailable
 from penstock.fleet.shard_load import shard_of
-from penstock.sim.simulation import Process, ProcessCrashed, Simulation, Weather
+from penstock.sim.simulation import NetworkConditions, ProcessCrashed, SimProcess, Simulation
 
 if TYPE_CHECKING:
     from penstock.sim.scenario import World
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StoreFaults:
-    """`Database(fault=...)`: refuses at begin, lies after the commit, or kills whoever is in the transaction.
+    """For `Database(fault=...)`: fails at begin, reports a timeout after the commit, or kills the calling
+    process.
 
-    Only code that runs inside a simulated process is hit: checkers read undisturbed.
+    Hits only code that runs inside a simulated process, not the checkers.
     """
 
     sim: Simulation
@@ -33,10 +34,11 @@ class StoreFaults:
     crashed: float = 0.0
     down_until_ms: Millis = 0
     met: Counter[str] = field(default_factory=Counter)
-    struck_ms: Millis = -(10**12)  # when it last failed somebody
-    commits: int = 0  # grows with every transaction that committed: tells checkers when to look again
-    victim: Callable[[Process], bool] = lambda process: True
-    at_next_begin: Callable[[Process], None] | None = None  # once, inside a round of the active control plane
+    last_fault_ms: Millis = -(10**12)  # when it last failed a call
+    commits: int = 0  # committed transactions: checkers use it to detect writes
+    victim: Callable[[SimProcess], bool] = lambda process: True
+    # Once, inside a round of the active control plane
+    at_next_begin: Callable[[SimProcess], None] | None = None
 
     def __call__(self, point: str) -> None:
         """Called by the database at "begin", "commit" and "committed"."""
@@ -46,25 +48,25 @@ class StoreFaults:
         if process is None:
             return
         if point == "begin" and self.at_next_begin is not None and self.victim(process):
-            strike, self.at_next_begin = self.at_next_begin, None
-            strike(process)
-        if point == "begin" and (self.sim.now_ms < self.down_until_ms or self._strikes(self.refused)):
+            inject, self.at_next_begin = self.at_next_begin, None
+            inject(process)
+        if point == "begin" and (self.sim.now_ms < self.down_until_ms or self._hits(self.refused)):
             self.met["store refused"] += 1
-            self.struck_ms = self.sim.now_ms
+            self.last_fault_ms = self.sim.now_ms
             raise StoreUnavailable("the simulated store is down")
         if self.crashed and self.victim(process) and rng.random() < self.crashed:
             self.met[f"crash at {point}"] += 1
             raise ProcessCrashed
-        if point == "committed" and self._strikes(self.timed_out):
+        if point == "committed" and self._hits(self.timed_out):
             self.met["store timed out after writing"] += 1
-            self.struck_ms = self.sim.now_ms
-            raise OutcomeUnknown("the simulated store wrote, but did not answer")
+            self.last_fault_ms = self.sim.now_ms
+            raise OutcomeUnknown("the simulated store committed, but did not answer")
 
-    def _strikes(self, share: float) -> bool:
+    def _hits(self, share: float) -> bool:
         return share > 0 and self.sim.rng.random() < share
 
     def heal(self) -> None:
-        """A store that works."""
+        """End all faults of the store."""
         self.refused = self.timed_out = self.crashed = 0.0
         self.down_until_ms = 0
         self.at_next_begin = None
@@ -72,14 +74,14 @@ class StoreFaults:
 
 @dataclass(slots=True)
 class DataPlaneFaults:
-    """Errors of `prepare`, `fence` and `retire`: before the effect, or after it (done, but timed out)."""
+    """Errors of `prepare`, `fence` and `retire`: before the effect, or after it (as a timeout)."""
 
     sim: Simulation
     refused: float = 0.0
     timed_out: float = 0.0
     poison: set[str] = field(default_factory=set)  # jobs whose prepare never succeeds
     met: Counter[str] = field(default_factory=Counter)
-    on_timeout: Callable[[], None] = lambda: None  # whoever asked hangs for a while
+    on_timeout: Callable[[], None] = lambda: None  # makes the caller hang for a while
 
     def __call__(self, call: str, job: str) -> None:
         """Called by the model at each call's start ("prepare") and end ("prepared")."""
@@ -94,24 +96,24 @@ class DataPlaneFaults:
             if is_end:
                 self.on_timeout()
                 raise OutcomeUnknown(what)
-            # Some failures are the environment's, some count against the plan.
+            # Some failures are the environment's, others count as failures of the plan.
             raise self.sim.rng.choice((StoreUnavailable, IntervalError))(what)
 
     def heal(self) -> None:
-        """A data plane that works; poison stays poison."""
+        """End all faults except poison jobs."""
         self.refused = self.timed_out = 0.0
 
 
 @dataclass(slots=True)
 class FaultSchedule:
-    """Strikes at random moments with one of the kinds the seed allows."""
+    """Injects, at random times, one of the kinds of faults that the seed allows."""
 
     world: World
     met: Counter[str] = field(default_factory=Counter)
-    is_over: bool = False
+    is_stopped: bool = False
 
     def begin(self) -> None:
-        """Set the standing faults and arm the first stroke."""
+        """Set the permanent faults and schedule the first injection."""
         world, on, rng = self.world, set(self.world.options.faults), self.world.sim.rng
         if "store errors" in on:
             world.store_faults.refused = rng.choice((0.002, 0.01, 0.05))
@@ -129,12 +131,12 @@ class FaultSchedule:
         if "slow stops" in on:
             world.pace.hang, world.pace.stop_ms = 0.2, 4_000
         if "slow engine starts" in on:
-            world.around.slow_starts = rng.choice((0.2, 0.5, 1.0))
-        self._arm()
+            world.env.slow_starts = rng.choice((0.2, 0.5, 1.0))
+        self._schedule_next()
 
     def heal(self) -> None:
-        """End every fault now. Dead processes are brought back by their supervisors."""
-        self.is_over = True
+        """End every fault now. Supervisors restart dead processes."""
+        self.is_stopped = True
         world = self.world
         world.sim.note("heal")
         world.network.heal()
@@ -146,9 +148,9 @@ class FaultSchedule:
         world.control.task_service_down_until_ms = 0
         for process in world.processes():
             process.resume()
-        world.around.slow_starts = 0.0
+        world.env.slow_starts = 0.0
         for container in world.hosts():
-            container.hurry()
+            container.finish_start()
         for twin in world.twins:
             twin.crash(for_good=True)
         world.control.start()
@@ -159,29 +161,29 @@ class FaultSchedule:
         self.world.data_plane_faults.poison.add(name)
 
     def _hang(self) -> None:
-        life = self.world.control.active
-        if life is not None:
-            life.hangs_until_ms = self.world.sim.now_ms + self.world.sim.rng.randrange(100, 20_000)
+        services = self.world.control.active
+        if services is not None:
+            services.hangs_until_ms = self.world.sim.now_ms + self.world.sim.rng.randrange(100, 20_000)
 
-    def _arm(self) -> None:
+    def _schedule_next(self) -> None:
         rng, mean_ms = self.world.sim.rng, self.world.options.fault_every_ms
-        self.world.sim.after(1 + int(rng.expovariate(1 / mean_ms)), "fault", self._strike)
+        self.world.sim.after(1 + int(rng.expovariate(1 / mean_ms)), "fault", self._inject)
 
-    def _strike(self) -> None:
-        if self.is_over:
+    def _inject(self) -> None:
+        if self.is_stopped:
             return
-        strokes = [kind for kind in self.world.options.faults if kind in _STROKES]
-        if strokes:
-            kind = self.world.sim.rng.choice(strokes)
+        kinds = [kind for kind in self.world.options.faults if kind in _INJECTIONS]
+        if kinds:
+            kind = self.world.sim.rng.choice(kinds)
             self.met[kind] += 1
             self.world.sim.note(f"fault: {kind}")
-            _STROKES[kind](self.world, self)
-        self._arm()
+            _INJECTIONS[kind](self.world, self)
+        self._schedule_next()
 
-    def pause(self, *processes: Process | None) -> None:
-        """Pause together; go on together, after a time around the profile's deadlines."""
+    def pause(self, *processes: SimProcess | None) -> None:
+        """Pause processes together, and resume them together after a time around the profile's deadlines."""
         sim, profile = self.world.sim, self.world.profile
-        # Short ones must do no harm at all; the long ones make zombies.
+        # Short pauses must have no effect; long ones create zombies.
         for_ms = sim.rng.choice((profile.heartbeat_ms, profile.deadline_ms, 2 * profile.failover_ms))
         for_ms = sim.rng.randrange(for_ms // 2, for_ms + 1)
         alive = [process for process in processes if process is not None and process.is_alive]
@@ -189,14 +191,14 @@ class FaultSchedule:
             process.pause()
 
         def resume() -> None:
-            # An engine may be ahead of its warden by an event or the other way round.
+            # In random order: the engine or the warden may resume first.
             for process in sim.rng.sample(alive, len(alive)):
                 process.resume()
 
         sim.after(for_ms, "pause ends", resume)
 
 
-Stroke = Callable[["World", FaultSchedule], None]
+Injection = Callable[["World", FaultSchedule], None]
 
 
 def _crash_control(world: World, _schedule: FaultSchedule) -> None:
@@ -204,12 +206,12 @@ def _crash_control(world: World, _schedule: FaultSchedule) -> None:
 
 
 def _crash_in_a_transaction(world: World, _schedule: FaultSchedule) -> None:
-    def over() -> None:
+    def end() -> None:
         world.store_faults.crashed = 0.0
 
-    # Soon, at whichever point of whichever transaction comes: this is the crash "between any two lines".
+    # Crashes soon, at a random point of some transaction.
     world.store_faults.crashed = world.sim.rng.choice((0.02, 0.1, 0.3))
-    world.sim.after(world.sim.rng.randrange(1_000, 10_000), "transactions are safe again", over)
+    world.sim.after(world.sim.rng.randrange(1_000, 10_000), "transactions are safe again", end)
 
 
 def _pause_control(world: World, schedule: FaultSchedule) -> None:
@@ -224,16 +226,16 @@ def _zombie_in_a_round(world: World, schedule: FaultSchedule) -> None:
     rng = world.sim.rng
     for_ms, skipped = rng.randrange(1_000, 2 * world.profile.failover_ms), rng.randrange(10)
 
-    def strike(process: Process) -> None:
+    def inject(process: SimProcess) -> None:
         nonlocal skipped
         if process is not world.control.process or skipped > 0:
             skipped -= 1
-            world.store_faults.at_next_begin = strike
+            world.store_faults.at_next_begin = inject
         else:
             schedule.met["control zombie went on in its round"] += 1
             world.control.become_zombie_here(process, for_ms=for_ms, until_ms=world.options.safety_ms)
 
-    world.store_faults.at_next_begin = strike
+    world.store_faults.at_next_begin = inject
 
 
 def _crash_container(world: World, _schedule: FaultSchedule) -> None:
@@ -241,7 +243,7 @@ def _crash_container(world: World, _schedule: FaultSchedule) -> None:
 
 
 def _lose_container(world: World, _schedule: FaultSchedule) -> None:
-    # At least two stay, or there is nowhere to fail over to.
+    # At least two must remain, so that fail-over is possible.
     there = [container for container in world.containers if not container.is_lost]
     if len(there) > 2:
         world.sim.rng.choice(there).crash(for_good=True)
@@ -272,17 +274,17 @@ def _cut(world: World, *links: tuple[str, str]) -> None:
     for link in links:
         world.network.cut(*link)
 
-    def mend() -> None:
+    def restore() -> None:
         for link in links:
-            world.network.mend(*link)
+            world.network.restore(*link)
 
-    world.sim.after(world.sim.rng.randrange(1_000, 3 * world.profile.failover_ms), "links return", mend)
+    world.sim.after(world.sim.rng.randrange(1_000, 3 * world.profile.failover_ms), "links return", restore)
 
 
 def _cut_links(world: World, _schedule: FaultSchedule) -> None:
     rng = world.sim.rng
     count = rng.choice((1, 1, 1, 2, len(world.containers)))
-    # At times the store is lost with it: then nothing is left to renew the lease in.
+    # Sometimes cut off the store too: then the lease cannot be renewed there.
     with_store = rng.random() < 0.5
     for container in rng.sample(world.containers, min(count, len(world.containers))):
         store = ((container.host, "store"),) if with_store else ()
@@ -295,7 +297,7 @@ def _cut_one_way(world: World, _schedule: FaultSchedule) -> None:
 
 
 def _slow_replies(world: World, schedule: FaultSchedule) -> None:
-    """Answers to one container get late, and at times its beats then stop coming through at all."""
+    """Delay the replies to one container; sometimes its heartbeats then are lost completely."""
     rng, profile = world.sim.rng, world.profile
     name, for_ms = (
         rng.choice(world.containers).name,
@@ -305,29 +307,29 @@ def _slow_replies(world: World, schedule: FaultSchedule) -> None:
     world.sim.after(for_ms, "replies are fast again", lambda: world.network.slow("control", name, 0))
 
     def cut() -> None:
-        if not schedule.is_over:
+        if not schedule.is_stopped:
             _cut(world, (name, "control"), (name, "store"))
 
     if rng.random() < 0.5:
         world.sim.after(profile.deadline_ms, "link breaks", cut)
 
 
-def _bad_weather(world: World, _schedule: FaultSchedule) -> None:
+def _bad_network(world: World, _schedule: FaultSchedule) -> None:
     rng, profile = world.sim.rng, world.profile
-    weather = Weather(
+    conditions = NetworkConditions(
         loss=rng.choice((0.0, 0.05, 0.3)),
         doubled=rng.choice((0.0, 0.1, 0.5)),
         late=rng.choice((0.1, 0.5, 0.9)),
         late_ms=rng.choice((profile.heartbeat_ms, profile.deadline_ms, 2 * profile.failover_ms)),
         delay_ms=rng.choice((5, 50, 500)),
     )
-    world.network.weather = weather
+    world.network.conditions = conditions
 
     def clear() -> None:
-        if world.network.weather is weather:  # not a later one's
-            world.network.weather = Weather()
+        if world.network.conditions is conditions:  # not replaced by a later fault
+            world.network.conditions = NetworkConditions()
 
-    world.sim.after(rng.randrange(1_000, 3 * profile.failover_ms), "weather clears", clear)
+    world.sim.after(rng.randrange(1_000, 3 * profile.failover_ms), "network recovers", clear)
 
 
 def _store_down(world: World, _schedule: FaultSchedule) -> None:
@@ -342,7 +344,7 @@ def _crash_task(world: World, _schedule: FaultSchedule) -> None:
 
 
 def _outage_ms(world: World) -> Millis:
-    """Longer than a lease, at times many of them."""
+    """The duration of an outage: one to several leases."""
     return world.sim.rng.randrange(world.profile.deadline_ms, 5 * world.profile.failover_ms)
 
 
@@ -360,25 +362,27 @@ def _task_service_down(world: World, _schedule: FaultSchedule) -> None:
 
 
 def _same_identity(world: World, _schedule: FaultSchedule) -> None:
-    """Somebody starts a second container under a name that is taken."""
+    """Start a second container under a name that is in use."""
     twin = world.sim.rng.choice(world.twins)
     twin.start()
     world.sim.after(_outage_ms(world), f"{twin.host} is stopped", lambda: twin.crash(restarts=False))
 
 
 def _stubborn_task(world: World, schedule: FaultSchedule) -> None:
-    """A task does not end while somebody moves its shard again and again: each time costs a container."""
+    """A task that does not stop while its shard is moved repeatedly: each move makes a container lose its
+    lease.
+    """
     tasks = sorted(world.population.by_task)
     if not tasks:
         return
     rng = world.sim.rng
-    # Long enough for the container's lease to be withheld, and to run out.
-    every_ms = world.control.pace.drop_timeout_ms + 3 * world.profile.failover_ms
+    # Long enough for the container's lease to be withheld and to expire.
+    every_ms = world.control.shard_settings.drop_timeout_ms + 3 * world.profile.failover_ms
     task_id, times = rng.choice(tasks), rng.randrange(1, 4)
     shard = shard_of(task_id, world.options.shard_count)
 
     def move(target: str) -> None:
-        if not schedule.is_over:
+        if not schedule.is_stopped:
             world.move(shard, target)
 
     world.pace.stubborn.add(task_id)
@@ -390,7 +394,7 @@ def _stubborn_task(world: World, schedule: FaultSchedule) -> None:
 
 
 def _planned_work(world: World, _schedule: FaultSchedule) -> None:
-    """Somebody drains or cordons a container and takes it back later, or moves a shard."""
+    """Drain or cordon a container and uncordon it later, or move a shard."""
     rng = world.sim.rng
     name, shard = rng.choice(world.containers).name, rng.randrange(world.options.shard_count)
     work = rng.choice(("drain", "cordon", "move", "move"))
@@ -399,10 +403,10 @@ def _planned_work(world: World, _schedule: FaultSchedule) -> None:
         return
     world.order(lambda manager, now_ms: (manager.drain if work == "drain" else manager.cordon)(name, now_ms))
     at_ms = rng.randrange(1, 10) * world.profile.failover_ms
-    world.sim.after(at_ms, f"work on {name} is over", partial(world.take_back, name))
+    world.sim.after(at_ms, f"work on {name} ends", partial(world.uncordon, name))
 
 
-_STROKES: dict[str, Stroke] = {
+_INJECTIONS: dict[str, Injection] = {
     "control crash": _crash_control,
     "control crash in a transaction": _crash_in_a_transaction,
     "control pause": _pause_control,
@@ -418,7 +422,7 @@ _STROKES: dict[str, Stroke] = {
     "link cut": _cut_links,
     "link cut one way": _cut_one_way,
     "slow replies": _slow_replies,
-    "bad weather": _bad_weather,
+    "bad network": _bad_network,
     "store down": _store_down,
     "task crash": _crash_task,
     "control outage": _control_outage,

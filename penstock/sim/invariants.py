@@ -1,7 +1,7 @@
-"""The invariants: safety, checked after every event against the checkers' own memory, and what must hold some
-time after the last fault (I4, I5, I11, I12).
+"""The invariants: safety, checked after every event, and liveness after the last fault (I4, I5, I11, I12).
 
-Each checker looks only when something that it depends on was written: a check after every event stays cheap.
+Each checker compares with its own memory, and reads tables only after they were written, to keep checks
+cheap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.jobs.job_store import JobRecord, JobStore
 from penstock.jobs.layers import LayerRow
 from penstock.jobs.running_store import RunningRow
 from penstock.jobs.tasks import RunState
-from penstock.sim.data_plane import Run
+from penstock.sim.data_plane import SimRun
 
 if TYPE_CHECKING:
     from penstock.sim.fleet import Container
@@ -35,7 +35,7 @@ COMPLEX = tuple(name for name, sync in SYNC_OF.items() if sync is Sync.COMPLEX)
 
 @dataclass(slots=True)
 class ShardChecker:
-    """I1: one owner per shard, every change under a larger epoch. I6: who beats is not failed over."""
+    """I1: one owner per shard, each change under a larger epoch. I6: no fail-over while heartbeats arrive."""
 
     world: World
     _shards: dict[int, ShardRow] = field(default_factory=dict)
@@ -43,21 +43,21 @@ class ShardChecker:
     _arrived_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)  # acknowledged, with its epoch
     _moved_ms: dict[int, Millis] = field(default_factory=dict)  # the last change of each shard's record
-    _gone_ms: dict[str, Millis] = field(default_factory=dict)  # fail-overs of silent ones
+    _gone_ms: dict[str, Millis] = field(default_factory=dict)  # fail-overs of silent containers
     failovers: int = 0
 
     def on_arrival(self, container: str, incarnation: str) -> None:
-        """A beat reached the active Shard Manager."""
+        """A heartbeat reached the active Shard Manager."""
         self._arrived_ms[container, incarnation] = self.world.sim.now_ms
 
     def on_acked(self, container: str, incarnation: str, acked: tuple[ShardEntry, ...]) -> None:
-        """An engine, or its warden before it is ready, says which shards it has recorded or given back."""
+        """An engine, or its warden before it is ready, acknowledges shards as owned or released."""
         for entry in acked:
             if entry.state is ShardState.DROPPING:
                 self._dropped[container, incarnation, entry.shard] = entry.epoch
 
-    def on_start(self, run: Run) -> None:
-        """A task begins: not on a shard that this engine has given back."""
+    def on_start(self, run: SimRun) -> None:
+        """A task starts: not allowed on a shard that this engine has released."""
         shard = shard_of(run.spec.task_id, self.world.options.shard_count)
         dropped = self._dropped.get((run.container, run.incarnation, shard), 0)
         wrong = f"{run.id} starts under epoch {run.shard_epoch}, but the shard was dropped at {dropped}"
@@ -66,12 +66,12 @@ class ShardChecker:
         )
 
     def moving(self) -> frozenset[int]:
-        """Shards whose record changed a short while ago: they are on their way, or their tasks begin."""
+        """Shards whose row changed recently: they are moving, or their tasks are starting."""
         since_ms = self.world.sim.now_ms - max(6 * self.world.profile.heartbeat_ms, 10_000)
         return frozenset(shard for shard, at_ms in self._moved_ms.items() if at_ms > since_ms)
 
     def check(self) -> None:
-        """After every event."""
+        """Called after every event."""
         if "shards" not in self.world.written:
             return
         self.world.written.discard("shards")
@@ -81,22 +81,25 @@ class ShardChecker:
             before = self._states.get((container.name, container.incarnation))
             self._states[container.name, container.incarnation] = container
             if before is not None and before.registered_ms != container.registered_ms:
-                # A registration that came late, after lives that followed it: its earlier beats were refused.
+                # A registration that arrived late, after newer incarnations: its earlier heartbeats were
+                # refused.
                 self._arrived_ms.pop((container.name, container.incarnation), None)
             was_there = before is not None and before.state is not ContainerState.GONE
             if before is not None and was_there and container.state is ContainerState.GONE:
                 self.failovers += 1
-                self.world.sim.demand("I6 only the silent fail over", self._failover(container, before))
+                self.world.sim.demand(
+                    "I6 only silent containers fail over", self._failover(container, before)
+                )
                 self.world.sim.demand("I6 the brake holds", self._brake(container, before))
 
     def _epochs(self, rows: tuple[ShardRow, ...]) -> str | None:
         epochs = Counter(row.epoch for row in rows)
-        twice = [epoch for epoch, count in epochs.items() if count > 1]
-        if twice:
-            return f"epoch {twice[0]} was given to two shards"
+        duplicates = [epoch for epoch, count in epochs.items() if count > 1]
+        if duplicates:
+            return f"epoch {duplicates[0]} was given to two shards"
         for row in rows:
             old, self._shards[row.shard] = self._shards.get(row.shard), row
-            # Blame is no part of who owns it.
+            # A changed blame does not change the owner.
             if old is None:
                 continue
             if (row.epoch, row.container, row.state, row.target) == (
@@ -109,29 +112,29 @@ class ShardChecker:
             self._moved_ms[row.shard] = self.world.sim.now_ms
             if row.epoch <= old.epoch:
                 return f"shard {row.shard} changed from {old} to {row}"
-            # Given away with the fail-over itself, it is never seen without an owner.
+            # A fail-over moves a shard directly to its new owner.
             is_given = row.container not in (None, old.container) and old.blame >= BLAME_MAX
-            wrong = f"shard {row.shard} cost {old.blame} containers, and goes to {row.container}"
-            self.world.sim.demand("I4 a costly shard goes nowhere", wrong if is_given else None)
+            wrong = f"shard {row.shard} is quarantined with blame {old.blame}, but goes to {row.container}"
+            self.world.sim.demand("I4 a quarantined shard is not placed", wrong if is_given else None)
         return None
 
     def _failover(self, now: ContainerRow, before: ContainerRow) -> str | None:
         world = self.world
         if now.known_dead:
             is_alive = any(host.incarnation == now.incarnation for host in world.hosts())
-            return f"{now.name} was declared dead and lives" if is_alive else None
+            return f"{now.name} was declared dead but is alive" if is_alive else None
         if before.state is ContainerState.WITHHELD:
-            return None  # unanswered on purpose for a full interval
+            return None  # its heartbeats were not acknowledged for a full interval, on purpose
         arrived_ms = self._arrived_ms.get((now.name, now.incarnation))
         if arrived_ms is None:
             return None
         silence_ms = world.sim.now_ms - arrived_ms
         if silence_ms < 0.98 * world.profile.failover_ms:
-            return f"{now.name} was failed over {silence_ms} ms after its last beat arrived"
+            return f"{now.name} was failed over {silence_ms} ms after its last heartbeat arrived"
         return None
 
     def _brake(self, now: ContainerRow, before: ContainerRow) -> str | None:
-        """When many fall silent together, all of them get one interval more."""
+        """When many containers fall silent together, each gets one more interval."""
         world, profile = self.world, self.world.profile
         if now.known_dead or before.state is ContainerState.WITHHELD:
             return None
@@ -139,7 +142,7 @@ class ShardChecker:
         lost = {name for name, at_ms in self._gone_ms.items() if now_ms - at_ms < 0.95 * profile.failover_ms}
         self._gone_ms[now.name] = now_ms
         arrived_ms = self._arrived_ms.get((now.name, now.incarnation))
-        # With trouble in the store those that the brake let go may not be gone yet.
+        # After store faults, containers that the brake released may not be failed over yet.
         if arrived_ms is None or world.was_store_bad(3 * profile.failover_ms):
             return None
         rows = [row for row in world.shard_store.containers() if row.may_run and row.state is not _WITHHELD]
@@ -152,9 +155,11 @@ class ShardChecker:
         return f"{now.name} was failed over after {silence_ms} ms, with {count} of {total} silent"
 
     def on_ending(self, container: Container, incarnation: str, reason: str) -> None:
-        """A warden ends its engine: its lease runs out only if neither Shard Manager nor store was there."""
+        """A warden kills its engine: a lease may expire only if neither Shard Manager nor store was
+        reachable.
+        """
         world, profile = self.world, self.world.profile
-        if not reason.startswith("no beat sent"):
+        if not reason.startswith("no heartbeat sent"):
             return
         row = self._states.get((container.name, incarnation))
         is_excused = (
@@ -163,16 +168,16 @@ class ShardChecker:
             or row is None
             or row.state is not ContainerState.LIVE
             or world.slept(container.warden, 2 * profile.deadline_ms)
-            # Before the first acknowledgement nothing runs, and the store is not asked. A late answer makes
-            # things run here; over HTTP nobody reads it any more, and the warden does not count it.
+            # Before the first acknowledgement no task runs, and the lease is not renewed in the store. Here a
+            # late reply starts tasks, but the warden does not count it as contact; over HTTP it is dropped.
             or not container.has_contact
             or not any(run.incarnation == incarnation for run in world.population.runs.values())
         )
         wrong = f"{container.host} lost its lease though it could renew it in the store"
-        world.sim.demand("I19 what runs goes on", None if is_excused else wrong)
+        world.sim.demand("I19 running tasks continue", None if is_excused else wrong)
 
-    def on_stop(self, run: Run) -> None:
-        """A task is asked to end: not while its config is the newest and its shard is where it was."""
+    def on_stop(self, run: SimRun) -> None:
+        """A task is stopped: not allowed while its config is the newest and its shard stays."""
         host, spec = self.world.container(run.container), run.spec
         shard = self._shards.get(shard_of(spec.task_id, self.world.options.shard_count))
         job = self.world.config_checker.running.get(spec.job)
@@ -188,8 +193,8 @@ class ShardChecker:
             and job.state == "running"
             and job.hold_generation < job.generation
         )
-        wrong = f"{run.id} is stopped on {host.host}, though nothing of it changed"
-        self.world.sim.demand("I19 nobody stops what should run", wrong if is_mine and is_current else None)
+        wrong = f"{run.id} is stopped on {host.host}, though neither its config nor its shard changed"
+        self.world.sim.demand("I19 no needless stops", wrong if is_mine and is_current else None)
 
 
 _WITHHELD = ContainerState.WITHHELD
@@ -197,7 +202,7 @@ _WITHHELD = ContainerState.WITHHELD
 
 @dataclass(slots=True)
 class EffectChecker:
-    """I2: no commit under an older token. I3: no overlap of two owners, unless somebody was paused."""
+    """I2: no commit under an older token. I3: no two owners at once, unless a process was paused."""
 
     world: World
     overlap_ms: Millis = 0  # of the excused ones, from the successor's acquire to the old instance's end
@@ -205,17 +210,17 @@ class EffectChecker:
     _tokens: dict[tuple[str, int], int] = field(default_factory=dict)
     _pairs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # generation, shard epoch
     _fenced: dict[tuple[str, int], int] = field(default_factory=dict)  # the last token a fence gave
-    _holders: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+    _holders: dict[tuple[str, int], list[SimRun]] = field(default_factory=dict)
     _overlap_since_ms: dict[str, Millis] = field(default_factory=dict)
 
-    def on_end(self, run: Run) -> None:
-        """A run is over: so is its overlap with its successor."""
+    def on_end(self, run: SimRun) -> None:
+        """A run ended, and with it any overlap with its successor."""
         since_ms = self._overlap_since_ms.pop(run.id, None)
         if since_ms is not None:
             self.overlap_ms += self.world.sim.now_ms - since_ms
 
     def check(self) -> None:
-        """After every event."""
+        """Called after every event."""
         sim, effects = self.world.sim, self.world.data_plane.unseen
         if not effects:
             return
@@ -249,13 +254,13 @@ class EffectChecker:
             self._overlap_since_ms.setdefault(other.id, self.world.sim.now_ms)
         return None
 
-    def _excuse(self, other: Run, interval: tuple[str, int]) -> str | None:
+    def _excuse(self, other: SimRun, interval: tuple[str, int]) -> str | None:
         if other.tokens[interval[1]] < self._fenced.get(interval, 0):
             return "fenced by its plan"
         return "paused" if self.was_paused(other) else None
 
-    def was_paused(self, other: Run) -> bool:
-        """Whether its engine or its warden slept long enough to outlive a lease."""
+    def was_paused(self, other: SimRun) -> bool:
+        """Whether its engine or its warden was paused long enough to outlive a lease."""
         warden = self.world.container(other.container).warden
         return any(
             self.world.slept(process, 2 * self.world.profile.failover_ms)
@@ -265,19 +270,19 @@ class EffectChecker:
 
 @dataclass(slots=True)
 class ConfigChecker:
-    """I9, I10: what runs is some expected config, entire; generations grow with every complex change."""
+    """I9, I10: a running config is exactly one expected config; generations grow with each complex change."""
 
     world: World
     _store: JobStore
     _versions: dict[str, int] = field(default_factory=dict)
-    _allowed: dict[str, set[str]] = field(default_factory=dict)  # job birth -> merged configs it ever had
+    _allowed: dict[str, set[str]] = field(default_factory=dict)  # job birth -> all merged configs it had
     running: dict[str, RunningRow] = field(default_factory=dict)
     # (job, restart version) -> configs: a live change gives another one without a restart.
     _served: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _seen_version: int = 0
 
     def check(self) -> None:
-        """After every event."""
+        """Called after every event."""
         written = self.world.written
         if "layers" in written:
             written.discard("layers")
@@ -288,14 +293,14 @@ class ConfigChecker:
             self._seen_version = version
             for row in rows:
                 self.world.sim.demand("I10 running is old or new, entire", self._row(row))
-                self.world.sim.demand("I3 a plan commits after the old tasks", self._left_over(row))
+                self.world.sim.demand("I3 a plan commits after the old tasks", self._surviving_run(row))
                 self.running[row.job] = row
                 self._served.setdefault((row.job, row.restart_version), set()).add(
                     canonical(json.loads(row.config_json))
                 )
 
-    def on_start(self, run: Run) -> None:
-        """A task begins: it must have been given what was committed, entire."""
+    def on_start(self, run: SimRun) -> None:
+        """A task starts: its config must be exactly one that was committed."""
         spec = run.spec
         served = self._served.get((spec.job, spec.running_version), set())
         is_served = canonical(json.loads(spec.config_json)) in served
@@ -316,7 +321,7 @@ class ConfigChecker:
             self.world.sim.demand("I9 every version is valid", None)
             self._allowed.setdefault(record.job.birth, set()).add(canonical(merged))
 
-    def _left_over(self, row: RunningRow) -> str | None:
+    def _surviving_run(self, row: RunningRow) -> str | None:
         old = self.running.get(row.job)
         if old is None or row.generation == old.generation:
             return None
@@ -356,38 +361,38 @@ class ConfigChecker:
 
 
 def fold(layers: tuple[LayerRow, ...]) -> dict[str, Any]:
-    """The checkers' own merge: lowest first, maps merge, everything else is replaced."""
+    """The checkers' own merge of layers: lowest first, maps merge, other values are replaced."""
     merged: dict[str, Any] = {}
     for row in sorted(layers, key=lambda row: row.precedence):
-        _lay(merged, row.body)
+        _merge_into(merged, row.body)
     return merged
 
 
-def _lay(bottom: dict[str, Any], top: Mapping[str, Any]) -> None:
+def _merge_into(bottom: dict[str, Any], top: Mapping[str, Any]) -> None:
     for key, value in top.items():
         if isinstance(value, Mapping) and isinstance(bottom.get(key), dict):
-            _lay(bottom[key], value)
+            _merge_into(bottom[key], value)
         else:
             bottom[key] = json.loads(json.dumps(value))
 
 
 def canonical(config: Mapping[str, Any]) -> str:
-    """A config as text that is equal for equal configs."""
+    """A config as canonical text: equal for equal configs."""
     return json.dumps(config, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """What is not as it should be; empty when all is well."""
+class RestState:
+    """The differences from the expected state; empty when all is well."""
 
     problems: tuple[str, ...]
 
 
-def look(world: World, *, may_balance: bool = False) -> Rest:
-    """Compare what people asked for with what lives.
+def check_at_rest(world: World, *, may_balance: bool = False) -> RestState:
+    """Compare the expected state of the world with the actual one.
 
-    `may_balance`: the tasks of a shard that is on its way, or has just arrived, may be down. Balancing goes
-    on for a while after the last fault; that it ends is another claim.
+    `may_balance`: tasks of a shard that is moving or has just moved may be down. Balancing continues for a
+    while after the last fault; another check requires that it ends.
     """
     store = JobStore(world.database)
     names = [job.name for job in store.overview()]
@@ -402,14 +407,14 @@ def look(world: World, *, may_balance: bool = False) -> Rest:
         )
     for run in world.population.runs.values():
         if run.spec.task_id not in wanted:
-            problems.append(f"I5 {run.id} runs, but nobody wants it")
+            problems.append(f"I5 {run.id} runs, but no job expects it")
     for shard in world.shard_store.shards():
         is_moving = shard.state is ShardState.DROPPING and not may_balance
         if shard.container is None or is_moving:
             problems.append(f"I4 shard {shard.shard} is not settled")
         elif all(host.is_lost for host in world.hosts() if host.name == shard.container):
             problems.append(f"I4 shard {shard.shard} belongs to {shard.container}, which is lost")
-    return Rest(problems=tuple(problems))
+    return RestState(problems=tuple(problems))
 
 
 def _plans(record: JobRecord, *, is_poison: bool) -> list[str]:
@@ -424,7 +429,7 @@ def _plans(record: JobRecord, *, is_poison: bool) -> list[str]:
         return problems
     if record.job.deleted:
         if record.old is not None:
-            problems.append(f"I12 {name} was removed and is not gone")
+            problems.append(f"I12 {name} was removed, but its row still exists")
         return problems
     expected = validate_config(name, fold(record.layers))
     if record.old is None:

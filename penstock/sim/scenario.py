@@ -1,7 +1,7 @@
-"""One seed from beginning to end: build a world, change jobs at random moments while faults happen, end the
-faults, and demand that the world comes to rest.
+"""Runs one seed: build a world, change jobs at random times while faults happen, end the faults, and require
+that the world comes to rest.
 
-Every change of a job goes through the real Job Service of whichever control plane answers, and is repeated
+Every change of a job goes through the real Job Service of the control plane that answers, and is repeated
 with the same idempotency key until its outcome is known.
 """
 
@@ -21,19 +21,19 @@ from penstock.core.errors import StoreUnavailable, UserError
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
 from penstock.fleet.messages import PROFILES
-from penstock.fleet.shard_load import LoadPace
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.shard_load import ShardLoadSettings
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import ShardStore
 from penstock.jobs.job_service import Actor, JobService
 from penstock.jobs.job_store import JobStore
 from penstock.jobs.syncer.state_syncer import SyncReport
-from penstock.sim.data_plane import ModelDataPlane, Population, SimPace
+from penstock.sim.data_plane import LiveRuns, ModelDataPlane, SimPace
 from penstock.sim.faults import DataPlaneFaults, FaultSchedule, StoreFaults
-from penstock.sim.fleet import SYNC_MS, Container, ControlPlane, Parts, Surroundings
-from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker, look
-from penstock.sim.simulation import Network, Process, Simulation, draw_clock
+from penstock.sim.fleet import SYNC_MS, Container, SimControlPlane, SimEnvironment, SimParts
+from penstock.sim.invariants import ConfigChecker, EffectChecker, ShardChecker, check_at_rest
+from penstock.sim.simulation import Network, SimProcess, Simulation, draw_clock
 
-# A kind is on in some of the seeds only: a fault that is always on hides what its absence lets happen.
+# Each kind is enabled only in some seeds: a fault that is always on could hide bugs that need its absence.
 FAULT_KINDS = (
     "control crash",
     "control crash in a transaction",
@@ -50,7 +50,7 @@ FAULT_KINDS = (
     "link cut",
     "link cut one way",
     "slow replies",
-    "bad weather",
+    "bad network",
     "store down",
     "store errors",
     "written but timed out",
@@ -69,8 +69,8 @@ FAULT_KINDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Everything a run is made from, besides the dice."""
+class ScenarioOptions:
+    """The parameters of a run."""
 
     seed: int
     profile: str
@@ -82,8 +82,8 @@ class Options:
     write_every_ms: Millis
     poison_jobs: int
     safety_ms: Millis
-    task_counts: tuple[int, int] = (1, 5)  # of a job, from and to
-    is_large: bool = False  # fewer events per container, so that a large fleet can be run for hours
+    task_counts: tuple[int, int] = (1, 5)  # of a job: minimum and maximum
+    is_large: bool = False  # fewer events per container, so that hours of a large fleet can be simulated
 
     def describe(self) -> str:
         """One line, printed before the run."""
@@ -95,14 +95,14 @@ class Options:
         )
 
 
-def draw_options(seed: int) -> Options:
-    """The world of a seed."""
-    # A stream of its own: a change in the options' draw must not shift the events of every seed.
+def draw_options(seed: int) -> ScenarioOptions:
+    """Draw the parameters of a seed."""
+    # A separate random stream: a change of this function must not change the events of every seed.
     rng = Random(f"options {seed}")
     profile = rng.choice(("paper", "fast"))
     share = rng.choice((0.15, 0.4, 0.6, 0.9))
     scale = 4 if profile == "paper" else 1
-    return Options(
+    return ScenarioOptions(
         seed=seed,
         profile=profile,
         containers=rng.randint(3, 8),
@@ -116,12 +116,12 @@ def draw_options(seed: int) -> Options:
     )
 
 
-def draw_fleet_options(seed: int) -> Options:
-    """Two hours of 30 containers and about 300 tasks, in the paper's profile: what `--profile tasks` runs."""
+def draw_fleet_options(seed: int) -> ScenarioOptions:
+    """Parameters of `--profile tasks`: two hours of 30 containers and about 300 tasks, paper profile."""
     rng = Random(f"fleet options {seed}")
     share = rng.choice((0.15, 0.4, 0.6, 0.9))
     kinds = [kind for kind in FAULT_KINDS if not kind.startswith("data plane")]
-    return Options(
+    return ScenarioOptions(
         seed=seed,
         profile="paper",
         containers=30,
@@ -140,16 +140,16 @@ def draw_fleet_options(seed: int) -> Options:
 DRAWS = {"jobs": draw_options, "tasks": draw_fleet_options}
 
 
-QUIET_ROUNDS = 30
-QUIET_ROUND_MS: Millis = 1_000
+IDLE_ROUNDS = 30
+IDLE_ROUND_MS: Millis = 1_000
 SETTLED_MS: Millis = 12_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bugs:
-    """Planted bugs: what a world is built with instead of the real thing. The default is the real thing."""
+class PlantedBugs:
+    """Classes that replace the real ones, to plant bugs. The defaults are the real classes."""
 
-    parts: Parts = field(default_factory=Parts)
+    parts: SimParts = field(default_factory=SimParts)
     lease: type[Lease] = Lease
     watchdog: type[Watchdog] = Watchdog
     task_manager: type[TaskManager] = TaskManager
@@ -159,26 +159,26 @@ class Bugs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What one seed showed."""
+class ScenarioReport:
+    """The results of one seed."""
 
     seed: int
     trace: str
     events: int
     simulated_ms: Millis
-    rest_ms: Millis  # from the last fault until everything was as it should be
+    rest_ms: Millis  # from the last fault until the world was at rest
     faults: Counter[str]
     evaluated: Counter[str]
     writes: Counter[str]
     starts: int
     commits: int
-    refused: int  # acquires and commits of old owners
+    refused: int  # refused acquires and commits of old owners
     failovers: int
-    excused: Counter[str]  # overlaps of two instances that the invariant allows
-    overlap_ms: Millis  # how long these lasted, together
+    excused: Counter[str]  # overlaps of two instances that the invariant permits
+    overlap_ms: Millis  # their total duration
 
     def line(self) -> str:
-        """For people who watch many seeds go by."""
+        """A summary in one line."""
         return (
             f"seed {self.seed}: ok, {self.events} events in {self.simulated_ms / 60_000:.0f} min, "
             f"{sum(self.faults.values())} faults, {sum(self.writes.values())} writes, {self.starts} starts, "
@@ -188,20 +188,20 @@ class Report:
 
 
 class World:
-    """Everything of one run, wired."""
+    """All parts of one run, wired together."""
 
-    def __init__(self, options: Options, bugs: Bugs | None = None) -> None:
-        bugs = bugs or Bugs()
+    def __init__(self, options: ScenarioOptions, bugs: PlantedBugs | None = None) -> None:
+        bugs = bugs or PlantedBugs()
         self.options, self.sim = options, Simulation(options.seed)
         self.profile = PROFILES[options.profile]
         if options.profile == "paper":
-            # The engine's signs in the ratio of the fast profile: four times fewer events, the same races.
+            # Signs of life in the ratio of the fast profile: a quarter of the events, the same races.
             sign_ms = 10_000 if options.is_large else 2_000
             self.profile = replace(self.profile, sign_of_life_ms=sign_ms, engine_stale_ms=4 * sign_ms)
         self.store_faults = StoreFaults(self.sim)
         self.database = Database(None, fault=self.store_faults)
         self.written: set[str] = set()
-        # The one look behind the store's curtain: which tables are written, so that checkers know.
+        # Checkers need to know which tables were written.
         self.database.on_statement(self._on_statement)
         self.shard_store = ShardStore(self.database, JournalStore(self.database))
         self.data_plane_faults = DataPlaneFaults(self.sim)
@@ -211,10 +211,10 @@ class World:
             checks_tokens=bugs.checks_tokens,
             checks_epochs=bugs.checks_epochs,
         )
-        self.network, self.population = Network(self.sim), Population()
+        self.network, self.population = Network(self.sim), LiveRuns()
         self.pace = SimPace(commit_ms=120_000 if options.is_large else 2 * self.profile.sign_of_life_ms)
         host = draw_clock(self.sim)
-        self.control = ControlPlane(
+        self.control = SimControlPlane(
             sim=self.sim,
             database=self.database,
             data_plane=self.data_plane,
@@ -224,13 +224,15 @@ class World:
             parts=bugs.parts,
             tick_ms=self.profile.heartbeat_ms if options.is_large else 0,
             sync_ms=30_000 if options.is_large else SYNC_MS,
-            pace=Pace(balance_soon_ms=20_000) if options.is_large else Pace(),
+            shard_settings=ShardManagerSettings(balance_soon_ms=20_000)
+            if options.is_large
+            else ShardManagerSettings(),
         )
         self.store_faults.victim = lambda process: process.name.startswith("control")
         self.shard_checker, self.effect_checker = ShardChecker(self), EffectChecker(self)
         self.config_checker = ConfigChecker(self, JobStore(self.database))
         self.population.on_start += [self.config_checker.on_start, self.shard_checker.on_start]
-        around = Surroundings(
+        env = SimEnvironment(
             sim=self.sim,
             network=self.network,
             control=self.control,
@@ -238,11 +240,11 @@ class World:
             population=self.population,
             profile=self.profile,
             pace=self.pace,
-            # A third of a heartbeat, and a bit: a beat that waits for the next look would eat into the lease.
+            # A third of the heartbeat interval, plus a little: waiting for the next check shortens the lease.
             watch_ms=self.profile.heartbeat_ms // 3 + 2
             if options.is_large
             else self.profile.sign_of_life_ms // 2,
-            load_pace=LoadPace(sample_ms=60_000 if options.is_large else 10_000),
+            load_settings=ShardLoadSettings(sample_ms=60_000 if options.is_large else 10_000),
             shard_store=bugs.parts.shard_store(self.database, JournalStore(self.database)),
             settings=TaskManagerSettings(backoff_max_ms=8_000, restarts_max=10**6, stop_timeout_ms=5_000),
             lease=bugs.lease,
@@ -252,12 +254,12 @@ class World:
             on_acked=self.shard_checker.on_acked,
             on_ending=self.shard_checker.on_ending,
         )
-        self.around = around
+        self.env = env
         names = [f"c{number}" for number in range(options.containers)]
-        self.containers = [bugs.container(around, name, draw_clock(self.sim)) for name in names]
-        # Hosts that somebody may start under a name that is taken.
+        self.containers = [bugs.container(env, name, draw_clock(self.sim)) for name in names]
+        # Hosts that a fault may start under a name that is in use.
         self.twins = [
-            bugs.container(around, name, draw_clock(self.sim), host=f"{name}.twin") for name in names[:2]
+            bugs.container(env, name, draw_clock(self.sim), host=f"{name}.twin") for name in names[:2]
         ]
         self._by_host = {host.host: host for host in self.hosts()}
         self.faults, self.workload = FaultSchedule(self), Workload(self)
@@ -268,51 +270,51 @@ class World:
         self.sim.watch(self.config_checker.check)
 
     def container(self, host: str) -> Container:
-        """By its host: two may have one name."""
+        """A container by its host, because two may share a name."""
         return self._by_host[host]
 
     def hosts(self) -> list[Container]:
-        """Every container, those started by mistake included."""
+        """All containers, including those started by mistake."""
         return [*self.containers, *self.twins]
 
-    def processes(self) -> list[Process]:
-        """Everything that is alive."""
+    def processes(self) -> list[SimProcess]:
+        """All live processes."""
         found = self.control.processes()
         for container in self.hosts():
             found += [process for process in (container.warden, container.engine) if process is not None]
         return found
 
-    def slept(self, process: Process | None, within_ms: Millis) -> bool:
-        """Whether a process is paused, or was until a short while ago."""
+    def slept(self, process: SimProcess | None, within_ms: Millis) -> bool:
+        """Whether a process is paused, or was within the last `within_ms`."""
         since_ms = self.sim.now_ms - within_ms
         return process is not None and (process.is_paused or process.resumed_ms > since_ms)
 
     def was_store_bad(self, within_ms: Millis) -> bool:
-        """Whether the store failed somebody a short while ago."""
-        return self.store_faults.struck_ms > self.sim.now_ms - within_ms
+        """Whether a store fault happened within the last `within_ms`."""
+        return self.store_faults.last_fault_ms > self.sim.now_ms - within_ms
 
     def order(self, work: Callable[[ShardManager, Millis], None]) -> None:
-        """Somebody asks the Shard Manager for something, if there is one."""
-        life = self.control.active
-        if life is None or life.process.is_paused:
+        """Give an operator's order to the active Shard Manager, if there is one."""
+        services = self.control.active
+        if services is None or services.process.is_paused:
             return
-        manager, clock = life.shard_manager, life.process.clock
+        manager, clock = services.shard_manager, services.process.clock
 
         def ask() -> None:
-            self.control.guarded(life, lambda: work(manager, clock.boot_ms()))
+            self.control.guarded(services, lambda: work(manager, clock.boot_ms()))
 
-        life.process.run("an order", ask)
+        services.process.run("an order", ask)
 
     def move(self, shard: int, target: str) -> None:
-        """Somebody moves a shard."""
+        """Order the move of a shard."""
         self.order(lambda manager, now_ms: manager.move(shard, target, now_ms))
 
     def release(self, shard: int) -> None:
-        """Somebody looked at a shard that cost containers."""
+        """Order the release of a quarantined shard."""
         self.order(lambda manager, now_ms: manager.release(shard, now_ms))
 
-    def take_back(self, name: str) -> None:
-        """Planned work on a container is over."""
+    def uncordon(self, name: str) -> None:
+        """Order the end of a cordon or drain."""
         self.order(lambda manager, now_ms: manager.uncordon(name, now_ms))
 
     def _on_statement(self, statement: str) -> None:
@@ -321,12 +323,14 @@ class World:
         words = statement.split(None, 3)
         table = words[1] if words[0] == "UPDATE" else words[2] if len(words) > 2 else ""
         if statement.startswith("UPDATE containers SET state="):
-            self.written.add("shards")  # a lease ended, perhaps of a container without shards
+            self.written.add("shards")  # a lease ended, possibly of a container without shards
         if table in ("shards", "layers", "running", "jobs"):
             self.written.add("layers" if table == "jobs" else table)
 
 
-def run_seed(seed: int, *, bugs: Bugs | None = None, options: Options | None = None) -> Report:
+def run_seed(
+    seed: int, *, bugs: PlantedBugs | None = None, options: ScenarioOptions | None = None
+) -> ScenarioReport:
     """Run one seed; raises InvariantBroken with the seed in its message."""
     world = World(options or draw_options(seed), bugs)
     try:
@@ -335,7 +339,7 @@ def run_seed(seed: int, *, bugs: Bugs | None = None, options: Options | None = N
         world.database.close()
 
 
-def _run(world: World) -> Report:
+def _run(world: World) -> ScenarioReport:
     sim, options = world.sim, world.options
     world.control.start()
     for container in world.containers:
@@ -346,9 +350,9 @@ def _run(world: World) -> Report:
     rest_ms = _come_to_rest(world)
     _stay_at_rest(world)
     faults = world.faults.met + world.store_faults.met + world.data_plane_faults.met
-    faults += Counter({"slow engine start": world.around.met["slow engine start"]})
+    faults += Counter({"slow engine start": world.env.met["slow engine start"]})
     faults += Counter({f"message {kind}": n for kind, n in world.network.met.items() if kind != "sent"})
-    return Report(
+    return ScenarioReport(
         seed=options.seed,
         trace=sim.trace,
         events=sim.events_total,
@@ -367,26 +371,26 @@ def _run(world: World) -> Report:
 
 
 def rest_bound_ms(world: World) -> Millis:
-    """How soon after the last fault everything must be as it should be: 120 s in the paper's profile (I4)."""
-    # The fast profile's intervals are short, but plans, starts and rounds take the same time in both.
+    """The maximum time from the last fault until the world is at rest: 120 s in the paper profile (I4)."""
+    # Plans, starts and rounds take the same time in both profiles, so there is a minimum.
     return max(2 * world.profile.failover_ms, 45_000)
 
 
 def _come_to_rest(world: World) -> Millis:
     sim = world.sim
-    world.workload.is_over = True
+    world.workload.is_stopped = True
     world.faults.heal()
-    # A message sent in bad weather is a fault until it has arrived.
+    # A delayed message counts as a fault until it has arrived.
     sim.run(world.network.last_due_ms)
     healed_ms, bound_ms = sim.now_ms, rest_bound_ms(world)
     while True:
         sim.run(sim.now_ms + 1_000)
         _lift_quarantines(world)
         _end_planned_work(world)
-        # People act between two events. What they did is seen before the next one: a shard that is released
-        # and placed would look as if it had been placed without anybody's leave.
+        # Run the checkers after these orders: a shard that is released and then placed must not look as if it
+        # had been placed while quarantined.
         sim.check()
-        problems = look(world, may_balance=True).problems
+        problems = check_at_rest(world, may_balance=True).problems
         late = sim.now_ms - healed_ms >= bound_ms
         summary = f"{bound_ms} ms after the last fault: {'; '.join(problems[:5])} ({len(problems)} in all)"
         sim.demand("I4 I5 I11 I12 comes to rest", summary if problems and late else None)
@@ -395,7 +399,7 @@ def _come_to_rest(world: World) -> Millis:
 
 
 def _lift_quarantines(world: World) -> None:
-    """Oncalls look at every job whose plan was given up for a fault that is over; poison stays."""
+    """An oncall ends the quarantine of every job that is not poison."""
     poison = world.data_plane_faults.poison
     for name, record in JobStore(world.database).load(sorted(world.workload.names)).items():
         if record.quarantine is not None and name not in poison and not record.job.deleted:
@@ -403,53 +407,53 @@ def _lift_quarantines(world: World) -> None:
 
 
 def _end_planned_work(world: World) -> None:
-    """Oncalls take back what was drained or cordoned, and let go of shards that cost containers."""
+    """An oncall uncordons all containers and releases all quarantined shards."""
     for row in world.shard_store.containers():
         if row.cordoned:
-            world.take_back(row.name)
+            world.uncordon(row.name)
     for shard in world.shard_store.shards():
         if shard.is_quarantined:
             world.release(shard.shard)
 
 
 def _stay_at_rest(world: World) -> None:
-    """I12: then nothing happens for 30 rounds."""
+    """I12: nothing happens for 30 rounds."""
     sim, reports = world.sim, list[SyncReport]()
     _settle(world)
-    world.control.on_sync, world.control.sync_ms = reports.append, QUIET_ROUND_MS
+    world.control.on_sync, world.control.sync_ms = reports.append, IDLE_ROUND_MS
     started, shards = world.population.started, world.shard_store.shards()
-    while len(reports) < QUIET_ROUNDS:
-        sim.run(sim.now_ms + QUIET_ROUND_MS)
+    while len(reports) < IDLE_ROUNDS:
+        sim.run(sim.now_ms + IDLE_ROUND_MS)
         busy = [report for report in reports if not report.is_idle]
         sim.demand("I12 then no action", f"a round did {busy[0]}" if busy else None)
         restarted = world.population.started - started
         sim.demand("I12 then no restart", f"{restarted} tasks were restarted" if restarted else None)
         moved = [row for row, old in zip(world.shard_store.shards(), shards, strict=True) if row != old]
         sim.demand("I12 then no move", f"{moved} moved" if moved else None)
-        problems = look(world).problems
+        problems = check_at_rest(world).problems
         sim.demand("I4 stays at rest", "; ".join(problems) if problems else None)
 
 
 def _settle(world: World) -> None:
-    """Balancing may go on for a while after everything runs; it must end."""
+    """Wait for the end of balancing, which may continue for a while after everything runs."""
     # A large fleet has more to move, a few shards at a time.
     bound_ms = 900_000 if world.options.is_large else 300_000
-    sim, calm_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + bound_ms
+    sim, unchanged_since_ms, limit_ms = world.sim, world.sim.now_ms, world.sim.now_ms + bound_ms
     seen = _moving_parts(world)
-    # A move is told with one beat and acknowledged with another: three without news are calm.
-    while sim.now_ms - calm_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
+    # A move takes two heartbeats: without a change during three, balancing has ended.
+    while sim.now_ms - unchanged_since_ms < max(SETTLED_MS, 3 * world.profile.heartbeat_ms):
         sim.run(sim.now_ms + 1_000)
-        # A task that would not end before the last fault may cost its container only now.
+        # A task that did not stop before the last fault may make its container lose its lease only now.
         _end_planned_work(world)
         sim.check()
         endless = f"shards still move after {bound_ms} ms" if sim.now_ms > limit_ms else None
         sim.demand("I12 balancing ends", endless)
         if (now := _moving_parts(world)) != seen:
-            seen, calm_since_ms = now, sim.now_ms
+            seen, unchanged_since_ms = now, sim.now_ms
 
 
 def _moving_parts(world: World) -> tuple[object, ...]:
-    """What changes while balancing goes on; a container that returns is a reason to balance."""
+    """The state that changes during balancing; containers that return start it again."""
     lives = [(row.name, row.incarnation, row.state) for row in world.shard_store.containers()]
     return world.shard_store.shards(), lives, world.population.started
 
@@ -463,35 +467,35 @@ Write = Callable[[JobService, str, int], None]  # (service, idempotency key, now
 
 @dataclass(slots=True)
 class Workload:
-    """Clients that keep changing their minds until `is_over`."""
+    """Clients that change jobs at random until `is_stopped`."""
 
     world: World
     done: Counter[str] = field(default_factory=Counter)
-    is_over: bool = False
+    is_stopped: bool = False
     names: list[str] = field(default_factory=list)
     _requests: int = 0
 
     def begin(self) -> None:
-        """Create some jobs at once, the others over time, and arm the first change."""
+        """Create some jobs at once, the others over time, and schedule the first change."""
         options, rng = self.world.options, self.world.sim.rng
         self.names = [f"p.j{number}" for number in range(options.jobs)]
         for name in self.names:
             late_ms = 60_000 if options.is_large else options.safety_ms // 2
             within_ms = rng.choice((1_000, 1_000, late_ms))
             self.world.sim.after(rng.randrange(within_ms), "create", partial(self._create, name))
-        self._arm()
+        self._schedule_next()
 
     def touch(self, name: str) -> None:
-        """An oncall looks at a job: a new expected version, which lifts a quarantine."""
+        """An oncall writes a label: the new expected version ends a quarantine."""
         label = str(self.world.sim.rng.randrange(10**6))
         self._patch("touch", name, "oncall", ONCALL, {"labels.looked": label})
 
-    def _arm(self) -> None:
+    def _schedule_next(self) -> None:
         rng, mean_ms = self.world.sim.rng, self.world.options.write_every_ms
-        self.world.sim.after(1 + int(rng.expovariate(1 / mean_ms)), "somebody writes", self._change)
+        self.world.sim.after(1 + int(rng.expovariate(1 / mean_ms)), "a client writes", self._change)
 
     def _change(self) -> None:
-        if self.is_over:
+        if self.is_stopped:
             return
         rng = self.world.sim.rng
         name, count = rng.choice(self.names), rng.randint(*self.world.options.task_counts)
@@ -522,10 +526,10 @@ class Workload:
             lambda: self._create(name),
         )
         rng.choice(changes)()
-        self._arm()
+        self._schedule_next()
 
     def _release_all(self) -> None:
-        """A new engine for everybody, within a few seconds."""
+        """Release a new version of every job, within a few seconds."""
         rng, version = self.world.sim.rng, str(self.world.sim.rng.randrange(10**6))
         for name in self.names:
             release = partial(
@@ -581,14 +585,14 @@ class Workload:
         def again() -> None:
             world.sim.after(1_000, f"{key} ({kind}) again", lambda: self._attempt(kind, key, write))
 
-        life = world.control.answering()
-        if life is None or life.process.is_paused:
+        services = world.control.answering()
+        if services is None or services.process.is_paused:
             again()
             return
 
         def serve() -> None:
             try:
-                write(life.job_service, key, life.process.clock.now_ms())
+                write(services.job_service, key, services.process.clock.now_ms())
             except StoreUnavailable:
                 again()
             except UserError as error:
@@ -597,6 +601,6 @@ class Workload:
                 self.done[kind] += 1
                 world.control.poke()
 
-        life.process.run(f"{key} ({kind})", serve)
-        if not life.process.is_alive:
-            again()  # it died over it: nobody knows whether it was written
+        services.process.run(f"{key} ({kind})", serve)
+        if not services.process.is_alive:
+            again()  # it died meanwhile: the outcome is unknown

@@ -1,7 +1,7 @@
-"""The simulation's clock and network: one seed, virtual time, a heap of events, invariants after each event.
+"""The simulator's core: virtual time, a heap of events, a network, and invariants checked after each event.
 
-Everything random comes from `rng`, so a seed replays event by event; `trace` proves that it did. The network
-delays, loses, doubles and reorders messages, and cuts links in one direction or both.
+All randomness comes from `rng`, so a run can be repeated from its seed; `trace` verifies that. The network
+delays, loses, duplicates and reorders messages, and cuts links in one or both directions.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from random import Random
 from penstock.core.clock import Millis
 from penstock.core.errors import PenstockError
 
-Action = Callable[[], None]
-Check = Callable[[], str | None]  # None: it holds; otherwise what was seen
+SimAction = Callable[[], None]
+InvariantCheck = Callable[[], str | None]  # None: it holds; otherwise the violation
 
 WALL_START_MS = 1_800_000_000_000
 CLOCK_RATE_ERROR = 0.01
 
 
 class InvariantBroken(AssertionError):
-    """An invariant did not hold. The message tells how to see it again."""
+    """An invariant was violated. The message says how to reproduce it."""
 
     def __init__(self, *, seed: int, name: str, seen: str, now_ms: Millis, events: tuple[str, ...]) -> None:
         tail = "\n  ".join(events)
@@ -45,48 +45,48 @@ _BUGS = (
 
 
 class ProcessCrashed(BaseException):
-    """Ends the running process where it stands, as SIGKILL would: no code under test may catch it."""
+    """Ends the running process at once, as SIGKILL would: no code under test may catch it."""
 
 
 class Simulation:
-    """Virtual time and what is still to happen in it."""
+    """Virtual time, and the events to come."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.rng, self.now_ms = seed, Random(seed), 0
         self.evaluated: Counter[str] = Counter()
         self.events_total = 0
-        self.current: Process | None = None  # whose code runs: faults hit processes, never the checkers
-        self._heap: list[tuple[Millis, float, int, str, Action]] = []
-        self._checks: list[tuple[str, Check]] = []
-        self._watchers: list[Action] = []
+        self.current: SimProcess | None = None  # whose code runs: faults hit processes, never the checkers
+        self._heap: list[tuple[Millis, float, int, str, SimAction]] = []
+        self._checks: list[tuple[str, InvariantCheck]] = []
+        self._watchers: list[SimAction] = []
         self._last: deque[str] = deque(maxlen=60)
         self._trace = blake2b(digest_size=16)
         self._n = 0
 
     @property
     def trace(self) -> str:
-        """A hash of every event so far: equal for two runs of one seed."""
+        """A hash of all events so far: equal for two runs of one seed."""
         return self._trace.hexdigest()
 
-    def invariant(self, name: str, check: Check) -> None:
+    def invariant(self, name: str, check: InvariantCheck) -> None:
         """Evaluate `check` after every event from now on."""
         self._checks.append((name, check))
 
-    def watch(self, checker: Action) -> None:
-        """Call `checker` after every event; it `demand`s what it checks itself."""
+    def watch(self, checker: SimAction) -> None:
+        """Call `checker` after every event; it calls `demand` for what it checks."""
         self._watchers.append(checker)
 
-    def at(self, when_ms: Millis, label: str, action: Action) -> None:
-        """Run `action` at a moment; ties are broken by the seed, not by who asked first."""
+    def at(self, when_ms: Millis, label: str, action: SimAction) -> None:
+        """Run `action` at a time; the seed decides the order of events at the same time."""
         self._n += 1
         heapq.heappush(self._heap, (max(when_ms, self.now_ms), self.rng.random(), self._n, label, action))
 
-    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+    def after(self, delay_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` once, `delay_ms` from now."""
         self.at(self.now_ms + delay_ms, label, action)
 
-    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
-        """Run `action` again and again."""
+    def every(self, interval_ms: Millis, label: str, action: SimAction) -> None:
+        """Run `action` periodically."""
 
         def again() -> None:
             action()
@@ -95,12 +95,12 @@ class Simulation:
         self.after(interval_ms, label, again)
 
     def note(self, what: str) -> None:
-        """Put something that happened inside an event into the trace."""
+        """Add a detail of the current event to the trace."""
         self._last.append(f"{self.now_ms:>9} {what}")
         self._trace.update(f"{self.now_ms}|{what}\n".encode())
 
     def run(self, until_ms: Millis) -> None:
-        """Let everything happen up to a moment."""
+        """Run all events up to a time."""
         while self._heap and self._heap[0][0] <= until_ms:
             when_ms, _, _, label, action = heapq.heappop(self._heap)
             self.now_ms = when_ms
@@ -110,17 +110,17 @@ class Simulation:
             self.check()
         self.now_ms = max(self.now_ms, until_ms)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: SimAction) -> None:
         try:
             action()
         except InvariantBroken:
             raise
         except _BUGS as error:
-            # A failed assertion of the code under test is a find like any other: it needs its seed.
+            # An error of the code under test is reported with its seed, as a violated invariant is.
             self.demand("no code fails", f"{type(error).__name__}: {error}", cause=error)
 
     def run_inside(self, until_ms: Millis) -> None:
-        """Let everything else happen in the middle of an event, as it does while its process is paused."""
+        """Run other events in the middle of an event, as they happen while its process is paused."""
         process, self.current = self.current, None
         try:
             self.run(until_ms)
@@ -135,7 +135,7 @@ class Simulation:
             checker()
 
     def demand(self, name: str, seen: str | None, *, cause: Exception | None = None) -> None:
-        """Count one evaluation of an invariant; raise if something was seen."""
+        """Count one evaluation of an invariant; raise InvariantBroken if it is violated."""
         self.evaluated[name] += 1
         if seen is not None:
             raise InvariantBroken(
@@ -145,7 +145,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessClock:
-    """One process's clocks: its boot clock runs a little fast or slow, its wall clock is off."""
+    """One process's clocks: the boot clock runs slightly fast or slow, the wall clock has an offset."""
 
     sim: Simulation
     rate: float
@@ -153,11 +153,11 @@ class ProcessClock:
     wall_offset_ms: Millis
 
     def now_ms(self) -> Millis:
-        """The wall clock, as wrong as it is."""
+        """The wall clock, with its offset."""
         return WALL_START_MS + self.wall_offset_ms + self.sim.now_ms
 
     def boot_ms(self) -> Millis:
-        """The boot clock: the only one leases are measured with."""
+        """The boot clock, with which leases are measured."""
         return self.boot_offset_ms + int(self.sim.now_ms * self.rate)
 
 
@@ -172,10 +172,10 @@ def draw_clock(sim: Simulation) -> ProcessClock:
 
 
 @dataclass(slots=True)
-class Process:
-    """A life: it runs events while it is up, keeps them while it is paused, drops them once it is dead.
+class SimProcess:
+    """A process: runs events while it is up, queues them while it is paused, drops them once it is dead.
 
-    After a pause the kept events come first and in order: it acts on stale knowledge, then looks at the time.
+    After a pause the queued events run first and in order: it acts on stale data before it reads the clock.
     """
 
     sim: Simulation
@@ -183,17 +183,17 @@ class Process:
     clock: ProcessClock
     is_alive: bool = True
     is_paused: bool = False
-    is_inside: bool = False  # paused between two lines: only whoever paused it there lets it go on
+    is_inside: bool = False  # paused inside an event: only the caller that paused it can resume it
     resumed_ms: Millis = -(10**12)  # the end of the last pause
-    on_death: list[Action] = field(default_factory=list)
-    _kept: list[tuple[str, Action]] = field(default_factory=list)
+    on_death: list[SimAction] = field(default_factory=list)
+    _queued: list[tuple[str, SimAction]] = field(default_factory=list)
 
-    def run(self, label: str, action: Action) -> None:
+    def run(self, label: str, action: SimAction) -> None:
         """Run `action` in this process now, or when it resumes, or never."""
         if not self.is_alive:
             return
         if self.is_paused:
-            self._kept.append((label, action))
+            self._queued.append((label, action))
             return
         caller, self.sim.current = self.sim.current, self
         try:
@@ -203,17 +203,17 @@ class Process:
         finally:
             self.sim.current = caller
 
-    def after(self, delay_ms: Millis, label: str, action: Action) -> None:
+    def after(self, delay_ms: Millis, label: str, action: SimAction) -> None:
         """Run `action` in this process, `delay_ms` of its own clock from now."""
         delay_ms = max(0, round(delay_ms / self.clock.rate))
         label = f"{self.name}: {label}"
         self.sim.after(delay_ms, label, lambda: self.run(label, action))
 
-    def every(self, interval_ms: Millis, label: str, action: Action) -> None:
-        """Run `action` in this process again and again, as a loop with a sleep does."""
+    def every(self, interval_ms: Millis, label: str, action: SimAction) -> None:
+        """Run `action` in this process periodically, as a loop with a sleep does."""
 
         def again() -> None:
-            # Sleep again also if this round ends the process's event early by raising.
+            # Schedule the next round first: this one may raise.
             self.after(interval_ms, label, again)
             action()
 
@@ -226,105 +226,105 @@ class Process:
             self.sim.note(f"{self.name} pauses")
 
     def resume(self) -> None:
-        """Go on where it stood: what was due in the meantime happens now."""
+        """Continue after a pause: events that were due in the meantime run now."""
         if not self.is_paused or self.is_inside:
             return
         self.is_paused, self.resumed_ms = False, self.sim.now_ms
-        self.sim.note(f"{self.name} resumes with {len(self._kept)} kept events")
-        kept, self._kept = self._kept, []
-        for position, (label, action) in enumerate(kept):
+        self.sim.note(f"{self.name} resumes with {len(self._queued)} queued events")
+        queued, self._queued = self._queued, []
+        for position, (label, action) in enumerate(queued):
             self.run(label, action)
             self.sim.check()
-            if self.is_paused:  # paused again by what it did
-                self._kept = kept[position + 1 :] + self._kept
+            if self.is_paused:  # one of the events paused it again
+                self._queued = queued[position + 1 :] + self._queued
                 return
 
     def kill(self) -> None:
-        """End it here. What it had in memory is gone."""
+        """End the process. Its memory is lost."""
         if not self.is_alive:
             return
         self.is_alive, self.is_paused = False, False
-        self._kept.clear()
+        self._queued.clear()
         self.sim.note(f"{self.name} dies")
         for action in self.on_death:
             action()
 
 
 @dataclass(slots=True)
-class Weather:
-    """How the network behaves at the moment. The default is a good day."""
+class NetworkConditions:
+    """The network's current faults. The default has none."""
 
     loss: float = 0.0
     doubled: float = 0.0
-    late: float = 0.0  # the share of messages that take up to `late_ms`: these get overtaken
+    late: float = 0.0  # the share of messages that take up to `late_ms`, so that others overtake them
     late_ms: Millis = 0
     delay_ms: Millis = 5
 
 
 @dataclass(slots=True)
 class Network:
-    """Carries messages between named places. A late message is delivered as it is: nobody recalls it."""
+    """Carries messages between named endpoints. A late message is still delivered."""
 
     sim: Simulation
-    weather: Weather = field(default_factory=Weather)
-    met: Counter[str] = field(default_factory=Counter)  # what happened to messages, by kind
-    last_due_ms: Millis = 0  # when the last message that is under way arrives
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
+    met: Counter[str] = field(default_factory=Counter)  # messages by outcome
+    last_due_ms: Millis = 0  # when the last message in flight arrives
     _cut: set[tuple[str, str]] = field(default_factory=set)
-    _mended_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
+    _restored_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
     _slow_ms: dict[tuple[str, str], Millis] = field(default_factory=dict)
 
     def cut(self, source: str, target: str) -> None:
-        """Lose everything sent from `source` to `target` from now on. The other direction is another link."""
+        """Lose all messages from `source` to `target` from now on. The other direction is a separate link."""
         self._cut.add((source, target))
         self.sim.note(f"link {source} -> {target} is cut")
 
-    def mend(self, source: str, target: str) -> None:
+    def restore(self, source: str, target: str) -> None:
         """Undo `cut`."""
         if (source, target) in self._cut:
-            self._mended_ms[source, target] = self.sim.now_ms
+            self._restored_ms[source, target] = self.sim.now_ms
         self._cut.discard((source, target))
-        self.sim.note(f"link {source} -> {target} is mended")
+        self.sim.note(f"link {source} -> {target} is restored")
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether what is sent now is lost."""
+        """Whether the link is cut."""
         return (source, target) in self._cut
 
     def was_cut(self, source: str, target: str, within_ms: Millis) -> bool:
-        """Whether it is, or was until a short while ago."""
-        mended_ms = self._mended_ms.get((source, target), -(10**12))
-        return self.is_cut(source, target) or mended_ms > self.sim.now_ms - within_ms
+        """Whether the link is cut, or was within the last `within_ms`."""
+        restored_ms = self._restored_ms.get((source, target), -(10**12))
+        return self.is_cut(source, target) or restored_ms > self.sim.now_ms - within_ms
 
     def slow(self, source: str, target: str, delay_ms: Millis) -> None:
-        """Everything sent from `source` to `target` takes this much longer, until it is set to 0 again."""
+        """Delay all messages from `source` to `target` by this much; 0 ends it."""
         self._slow_ms[source, target] = delay_ms
         self.sim.note(f"link {source} -> {target} takes {delay_ms} ms longer")
 
     def heal(self) -> None:
-        """A good day from now on. What is already under way still arrives late."""
+        """End all faults of the network. Messages in flight still arrive late."""
         for link in sorted(self._cut):
-            self.mend(*link)
+            self.restore(*link)
         self._slow_ms.clear()
-        self.weather = Weather()
+        self.conditions = NetworkConditions()
         self.sim.note("network heals")
 
-    def send(self, source: str, target: str, label: str, deliver: Action) -> None:
-        """Carry one message. `deliver` runs never, once or twice, now or later."""
+    def send(self, source: str, target: str, label: str, deliver: SimAction) -> None:
+        """Send one message. `deliver` is called zero, one or two times, after a delay."""
         self.met["sent"] += 1
         if (source, target) in self._cut:
             self.met["cut off"] += 1
             return
-        rng, weather = self.sim.rng, self.weather
-        if rng.random() < weather.loss:
+        rng, conditions = self.sim.rng, self.conditions
+        if rng.random() < conditions.loss:
             self.met["lost"] += 1
             return
         copies = 1
-        if rng.random() < weather.doubled:
+        if rng.random() < conditions.doubled:
             self.met["doubled"] += 1
             copies = 2
         for _ in range(copies):
-            delay_ms = 1 + rng.randrange(weather.delay_ms) + self._slow_ms.get((source, target), 0)
-            if rng.random() < weather.late:
+            delay_ms = 1 + rng.randrange(conditions.delay_ms) + self._slow_ms.get((source, target), 0)
+            if rng.random() < conditions.late:
                 self.met["late"] += 1
-                delay_ms += rng.randrange(weather.late_ms)
+                delay_ms += rng.randrange(conditions.late_ms)
             self.last_due_ms = max(self.last_due_ms, self.sim.now_ms + delay_ms)
             self.sim.after(delay_ms, label, deliver)

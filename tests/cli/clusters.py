@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.client import Client
 from penstock.container.container import ContainerSettings, folder_id, join_settings, read_capacity
-from penstock.container.host import LendableHost, keep_token
+from penstock.container.host import LendableHost, write_token_file
 from penstock.core.system_clock import SystemClock
 from penstock.fleet.messages import Heartbeat, ShardEntry
 from penstock.lender import ClusterFile, Lender
@@ -105,7 +105,7 @@ class Clusters:
         settings = join_settings(
             name,
             url=plane.server.url,
-            token_file=keep_token(folder, plane.token_of(name)),
+            token_file=write_token_file(folder, plane.token_of(name)),
             folder=folder,
             engine="process",
             cores=2,
@@ -128,7 +128,7 @@ class Clusters:
         """Everybody beats, asks for orders, and the Shard Managers have a round."""
         for machine in self.machines.values():
             machine.body.beat()
-            machine.host.look()
+            machine.host.poll_order()
         for plane in self.planes.values():
             plane.plane._tick_shards()
 
@@ -147,7 +147,7 @@ class Clusters:
         }
         given: dict[str, Any] = {
             "advice": False,
-            "say": self.said.append,
+            "report": self.said.append,
             "now_ms": self.clock.now_ms,
             **changes,
         }
@@ -178,10 +178,10 @@ class Clusters:
         store = self.planes[cluster].plane.lending._store
         loan = store.loan(container)
         assert loan is not None
-        from penstock.fleet.loan_service import Change
+        from penstock.fleet.loan_service import LoanChange
 
         older = replace(loan, at_ms=loan.at_ms - int(seconds * 1000))
-        assert store.keep(loan, Change(loan=older), None)
+        assert store.write(loan, LoanChange(loan=older), None)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ from penstock.container.container import (
     ContainerSettings,
     join_settings,
     open_store,
+    pop_rows_address,
     reachable_store,
     read_capacity,
-    take_rows,
 )
-from penstock.container.host import keep_token
+from penstock.container.host import write_token_file
 from penstock.core.errors import ConfigError, EnvironmentProblem, Refused
 from penstock.installation import environment_of
 from penstock.settings import DATABASE_VARIABLE, ROWS_VARIABLE, Settings
@@ -44,7 +44,7 @@ def joined(plane: Served, folder: Path, **changes: Any) -> ContainerSettings:
     }
     role = given.pop("role", "")
     token = plane.tokens[role] if role else plane.token_of("far")
-    return join_settings("far", token_file=keep_token(folder, token), folder=folder, **given)
+    return join_settings("far", token_file=write_token_file(folder, token), folder=folder, **given)
 
 
 def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
@@ -55,7 +55,7 @@ def test_a_container_is_told_where_things_are(plane: Served, tmp_path: Path):
 
 
 def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_path: Path):
-    token = keep_token(tmp_path, plane.token_of("near"))
+    token = write_token_file(tmp_path, plane.token_of("near"))
     given = {
         "url": plane.server.url,
         "folder": tmp_path,
@@ -64,7 +64,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
         "capacity": "",
         "region": "",
     }
-    with pytest.raises(Refused, match="does not speak for the container 'far'") as caught:
+    with pytest.raises(Refused, match="is not for container 'far'") as caught:
         join_settings("far", token_file=token, **given)
     assert "'near'" in caught.value.why and "token new far --role container" in caught.value.fix
 
@@ -72,7 +72,7 @@ def test_a_container_does_not_join_with_the_token_of_another(plane: Served, tmp_
 def test_the_token_is_in_a_file_of_this_user_alone(tmp_path: Path):
     (tmp_path / "token").write_text("old")
     (tmp_path / "token").chmod(0o644)
-    path = keep_token(tmp_path, "pk_secret")
+    path = write_token_file(tmp_path, "pk_secret")
     assert path.read_text() == "pk_secret" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -85,7 +85,7 @@ def test_a_store_on_another_machine_is_not_taken_for_ours(tmp_path: Path):
     assert reachable_store(str(file), is_here=False, variables={}) == ""
     with pytest.raises(EnvironmentProblem, match="cannot reach the control plane's store") as caught:
         open_store("")
-    assert "it was given none" in caught.value.why
+    assert "no store was given" in caught.value.why
 
 
 def test_a_database_is_reached_by_whoever_knows_its_address():
@@ -100,7 +100,7 @@ def test_a_database_is_reached_by_whoever_knows_its_address():
 @pytest.mark.parametrize(
     ("changes", "kind", "what"),
     [
-        ({"engine": "flink"}, ConfigError, "no such engine"),
+        ({"engine": "flink"}, ConfigError, "unknown engine"),
         ({"capacity": "4"}, ConfigError, "not a capacity"),
         ({"capacity": "4,8000,0,lots"}, ConfigError, "not a capacity"),
         ({"capacity": "4,8000,0,nan"}, ConfigError, "not a capacity"),
@@ -169,7 +169,7 @@ def test_spark_tasks_run_elsewhere_where_bus_and_rows_are_in_reach(
     settings = joined(plane, tmp_path / "far", engine="spark", rows=place + "&application_name=far")
     assert place not in " ".join(settings.arguments())
     assert os.environ[ROWS_VARIABLE] == place + "&application_name=far"
-    assert take_rows(settings.rows) == place + "&application_name=far"
+    assert pop_rows_address(settings.rows) == place + "&application_name=far"
     assert ROWS_VARIABLE not in os.environ, "commands of users do not see it"
 
 
@@ -183,7 +183,7 @@ def test_spark_tasks_do_not_run_without_the_rows_of_the_control_plane(
     assert "address was not given" in caught.value.why
     with pytest.raises(EnvironmentProblem, match="cannot run here") as caught:
         joined(plane, tmp_path / "far", engine="spark", rows=postgres.new_database())
-    assert "not those of the control plane" in caught.value.why
+    assert "is not that of the control plane" in caught.value.why
     assert joined(plane, tmp_path / "far").engine == "process"  # which needs none
 
 

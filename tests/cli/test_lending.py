@@ -12,7 +12,7 @@ import pytest
 from penstock.client import Client
 from penstock.container.host import HOME_AFTER_MS
 from penstock.core.errors import NotFound, PenstockError, Refused
-from penstock.fleet.loan_service import AGAIN_MS
+from penstock.fleet.loan_service import EXPECT_REPEAT_MS
 from penstock.scaling.lending import ARRIVE_S, STAYS_S, STEP_S, plan_lending
 from tests.builders import ADMIN, a_body
 from tests.cli.clusters import Clusters, two_clusters
@@ -90,7 +90,7 @@ def test_a_container_goes_to_the_cluster_that_is_short_and_comes_back(short: Clu
     away = short.machines[name].body.settings
     assert away.folder != short.machines[name].host.home.folder, "one cluster's task list is not another's"
     assert short.told("a", name) == [
-        "asked to go to b", "drained for b", "empty: told to go to b", "lent to b"
+        "asked to go to b", "drained for b", "empty: ordered to go to b", "lent to b"
     ]  # fmt: skip
     assert short.told("b", name) == ["expected from a", "borrowed from a"]
     lender.round()
@@ -156,7 +156,7 @@ def test_a_loop_that_dies_between_its_steps_is_followed_by_one_that_goes_on(
         short.lender().round()
         assert set(short.loans()["a"].values()) == {"here"}, "whoever said so may still be at it"
         (name,) = short.loans()["b"].keys() - {"b1"}
-        short.age("b", name, AGAIN_MS / 1000)
+        short.age("b", name, EXPECT_REPEAT_MS / 1000)
     short.lender().round()
     name = lent(short)
     short.until("it works for b", lambda: short.is_at(name, "b"))
@@ -177,7 +177,7 @@ def test_an_expected_container_that_nobody_sent_is_forgotten(short: Clusters):
     short.age("b", "a1", ARRIVE_S)
     short.lender().round()
     assert short.loans()["b"] == {"b1": "here"}
-    assert short.told("b", "a1")[-1].startswith("not here any more")
+    assert short.told("b", "a1")[-1].startswith("left: ")
 
 
 @on_both_stores
@@ -217,13 +217,13 @@ def test_two_loops_at_once_do_no_harm(short: Clusters):
     lenders = [short.lender(), short.lender()]
     plans = []
     for lender in lenders:
-        seen = [lender._look(cluster) for cluster in lender._clusters]
+        seen = [lender._read(cluster) for cluster in lender._clusters]
         lender._seen = {cluster.name: cluster for cluster in seen}
         plans.append(plan_lending(seen))
     assert plans[0] == plans[1] and len(plans[0].transfers) == 1
     for lender, plan in zip(lenders, plans, strict=True):
-        lender._do(plan)
-    assert [text.startswith("not done") for text in short.said] == [False, True], short.said
+        lender._execute(plan)
+    assert [text.startswith("failed") for text in short.said] == [False, True], short.said
     name = lent(short)
     short.until("it works for b", lambda: short.is_at(name, "b"))
     for lender in lenders:
@@ -304,10 +304,10 @@ def test_a_borrowed_container_goes_home_when_its_cluster_falls_silent(
     away = machine.host._place
     assert away is not None
     monkeypatch.setattr(away.client, "ask_order", silent)
-    machine.host.look()
+    machine.host.poll_order()
     assert machine.url == short.planes["b"].server.url, "a moment is no reason"
     short.clock.more_ms += HOME_AFTER_MS
-    machine.host.look()
+    machine.host.poll_order()
     assert machine.url == short.planes["a"].server.url
     short.until("a knows", lambda: short.is_at(name, "a"))
     assert short.told("a", name)[-1] == "back" and not short.line("a", name)["cordoned"]
@@ -329,7 +329,7 @@ def test_containers_of_one_name_stay_where_they_are(clusters: Clusters):
     clusters.step()
     clusters.lender().round()
     assert clusters.loans()["a"] == {"same": "here", "other": "asked"}
-    with pytest.raises(Refused, match="there is a container same already"):
+    with pytest.raises(Refused, match="container same already exists"):
         service = clusters.planes["b"].plane.lending
         version = next(loan.version for loan in service.loans() if loan.container == "same")
         service.expect("same", lender="a", owner="a", version=version, reason="x", actor="me")

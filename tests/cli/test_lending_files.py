@@ -41,19 +41,23 @@ def test_a_file_names_clusters_and_where_their_tokens_are(tmp_path: Path):
     ("old", "new", "said"),
     [
         ("[[cluster]]", "[[cluster", "is not TOML"),
-        (GOOD, "", "does not name clusters"),
-        (GOOD, 'cluster = "east"', "does not name clusters"),
-        (GOOD, "[[cluster]]\nname = 'one'", "does not name clusters"),
-        ('name = "east"', "name = 3", "cannot be read"),
-        ('name = "east"', 'name = "east"\ntoken = "pk_east"', "cannot be read"),
-        ('name = "east"', 'name = "../east"', "without a good name and url"),
-        ('name = "east"', "", "without a good name and url"),
-        ("https://east:7337/", "east:7337", "without a good name and url"),
+        (GOOD, "", "is not a list of clusters"),
+        (GOOD, 'cluster = "east"', "is not a list of clusters"),
+        (GOOD, "[[cluster]]\nname = 'one'", "is not a list of clusters"),
+        ('name = "east"', "name = 3", "has an invalid cluster"),
+        ('name = "east"', 'name = "east"\ntoken = "pk_east"', "has an invalid cluster"),
+        ('name = "east"', 'name = "../east"', "without a valid name and url"),
+        ('name = "east"', "", "without a valid name and url"),
+        ("https://east:7337/", "east:7337", "without a valid name and url"),
         ('name = "east"', 'name = "west"', "names a cluster twice"),
         ("https://east:7337/", "http://127.0.0.1:7337", "names a cluster twice"),
-        ('token_env = "EAST"', "", "is not clear"),
-        ('token_env = "EAST"', 'token_env = "EAST"\ntoken_file = "west.token"', "is not clear"),
-        ('token_env = "EAST"', 'token_env = "NO_SUCH"', "there is no token of cluster east"),
+        ('token_env = "EAST"', "", "does not say where the token"),
+        (
+            'token_env = "EAST"',
+            'token_env = "EAST"\ntoken_file = "west.token"',
+            "does not say where the token",
+        ),
+        ('token_env = "EAST"', 'token_env = "NO_SUCH"', "there is no token for cluster east"),
         ("west.token", "no.token", "cannot read the token of cluster west"),
     ],
 )
@@ -65,7 +69,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(tmp_path: Path, old: str, new
 
 def test_an_empty_or_odd_token_is_refused(tmp_path: Path):
     for token in ("", "\n", "pk_\x00x", "schlüssel"):
-        with pytest.raises(EnvironmentProblem, match="no token of cluster west"):
+        with pytest.raises(EnvironmentProblem, match="no token for cluster west"):
             read_clusters(a_file(tmp_path, token=token), VARIABLES)
 
 

@@ -94,7 +94,7 @@ def test_up_runs_with_file_environment_and_options(tmp_path: Path):
     [
         ('cores = "many"', f"cores in FOLDER/{FILE} cannot be used"),
         ("cores = 0", "0: Input should be greater than or equal to 1"),
-        ('engine = "flink"', "not known: 'flink'; use spark or process"),
+        ('engine = "flink"', "unknown value 'flink'; use spark or process"),
         ("core = 3", f"core in FOLDER/{FILE} is not a setting"),
         ("core = 3", "did you mean `cores`?"),
         ('folder = "elsewhere"', "is not a setting"),

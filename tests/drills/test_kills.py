@@ -24,7 +24,7 @@ def test_kill_container(fleet: DrillFleet, stopwatch: Stopwatch) -> None:
     assert all(fleet.current()[task].place != victim for task in lost)
     fleet.await_ready(victim)
     fleet.assert_well()
-    stopwatch.took(took_s, limit_s=10, note="its exit was seen")
+    stopwatch.took(took_s, limit_s=10, note="its exit was observed")
 
 
 def test_kill_container_and_host(joined: DrillFleet, stopwatch: Stopwatch) -> None:

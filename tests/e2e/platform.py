@@ -200,10 +200,10 @@ class Platform:
 
         A shard that should move and must wait for the next round, since a round moves only so many, will move.
         """
-        later = ("would go", "should move and cannot: nothing that has an owner may move now")
+        later = ("would move", "should move but cannot: shards with an owner may not move now")
 
         def will_move(outlook: str) -> bool:
-            return outlook.startswith(later) or "moves a round are enough" in outlook
+            return outlook.startswith(later) or "moves per round is reached" in outlook
 
         def is_still() -> bool:
             rows = self.client.shards()

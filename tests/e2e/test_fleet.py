@@ -161,7 +161,7 @@ def test_processes_run_once_wherever_they_go(fleet: Fleet) -> None:
     fleet.wait("its tasks elsewhere", lambda: sum(fleet.spread().values()) - fleet.spread()["far"] == 6)
     fleet.assert_each_once(6)
     told = fleet.client.journal(subject="far", limit=100)
-    assert "its exit was seen" in [entry["reason"] for entry in told if entry["decision"] == "dead"], told
+    assert "its exit was observed" in [entry["reason"] for entry in told if entry["decision"] == "dead"], told
     assert not any(is_alive(pid) for pids in lost.values() for pid in pids)
 
     # It comes back, and then leaves in order: its shards are elsewhere at once, and nothing of it is left.

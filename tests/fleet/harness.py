@@ -17,8 +17,8 @@ from penstock.core.journal import Entry
 from penstock.db.database import Database, take_term
 from penstock.db.journal_store import JournalStore
 from penstock.fleet.exclusions import Bars, Exclusion, ExclusionStore, bars_of
-from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, ShardEntry, ShardState, Verdict
-from penstock.fleet.shard_manager import Pace, ShardManager
+from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, HeartbeatVerdict, ShardEntry, ShardState
+from penstock.fleet.shard_manager import ShardManager, ShardManagerSettings
 from penstock.fleet.shard_store import ShardStore
 from penstock.fleet.task_service import TaskList, TaskService
 from penstock.jobs.config import JobConfig
@@ -102,7 +102,7 @@ def dropping(shard: int, epoch: int) -> ShardEntry:
 
 
 def a_reply(version: int, *shards: ShardEntry, **values: Any) -> HeartbeatReply:
-    defaults = {"verdict": Verdict.OK, "term": 1, "sequence": 1, "shard_count": 1}
+    defaults = {"verdict": HeartbeatVerdict.OK, "term": 1, "sequence": 1, "shard_count": 1}
     return HeartbeatReply(**{**defaults, "assignment_version": version, "shards": shards, **values})
 
 
@@ -142,7 +142,10 @@ class World:
         self.exclusions = ExclusionStore(self.database, self.journal)
         self.jobs = MemoryJobs()
         self.service = TaskService(self.jobs)
-        self.shards, self.pace = shards, Pace(**{"balance_ms": 5_000, "balance_soon_ms": 1_000, **pace})
+        self.shards, self.pace = (
+            shards,
+            ShardManagerSettings(**{"balance_ms": 5_000, "balance_soon_ms": 1_000, **pace}),
+        )
         self.containers: dict[str, Container] = {}
         self.sizes: dict[str, tuple[float, ...]] = {}
         self.failed_over: list[str] = []
@@ -160,7 +163,7 @@ class World:
             shard_count=self.shards,
             list_version=self.service.version,
             reserved_loads=lambda: self.service.reserved_loads(self.shards),
-            pace=self.pace,
+            settings=self.pace,
             bars=self.bars,
         )
         return self.manager

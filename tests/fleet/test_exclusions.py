@@ -39,7 +39,7 @@ def test_shards_with_a_task_of_the_job_leave_stay_away_and_may_come_back():
     assert place not in homes(world, "a", 4).values() and len(world.tasks_alive()) == 12
     assert place in world.owners().values(), "shards without a task of the job stay"
     entries = world.journal.entries(kind="placement")
-    assert f"a is kept away from {place}" in {entry.reason for entry in entries}
+    assert f"a is excluded from {place}" in {entry.reason for entry in entries}
     world.run(40_000)
     assert place not in homes(world, "a", 4).values()
     before = world.owners()
@@ -57,7 +57,7 @@ def test_the_shard_of_one_task_leaves_and_others_of_its_job_stay():
     assert homes(world, "a", 4)[task] != place
     with pytest.raises(Refused) as caught:
         world.manager.move(shard_of(task, world.shards), place, world.now_ms)
-    assert "kept away" in caught.value.why and "readmit" in caught.value.fix
+    assert "is excluded" in caught.value.why and "readmit" in caught.value.fix
 
 
 def test_a_wish_costs_no_task_its_place():

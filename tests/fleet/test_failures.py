@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.fleet.messages import CLASSES_MAX, OTHER, count_failure, failure_class, shortly
+from penstock.fleet.messages import CLASSES_MAX, OTHER, count_failure, failure_class, summarize_error
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_failure_has_a_class(error: str, name: str):
     ],
 )
 def test_an_error_is_told_on_one_line_with_its_reason(error: str, line: str):
-    assert shortly(error) == line
+    assert summarize_error(error) == line
 
 
 def test_the_counts_of_a_task_stay_small():

@@ -85,11 +85,11 @@ def test_a_late_reply_restarts_nothing_again():
 
 def test_an_order_for_another_life_is_dropped():
     orders = RestartOrders(term=3)
-    orders.ask("a/0", "c1", "i1")
-    assert orders.on_beat(Heartbeat(container="c2", incarnation="x", sequence=1)) == ()
-    assert len(orders.on_beat(Heartbeat(container="c1", incarnation="i1", sequence=1))) == 1
-    assert orders.on_beat(Heartbeat(container="c1", incarnation="i2", sequence=1)) == ()
-    assert orders.on_beat(Heartbeat(container="c1", incarnation="i1", sequence=2)) == ()
+    orders.add("a/0", "c1", "i1")
+    assert orders.on_heartbeat(Heartbeat(container="c2", incarnation="x", sequence=1)) == ()
+    assert len(orders.on_heartbeat(Heartbeat(container="c1", incarnation="i1", sequence=1))) == 1
+    assert orders.on_heartbeat(Heartbeat(container="c1", incarnation="i2", sequence=1)) == ()
+    assert orders.on_heartbeat(Heartbeat(container="c1", incarnation="i1", sequence=2)) == ()
 
 
 def test_orders_survive_the_wire():

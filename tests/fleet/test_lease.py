@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from penstock.container.watchdog import Lease, Stop
-from penstock.fleet.messages import Verdict
+from penstock.container.watchdog import Lease, StopTasks
+from penstock.fleet.messages import HeartbeatVerdict
 from tests.fleet.harness import a_reply
 
 
@@ -23,7 +23,7 @@ def test_it_counts_from_the_sending_of_the_acknowledged_beat():
     lease.on_sent(1, 0)
     ack(lease, 1, 5_000)  # the answer was slow: those seconds are spent
     assert lease.on_time(7_999).actions == ()
-    assert isinstance(lease.on_time(8_000).actions[0], Stop)
+    assert isinstance(lease.on_time(8_000).actions[0], StopTasks)
     assert not lease.is_held(8_000)
 
 
@@ -50,7 +50,7 @@ def test_a_withheld_answer_does_not_extend_it():
     lease.on_sent(1, 0)
     ack(lease, 1, 100)
     lease.on_sent(2, 5_000)
-    ack(lease, 2, 5_100, verdict=Verdict.WITHHELD)
+    ack(lease, 2, 5_100, verdict=HeartbeatVerdict.WITHHELD)
     assert lease.on_time(8_000).actions != ()
 
 
@@ -67,8 +67,8 @@ def test_a_lease_that_is_over_does_not_come_back():
 def test_a_reboot_verdict_ends_it_at_once():
     lease = Lease(8_000)
     lease.on_sent(1, 0)
-    step = ack(lease, 1, 100, verdict=Verdict.REBOOT, reason="failed over")
-    assert step.actions == (Stop(reason="failed over"),)
+    step = ack(lease, 1, 100, verdict=HeartbeatVerdict.REBOOT, reason="failed over")
+    assert step.actions == (StopTasks(reason="failed over"),)
 
 
 def test_renewing_the_row_extends_it_from_the_moment_of_asking():

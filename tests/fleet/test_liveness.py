@@ -23,7 +23,7 @@ class Watch:
         while self.now_ms < end_ms:
             self.now_ms += S
             for name in beats:
-                self.machine.on_beat(name, "i1", self.now_ms)
+                self.machine.on_heartbeat(name, "i1", self.now_ms)
             if canary_works:
                 self.machine.on_canary(self.canary)
             self._look()
@@ -72,7 +72,7 @@ def test_a_life_that_beats_gives_the_next_one_a_full_interval():
     watch = Watch("c1", "c2")
     for number in range(8):
         watch.machine.on_registered("c1", f"i{number}", watch.now_ms)
-        watch.machine.on_beat("c1", f"i{number}", watch.now_ms)
+        watch.machine.on_heartbeat("c1", f"i{number}", watch.now_ms)
         watch.until(watch.now_ms + 10 * S, beats=("c2",))
     assert watch.dead == {}
 

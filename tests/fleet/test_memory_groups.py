@@ -28,7 +28,7 @@ def made(groups: MemoryGroups | None, parent: Path) -> tuple[memory_groups.Memor
     assert groups is not None
     group = groups.make("a_0", 64)
     (folder,) = parent.glob(f"{PREFIX}*a_0")
-    assert group is not None and group.door == str(folder / "cgroup.procs")
+    assert group is not None and group.procs_file == str(folder / "cgroup.procs")
     return group, folder
 
 

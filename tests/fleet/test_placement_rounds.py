@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fleet.liveness import Pace
+from penstock.fleet.liveness import ShardManagerSettings
 from penstock.fleet.placement.placement import Fleet, Mode, Placement, Rules, place_shards
 
-BUDGET = Pace().moves_of(10)
+BUDGET = ShardManagerSettings().moves_of(10)
 BAND, GOAL, HEADROOM = Rules().band, Rules().goal, Rules().headroom
 
 
@@ -124,9 +124,9 @@ def test_120_cpu_on_a_container_of_100_leave_it_until_it_is_below_its_limit(mode
     first = world.round(mode)
     assert len(first.moves) == 8
     if mode is Mode.EMERGENCY:
-        assert {move.reason for move in first.moves} == {"c1 is above what it may carry"}
+        assert {move.reason for move in first.moves} == {"c1 is above its capacity limit"}
         assert {refusal.reason for refusal in first.refusals} == {
-            "8 moves a round are enough: the next one takes it"
+            "the limit of 8 moves per round is reached: a later round moves it"
         }
         assert len(first.refusals) == 120 - 8 - 90
     list(world.rounds(mode))
@@ -270,7 +270,9 @@ def test_rounds_empty_drained_containers_and_those_where_a_job_should_not_be(wor
     }
     assert wrong <= stuck
     reasons = {refusal.reason for refusal in left.refusals}
-    assert not any("moves a round" in reason for reason in reasons), "with nothing moving no budget is short"
+    assert not any("moves per round" in reason for reason in reasons), (
+        "with nothing moving no budget is short"
+    )
 
 
 @given(fleets)
@@ -316,31 +318,31 @@ def reasons(world: World, *, budget: int = BUDGET) -> set[str]:
 
 def test_a_refusal_names_the_budget_only_where_that_is_what_is_short():
     world = two(dict.fromkeys(range(4), "c1"), leaving=frozenset({"c1"}))
-    assert reasons(world, budget=1) == {"1 moves a round are enough: the next one takes it"}
+    assert reasons(world, budget=1) == {"the limit of 1 moves per round is reached: a later round moves it"}
     assert reasons(world) == set()
 
 
 def test_a_refusal_for_want_of_room_says_what_is_missing_and_how_much():
     world = two(dict.fromkeys(range(4), "c1") | dict.fromkeys(range(4, 13), "c2"), leaving=frozenset({"c1"}))
     assert reasons(world) == {
-        "no container that it may use has room for it: it needs 10 cpu, at most 0 is free"
+        "no container that it may use has room for it: it needs 10 cpu, at most 0 are free"
     }
 
 
 def test_a_refusal_for_its_regions_says_so():
     regions, allowed = {"c1": "eu", "c2": "us"}, {0: frozenset({"eu"})}
     world = two({0: "c1"}, leaving=frozenset({"c1"}), regions=regions, allowed=allowed)
-    assert reasons(world) == {"no other container of the regions that it may be in takes shards"}
+    assert reasons(world) == {"no other container in its permitted regions accepts shards"}
 
 
 def test_a_refusal_for_an_exclusion_says_so():
     world = two({3: "c1"}, leaving=frozenset({"c1"}), excluded=frozenset({("job 3", "c2")}))
-    assert reasons(world) == {"it should not be on any container that could take it"}
+    assert reasons(world) == {"it is excluded from all containers that could take it"}
 
 
 def test_a_refusal_says_when_all_that_could_take_it_are_drained():
     world = two({0: "c1"}, leaving=frozenset({"c1", "c2"}))
-    assert reasons(world) == {"the containers that could take it are drained, too"}
+    assert reasons(world) == {"the containers that could take it are draining too"}
 
 
 def test_a_container_above_its_limit_that_nobody_can_relieve_is_told():
@@ -349,7 +351,7 @@ def test_a_container_above_its_limit_that_nobody_can_relieve_is_told():
     found = world.round()
     assert not found.moves and len(found.refusals) == 2
     assert {refusal.reason for refusal in found.refusals} == {
-        "no container that it may use has room for it: it needs 10 cpu, at most 0 is free"
+        "no container that it may use has room for it: it needs 10 cpu, at most 0 are free"
     }
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.fleet.placement.placement import crowded, solve, start
-from penstock.fleet.placement.problem import NOBODY, Mode, Problem, Rules, Solution, Why, problem
-from penstock.fleet.placement.shares import survey
+from penstock.fleet.placement.problem import NO_OWNER, Mode, MoveReason, Problem, Rules, Solution, problem
+from penstock.fleet.placement.shares import build_model
 
 
 def a_fleet(
@@ -46,7 +46,7 @@ def check(posed: Problem, found: Solution, rules: Rules) -> None:
     owners, before = found.owners, posed.owners
     changed = owners != before
     assert np.array_equal(np.flatnonzero(changed), np.sort(found.moved))
-    assert (found.why[changed] != Why.STAYS).all() and (found.why[~changed] == Why.STAYS).all()
+    assert (found.why[changed] != MoveReason.STAYS).all() and (found.why[~changed] == MoveReason.STAYS).all()
     targets = owners[found.moved]
     assert posed.receiving[targets].all()
     bits = np.uint64(1) << posed.regions[targets].astype(np.uint64)
@@ -69,7 +69,7 @@ def check(posed: Problem, found: Solution, rules: Rules) -> None:
     if not found.shortages:
         assert (after <= np.maximum(limits, old + 1e-3)).all()
     assert np.allclose(after, found.used, rtol=1e-3, atol=1e-2)
-    homeless = np.flatnonzero(owners == NOBODY)
+    homeless = np.flatnonzero(owners == NO_OWNER)
     assert set(homeless) <= set(found.refused)
 
 
@@ -94,7 +94,7 @@ def worlds(draw: st.DrawFn) -> tuple[Problem, Rules, Mode]:
         receiving=rng.random(containers) < 0.8,
         leaving=rng.random(containers) < 0.2,
         fixed=fixed,
-        from_=np.where(fixed, rng.integers(0, containers, shards), NOBODY).astype(np.int32),
+        from_=np.where(fixed, rng.integers(0, containers, shards), NO_OWNER).astype(np.int32),
         costs=rng.choice([0.5, 1.0, 5.0], shards).astype(np.float32),
         job_shards=np.arange(shards, dtype=np.int32),
         job_ids=jobs,
@@ -124,14 +124,14 @@ def test_equal_problems_have_equal_answers(world):
 def test_an_emergency_moves_only_orphans_and_what_is_above_a_limit(world):
     posed, rules, _ = world
     found = solve(posed, rules, Mode.EMERGENCY)
-    assert set(found.why[found.moved].tolist()) <= {Why.ORPHAN, Why.CAP}
+    assert set(found.why[found.moved].tolist()) <= {MoveReason.ORPHAN, MoveReason.CAP}
 
 
 @given(worlds())
 def test_budgets_are_kept(world):
     posed, rules, mode = world
     found = solve(posed, rules, mode)
-    chosen = found.moved[posed.owners[found.moved] != NOBODY]
+    chosen = found.moved[posed.owners[found.moved] != NO_OWNER]
     if rules.moves_max is not None:
         assert chosen.size <= rules.moves_max
     if rules.container_moves_max is not None:
@@ -210,10 +210,10 @@ def test_demand_that_cannot_fit_is_named_before_the_search():
     posed = problem(loads, np.array([[10.0, 100.0], [10.0, 100.0]], np.float32))
     found = solve(posed, Rules(), Mode.EMERGENCY)
     one = next(item for item in found.shortages if item.shard == 4)
-    whole = next(item for item in found.shortages if item.shard == NOBODY)
+    whole = next(item for item in found.shortages if item.shard == NO_OWNER)
     assert (one.dimension, one.demand, round(one.available, 3)) == (0, 50.0, 9.0)
     assert (whole.dimension, whole.demand, round(whole.available, 3)) == (0, 54.0, 18.0)
-    assert found.owners[4] == NOBODY and 4 in found.refused
+    assert found.owners[4] == NO_OWNER and 4 in found.refused
     assert (found.owners[:4] >= 0).all()
 
 
@@ -245,7 +245,7 @@ def test_a_thousand_containers_of_mixed_sizes_are_inside_the_band_as_far_as_each
 def test_an_orphan_that_fits_nowhere_gets_room_by_moving_others():
     """Plan: each of two containers has 6 of 9 used; an orphan of 5 fits after one shard of 2 has moved."""
     loads = np.array([[2.0]] * 6 + [[5.0]], np.float32)
-    owners = np.array([0, 0, 0, 1, 1, 1, NOBODY], np.int32)
+    owners = np.array([0, 0, 0, 1, 1, 1, NO_OWNER], np.int32)
     posed = problem(loads, np.array([[10.0], [10.0]], np.float32), owners=owners)
     found = solve(posed, Rules(), Mode.EMERGENCY)
     assert found.owners[6] >= 0 and found.moved.size == 2
@@ -254,7 +254,7 @@ def test_an_orphan_that_fits_nowhere_gets_room_by_moving_others():
 
 def test_shards_on_their_way_count_at_both_ends():
     loads = np.full((4, 1), 4.0, np.float32)
-    owners = np.array([0, 0, 1, NOBODY], np.int32)
+    owners = np.array([0, 0, 1, NO_OWNER], np.int32)
     posed = problem(
         loads, np.full((3, 1), 10.0, np.float32), owners=owners,
         fixed=np.array([False, False, True, False]), from_=np.array([-1, -1, 2, -1], np.int32),
@@ -296,12 +296,12 @@ def test_tasks_of_one_job_are_kept_apart_where_that_is_possible():
     jobs = (np.arange(1_000, dtype=np.int32) // 20).astype(np.int32)  # 50 jobs of 20 shards
     posed = problem(**fleet, job_shards=np.arange(1_000, dtype=np.int32), job_ids=jobs)
     found = solve(posed, Rules(), Mode.PERIODIC)
-    floor = start(
-        survey(problem(**fleet, owners=found.owners, job_shards=posed.job_shards, job_ids=jobs), Rules())
+    state = start(
+        build_model(problem(**fleet, owners=found.owners, job_shards=posed.job_shards, job_ids=jobs), Rules())
     )
-    blind = start(survey(problem(**fleet, owners=solve(problem(**fleet), Rules(), Mode.PERIODIC).owners,
+    blind = start(build_model(problem(**fleet, owners=solve(problem(**fleet), Rules(), Mode.PERIODIC).owners,
                                  job_shards=posed.job_shards, job_ids=jobs), Rules()))  # fmt: skip
-    assert crowded(floor).size < crowded(blind).size / 2
+    assert crowded(state).size < crowded(blind).size / 2
     assert found.in_band(0.10) == 1.0
 
 

@@ -117,7 +117,7 @@ def test_what_a_task_started_ends_with_it(runner: ProcessRunner, tmp_path: Path)
         ([sys.executable, "-c", "pass"], "it ended with code 0"),
         (["no-such-command-anywhere"], "cannot start `no-such-command-anywhere`"),
         ([], "the job has no command"),
-        (["echo", "{nothing}"], "{nothing} is not one of"),
+        (["echo", "{nothing}"], "{nothing} is not a field"),
         (["a\0b"], "cannot start"),
     ],
 )

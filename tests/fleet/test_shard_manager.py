@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import NotFound, OutcomeUnknown, Refused
 from penstock.db.database import take_term
 from penstock.fleet.container_store import ContainerState
-from penstock.fleet.messages import FAST, Heartbeat, ShardState, Verdict
+from penstock.fleet.messages import FAST, Heartbeat, HeartbeatVerdict, ShardState
 from penstock.fleet.shard_manager import CANARY, ShardManager
 from penstock.jobs.syncer.plan_runner import TaskActuator
 from tests.fleet.harness import World
@@ -110,7 +110,7 @@ def test_a_drop_that_never_ends_costs_the_container_its_lease():
     while world.store.containers()[0].state is ContainerState.LIVE:
         world.step()
     reply = world.beat("c1")
-    assert reply is not None and reply.verdict is Verdict.WITHHELD
+    assert reply is not None and reply.verdict is HeartbeatVerdict.WITHHELD
     world.run(7_500)
     world.kill("c1")
     world.run(10_000)
@@ -250,7 +250,7 @@ def test_the_canary_goes_through_the_queue_of_all_beats():
         shard_count=4,
         list_version=world.service.version,
         reserved_loads=dict,
-        pace=world.pace,
+        settings=world.pace,
         send_canary=lost.append,
     )
     world.kill("c1")

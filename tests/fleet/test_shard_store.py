@@ -7,7 +7,7 @@ from penstock.db.database import Database, take_term
 from penstock.db.journal_store import JournalStore
 from penstock.fleet import shard_store as shard_rows_store
 from penstock.fleet.container_store import ContainerState
-from penstock.fleet.messages import Heartbeat, ShardState, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatVerdict, ShardState
 from penstock.fleet.placement.placement import Move, Placement
 from penstock.fleet.shard_store import FailedOver, Renewed, ShardStore
 from tests.fleet.harness import dropping, owned
@@ -32,7 +32,7 @@ class Desk:
         beat = Heartbeat(
             container=name, incarnation=f"{name}-{life}", sequence=sequence, acked=acked, **values
         )
-        (outcome,) = self.store.beats([beat], term=self.term, at_ms=0)
+        (outcome,) = self.store.heartbeats([beat], term=self.term, at_ms=0)
         return outcome
 
     def move(self, shard: int, source: str | None, target: str) -> None:
@@ -113,7 +113,7 @@ def test_a_fail_over_revokes_and_gives_away_in_one_transaction():
     assert desk.shard(0).container == "c2" and desk.shard(0).epoch > before
     assert desk.store.containers()[0].state is ContainerState.GONE
     assert desk.store.renew("c1", "c1-1") is None
-    assert desk.beat("c1").verdict is Verdict.REBOOT
+    assert desk.beat("c1").verdict is HeartbeatVerdict.REBOOT
     assert desk.fail_over("c1", 1) is None
 
 
@@ -178,8 +178,8 @@ def test_a_second_container_of_a_live_name_is_refused_unless_it_holds_the_folder
     before = desk.shard(0).epoch
     desk.register("c1", life=2)
     assert desk.shard(0).container == "c1" and desk.shard(0).epoch > before
-    assert desk.beat("c1", life=1).verdict is Verdict.REBOOT
-    assert desk.beat("c1", life=2).verdict is Verdict.OK
+    assert desk.beat("c1", life=1).verdict is HeartbeatVerdict.REBOOT
+    assert desk.beat("c1", life=2).verdict is HeartbeatVerdict.OK
 
 
 def test_a_registration_may_be_repeated_but_a_life_does_not_come_back():
@@ -206,7 +206,7 @@ def test_a_late_beat_is_a_sign_of_life_but_no_news():
 def test_a_withheld_lease_is_not_extended_by_beats_nor_by_the_row():
     desk = two_containers()
     desk.store.withhold("c1", "c1-1", shard=0, term=desk.term, at_ms=0, reason="test")
-    assert desk.beat("c1").verdict is Verdict.WITHHELD
+    assert desk.beat("c1").verdict is HeartbeatVerdict.WITHHELD
     assert desk.store.renew("c1", "c1-1") is None
     assert isinstance(desk.fail_over("c1", renewals=1), FailedOver)
 
@@ -216,7 +216,9 @@ def test_a_compare_and_set_on_an_old_epoch_loses():
     old = desk.shard(0)
     desk.move(0, "c1", "c2")
     with pytest.raises(VersionConflict), desk.database.transaction() as connection:
-        shard_rows_store.put_shards(connection, [shard_rows_store.Put(old, "c2", ShardState.OWNED)])
+        shard_rows_store.update_shards(
+            connection, [shard_rows_store.ShardUpdate(old, "c2", ShardState.OWNED)]
+        )
     assert desk.shard(0).container == "c1"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.container.process_runner import (
     ANSWER_BYTES_MAX,
-    Piece,
+    LogPart,
     RotatedFile,
     log_file,
     read_on,
@@ -16,13 +16,13 @@ from penstock.container.process_runner import (
 )
 
 
-def on(path: Path, piece: Piece) -> Piece:
+def on(path: Path, piece: LogPart) -> LogPart:
     found = read_on(path, file=piece.file, offset=piece.offset)
     assert found is not None
     return found
 
 
-def rest(path: Path, piece: Piece) -> str:
+def rest(path: Path, piece: LogPart) -> str:
     """Everything after a place."""
     text = ""
     while True:

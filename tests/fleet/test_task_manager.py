@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from penstock.container.task_manager import TaskIndex, TaskManager, TaskManagerSettings
-from penstock.fleet.messages import Verdict
+from penstock.container.task_manager import ShardTaskIndex, TaskManager, TaskManagerSettings
+from penstock.fleet.messages import HeartbeatVerdict
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import TaskList
 from tests.fleet.fake_runner import FakeRunner
@@ -119,7 +119,7 @@ def test_a_drop_of_an_unknown_shard_is_acknowledged():
         a_reply(10, owned(0, 10)),  # of an older version
         a_reply(12, owned(0, 10)),  # of a smaller epoch, whatever the version says
         a_reply(99, owned(0, 99), term=0),  # of a Shard Manager that is no more
-        a_reply(99, owned(0, 99), verdict=Verdict.WITHHELD),
+        a_reply(99, owned(0, 99), verdict=HeartbeatVerdict.WITHHELD),
     ],
 )
 def test_a_late_reply_does_not_undo_a_drop(late):
@@ -158,7 +158,7 @@ def test_a_new_epoch_of_an_owned_shard_restarts_its_tasks():
 
 
 def test_a_reboot_verdict_stops_everything_for_good():
-    engine = running().gets(a_reply(11, verdict=Verdict.REBOOT)).at(500)
+    engine = running().gets(a_reply(11, verdict=HeartbeatVerdict.REBOOT)).at(500)
     assert engine.manager.all_stopped
     engine.gets(a_reply(12, owned(0, 12)), a_list(2, a_spec())).at(60_000)
     assert engine.alive() == ()
@@ -315,29 +315,29 @@ def test_a_task_wanted_again_while_it_stops_starts_after_it_is_reaped():
 
 
 ORDER = """
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from tests.fleet.harness import a_list, a_spec
-index = TaskIndex()
+index = ShardTaskIndex()
 for version in (1, 2):
-    index.take(a_list(version, *(a_spec(f"job{n}/0", generation=version) for n in range(20))))
+    index.apply(a_list(version, *(a_spec(f"job{n}/0", generation=version) for n in range(20))))
     print([spec.task_id for _, spec in index.tasks_of([0], 1)])
 """
 
 
 def test_a_delta_changes_what_it_names():
-    index = TaskIndex()
-    assert index.take(a_list(1, a_spec("a/0"), a_spec("b/0")))
+    index = ShardTaskIndex()
+    assert index.apply(a_list(1, a_spec("a/0"), a_spec("b/0")))
     assert {spec.task_id for _, spec in index.tasks_of([0], 1)} == {"a/0", "b/0"}
     changed = a_spec("b/0", generation=2)
-    assert index.take(TaskList(version=2, full=False, since=1, jobs={"b": (changed,)}, removed=("a",)))
+    assert index.apply(TaskList(version=2, full=False, since=1, jobs={"b": (changed,)}, removed=("a",)))
     assert [spec for _, spec in index.tasks_of([0], 1)] == [changed]
     assert index.spec("b", "b/0") is changed and index.spec("a", "a/0") is None
 
 
 def test_a_task_is_found_before_anybody_asked_for_shards():
-    index, spec = TaskIndex(), a_spec("a/0")
+    index, spec = ShardTaskIndex(), a_spec("a/0")
     assert index.spec("a", "a/0") is None
-    index.take(a_list(1, spec))
+    index.apply(a_list(1, spec))
     assert index.spec("a", "a/0") is spec and index.spec("a", "a/1") is None
 
 

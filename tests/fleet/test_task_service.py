@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.container.task_manager import TaskIndex
+from penstock.container.task_manager import ShardTaskIndex
 from penstock.db.database import Database
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import RunningSource, TaskList, TaskService, merge_list
@@ -119,18 +119,20 @@ def test_what_is_kept_encoded_is_what_is_so(changes, since):
 
 @given(changes, st.lists(st.integers(0, 7), max_size=4), st.sampled_from([1, 3, 8]))
 def test_the_index_by_shard_follows_the_list(changes, mine, shards):
-    jobs, index = MemoryJobs(), TaskIndex()
+    jobs, index = MemoryJobs(), ShardTaskIndex()
     service = TaskService(jobs)
     for generation, (job, tasks, is_held, state, fetches) in enumerate(changes, start=1):
         hold = generation if is_held else 0
         jobs.put(job, mapping=tuple(range(tasks)), generation=generation, hold_generation=hold, state=state)
         if fetches:
-            assert index.take(service.snapshot(index.whole.version if index.whole else None))
+            assert index.apply(service.snapshot(index.full_list.version if index.full_list else None))
             own = {(shard, spec.task_id) for shard, spec in index.tasks_of(set(mine), shards)}
             assert own <= {(shard, spec.task_id) for shard, spec in index.tasks_of(range(8), shards)}
-    index.take(service.snapshot(index.whole.version if index.whole else None))
-    assert index.whole is not None
-    wanted = {(shard_of(spec.task_id, shards), spec.task_id, spec.generation) for spec in index.whole.specs()}
+    index.apply(service.snapshot(index.full_list.version if index.full_list else None))
+    assert index.full_list is not None
+    wanted = {
+        (shard_of(spec.task_id, shards), spec.task_id, spec.generation) for spec in index.full_list.specs()
+    }
     found = [(shard, spec.task_id, spec.generation) for shard, spec in index.tasks_of(range(shards), shards)]
     assert len(found) == len(set(found)) and set(found) == wanted
 

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.container.sessions import is_session_alive, reap_leftovers, write_pid_file
-from penstock.container.warden import KILLS_KEPT, KillTimes, Renewal, Warden
+from penstock.container.sessions import is_session_alive, kill_previous_session, write_pid_file
+from penstock.container.warden import KILL_TIMES_MAX, KillTimes, Renewal, Warden
 from penstock.core.errors import EnvironmentProblem, StoreUnavailable
 from penstock.core.system_clock import SystemClock
-from penstock.fleet.messages import FAST, PAPER, Heartbeat, HeartbeatReply, Profile, Verdict
+from penstock.fleet.messages import FAST, PAPER, Heartbeat, HeartbeatReply, HeartbeatVerdict, Profile
 from tests.waiting import join, until
 
 # Beats are quick; the rest is so long that it passes only when a test lets it, however slow the machine is.
@@ -47,7 +47,7 @@ class Link:
     """A Shard Manager, and a store behind it, that answer as they are told."""
 
     def __init__(self) -> None:
-        self.is_down, self.verdict = False, Verdict.OK
+        self.is_down, self.verdict = False, HeartbeatVerdict.OK
         self.is_store_down, self.is_over, self.renewals, self.refused = True, False, 0, 0
         self.registered: list[str] = []
         self.pids: list[int] = []  # of engines that said something
@@ -59,7 +59,7 @@ class Link:
             self.refused += 1
             raise StoreUnavailable("down", why="nobody is there", fix="wait")
         self.registered.append(incarnation)
-        self.verdict = Verdict.OK
+        self.verdict = HeartbeatVerdict.OK
 
     def renew(self, container: str, incarnation: str) -> Renewal | None:
         if self.is_store_down:
@@ -67,7 +67,7 @@ class Link:
         self.renewals += 1
         return None if self.is_over else Renewal(assignment_version=1, shards=())
 
-    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         if self.is_down:
             raise StoreUnavailable("down")
         self.beats += 1
@@ -204,7 +204,7 @@ def test_a_refused_registration_is_told_once_and_whole(warden: Warden, link: Lin
 
 def test_a_reboot_verdict_ends_the_life(warden: Warden, link: Link):
     until(lambda: link.pids)
-    link.verdict = Verdict.REBOOT
+    link.verdict = HeartbeatVerdict.REBOOT
     until(lambda: len(link.pids) == 2)
 
 
@@ -215,12 +215,12 @@ def test_what_a_previous_life_left_is_reaped_and_nothing_else(tmp_path: Path):
     path = tmp_path / "engine.pid"
     write_pid_file(path, mine.pid)
     path.write_text(path.read_text().replace('"started": ', '"started": 1'))  # of another process of that pid
-    assert reap_leftovers(path) == 0 and mine.poll() is None
+    assert kill_previous_session(path) == 0 and mine.poll() is None
     write_pid_file(path, mine.pid)
-    assert reap_leftovers(path) == 1 and mine.wait() == -signal.SIGKILL
-    assert reap_leftovers(path) == 0
+    assert kill_previous_session(path) == 1 and mine.wait() == -signal.SIGKILL
+    assert kill_previous_session(path) == 0
     path.write_text("not json")
-    assert reap_leftovers(path) == 0
+    assert kill_previous_session(path) == 0
 
 
 def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(
@@ -236,9 +236,9 @@ def test_how_long_a_kill_took_is_kept_and_two_that_took_too_long_end_the_warden(
         link.is_down = False
         until(lambda: len(link.pids) == 2)
     for _ in range(2):
-        KillTimes(tmp_path).note(PROFILE.failover_ms)
+        KillTimes(tmp_path).add(PROFILE.failover_ms)
     registered = len(link.registered)
-    with pytest.raises(EnvironmentProblem, match="cannot run with these times"):
+    with pytest.raises(EnvironmentProblem, match="too slow for the container"):
         a_warden(tmp_path, link, clock).run()
     assert len(link.registered) == registered
 
@@ -250,15 +250,15 @@ def test_without_a_measurement_every_profile_will_do(tmp_path: Path):
 @pytest.mark.parametrize(("took_ms", "fits"), [(3_999, True), (4_000, True), (4_001, False)])
 def test_a_kill_must_fit_between_deadline_and_failover(tmp_path: Path, took_ms: int, fits: bool):
     times = KillTimes(tmp_path)
-    times.note(5_000)
-    times.note(100)
+    times.add(5_000)
+    times.add(100)
     times.check(FAST)  # once may be a bad moment
-    times.note(took_ms)
+    times.add(took_ms)
     times.check(PAPER)
     if fits:
         times.check(FAST)
         return
-    with pytest.raises(EnvironmentProblem, match="cannot run with these times") as refused:
+    with pytest.raises(EnvironmentProblem, match="too slow for the container") as refused:
         times.check(FAST)
     assert "4001 ms" in refused.value.why and "4000 ms" in refused.value.why
     assert "--profile paper" in refused.value.fix and "kill_times.json" in refused.value.fix
@@ -266,10 +266,10 @@ def test_a_kill_must_fit_between_deadline_and_failover(tmp_path: Path, took_ms: 
 
 def test_a_machine_that_became_faster_is_believed_after_a_few(tmp_path: Path):
     times = KillTimes(tmp_path)
-    times.note(30_000)
-    for _ in range(KILLS_KEPT):
-        times.note(50)
-    assert times.read() == (50,) * KILLS_KEPT
+    times.add(30_000)
+    for _ in range(KILL_TIMES_MAX):
+        times.add(50)
+    assert times.read() == (50,) * KILL_TIMES_MAX
     times.check(FAST)
 
 
@@ -278,5 +278,5 @@ def test_a_file_that_cannot_be_read_is_no_measurement(tmp_path: Path, text: str)
     (tmp_path / "kill_times.json").write_text(text)
     times = KillTimes(tmp_path)
     assert times.read() == ()
-    times.note(7)
+    times.add(7)
     assert json.loads((tmp_path / "kill_times.json").read_text()) == [7]

@@ -6,8 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.container.watchdog import ENGINE_START_MS, Beat, Contact, End, Lease, Renewal, Watchdog
-from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, ShardEntry, TaskReport, Verdict
+from penstock.container.watchdog import (
+    ENGINE_START_MS,
+    Contact,
+    EndEngine,
+    Lease,
+    Renewal,
+    SendHeartbeat,
+    Watchdog,
+)
+from penstock.fleet.messages import FAST, Heartbeat, HeartbeatReply, HeartbeatVerdict, ShardEntry, TaskReport
 from tests.fleet.harness import dropping, owned
 
 
@@ -20,18 +28,22 @@ def said() -> Heartbeat:
     return Heartbeat(container="c1", incarnation="i1", sequence=0, list_version=5, engine_ready=True)
 
 
-def a_reply(sequence: int, verdict: Verdict = Verdict.OK) -> HeartbeatReply:
+def a_reply(sequence: int, verdict: HeartbeatVerdict = HeartbeatVerdict.OK) -> HeartbeatReply:
     return HeartbeatReply(
         verdict=verdict, term=3, sequence=sequence, assignment_version=9, shard_count=64, list_version=5
     )
 
 
 def beats(watchdog: Watchdog, now_ms: int) -> list[Heartbeat]:
-    return [action.heartbeat for action in watchdog.look(now_ms).actions if isinstance(action, Beat)]
+    return [
+        action.heartbeat for action in watchdog.check(now_ms).actions if isinstance(action, SendHeartbeat)
+    ]
 
 
 def end(watchdog: Watchdog, now_ms: int) -> str:
-    return "".join(action.reason for action in watchdog.look(now_ms).actions if isinstance(action, End))
+    return "".join(
+        action.reason for action in watchdog.check(now_ms).actions if isinstance(action, EndEngine)
+    )
 
 
 def test_beats_carry_what_the_engine_said_and_grow_in_number():
@@ -39,7 +51,7 @@ def test_beats_carry_what_the_engine_said_and_grow_in_number():
     watchdog.on_sign(500, said())
     (first,) = beats(watchdog, 600)
     assert (first.sequence, first.pid, first.list_version) == (1, 7, 5)
-    assert watchdog.look(700).actions == ()
+    assert watchdog.check(700).actions == ()
     watchdog.on_sign(1_600, said())
     (second,) = beats(watchdog, 1_700)
     assert second.sequence == 2
@@ -205,14 +217,14 @@ def test_the_lease_counts_from_the_sending_of_what_was_acknowledged():
     assert "acknowledged" in end(watchdog, 8_001)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.WITHHELD, Verdict.REBOOT])
-def test_the_engine_hears_nothing_of_an_answer_that_extends_nothing(verdict: Verdict):
+@pytest.mark.parametrize("verdict", [HeartbeatVerdict.WITHHELD, HeartbeatVerdict.REBOOT])
+def test_the_engine_hears_nothing_of_an_answer_that_extends_nothing(verdict: HeartbeatVerdict):
     watchdog = a_watchdog()
     watchdog.on_sign(0, said())
     (beat,) = beats(watchdog, 1)
     watchdog.on_sent(beat, 1)
     assert not watchdog.on_reply(a_reply(1, verdict), 2)
-    assert bool(end(watchdog, 3)) == (verdict is Verdict.REBOOT)
+    assert bool(end(watchdog, 3)) == (verdict is HeartbeatVerdict.REBOOT)
 
 
 def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
@@ -221,10 +233,10 @@ def test_after_two_missed_beats_the_store_stands_for_the_shard_manager():
     contact.on_answer(a_reply(1))
     assert not contact.on_silence()
     assert contact.on_silence()
-    reply = contact.read(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
-    assert (reply.verdict, reply.term, reply.shard_count) == (Verdict.OK, 3, 64)
+    reply = contact.reply_from_store(beat, Renewal(assignment_version=11, shards=(owned(3, 4),)))
+    assert (reply.verdict, reply.term, reply.shard_count) == (HeartbeatVerdict.OK, 3, 64)
     assert reply.shards == (owned(3, 4),) and reply.list_version == 0
-    assert contact.read(beat, None).verdict is Verdict.REBOOT
+    assert contact.reply_from_store(beat, None).verdict is HeartbeatVerdict.REBOOT
     contact.on_answer(a_reply(2))
     assert not contact.on_silence()
 
@@ -237,7 +249,7 @@ def test_a_renewal_counts_from_its_beginning_and_its_end_ends_the_life():
     watchdog.on_sent(beat, 1)
     watchdog.on_reply(a_reply(1), 2)
     renewal = Renewal(assignment_version=1, shards=())
-    assert watchdog.on_renewed(contact.read(beat, renewal), 5_000, 7_000)
+    assert watchdog.on_renewed(contact.reply_from_store(beat, renewal), 5_000, 7_000)
     watchdog.on_sign(12_900, said())
     assert end(watchdog, 12_999) == "" and end(watchdog, 13_000)
-    assert not watchdog.on_renewed(contact.read(beat, None), 13_000, 13_001)
+    assert not watchdog.on_renewed(contact.reply_from_store(beat, None), 13_000, 13_001)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from penstock.alarms.decide import QUIET_MS, Alarm, Notice, Silence
-from penstock.alarms.delivery import TRIES_MAX, AlarmSender, LogRoute, WebhookRoute, pause_ms
+from penstock.alarms.decide import RESOLVE_AFTER_MS, Alarm, Notice, Silence
+from penstock.alarms.delivery import TRIES_MAX, AlarmSender, LogRoute, WebhookRoute, backoff_ms
 from penstock.alarms.store import AlarmStore, put_silence
 from penstock.core.errors import ConfigError, CorruptData, NotFound, PenstockError
 from penstock.core.journal import Entry
@@ -68,8 +68,8 @@ def test_a_trouble_is_kept_told_and_journalled(database):
     store.report("shops", {"doctor": (LAG,)}, NOW + 60_000)
     sender.tick(NOW)
     sender.tick(NOW)
-    assert [kind for kind, _ in channel.got] == ["fired"] and store.owed() == ()
-    store.report("shops", {"doctor": ()}, NOW + 60_000 + QUIET_MS)
+    assert [kind for kind, _ in channel.got] == ["fired"] and store.pending() == ()
+    store.report("shops", {"doctor": ()}, NOW + 60_000 + RESOLVE_AFTER_MS)
     sender.tick(NOW + 1)
     assert [kind for kind, _ in channel.got] == ["fired", "resolved"]
     decisions = [entry.decision for entry in JournalStore(database).entries("shops")]
@@ -81,7 +81,7 @@ def test_a_route_that_is_away_gets_everything_later_in_order_and_others_do_not_w
     away.is_away = True
     sender = AlarmSender(store, [away, other], Catching())
     store.report("shops", {"doctor": (LAG,)}, NOW)
-    store.report("shops", {"doctor": ()}, NOW + QUIET_MS)
+    store.report("shops", {"doctor": ()}, NOW + RESOLVE_AFTER_MS)
     now_ms = NOW
     for _ in range(6):
         sender.tick(now_ms)
@@ -104,16 +104,16 @@ def test_a_notice_that_nobody_takes_is_given_up_in_the_end(database):
     for _ in range(2 * TRIES_MAX + 2):  # one tick sends, the next hears
         sender.tick(now_ms)
         now_ms += 600_000
-    assert store.owed() == ()
-    assert "was not told" in JournalStore(database).entries("shops")[-1].decision
-    assert [pause_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
+    assert store.pending() == ()
+    assert "not delivered" in JournalStore(database).entries("shops")[-1].decision
+    assert [backoff_ms(tries) for tries in (1, 2, 3, 20)] == [2_000, 4_000, 8_000, 600_000]
 
 
 def test_a_notice_of_a_route_that_is_gone_is_dropped(database):
     store = a_store(database, "old")
     store.report("shops", {"doctor": (LAG,)}, NOW)
     AlarmSender(store, [], Catching()).tick(NOW)
-    assert store.owed() == ()
+    assert store.pending() == ()
 
 
 def test_a_look_that_began_before_the_alarm_tells_nothing_of_it(database):
@@ -194,7 +194,7 @@ def test_a_webhook_gets_the_whole_alarm_and_a_refusal_is_tried_again(database, h
     for minute in range(8):
         sender.tick(NOW + minute * 60_000)
     route.close()
-    assert len(_Hook.got) == 3 and store.owed() == ()
+    assert len(_Hook.got) == 3 and store.pending() == ()
     assert {got["header"] for got in _Hook.got} == {"1"}
     assert _Hook.got[-1]["kind"] == "fired" and _Hook.got[-1]["alarm"]["evidence"] == {"lag_s": 200.0}
 

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.alarms.decide import (
-    KEPT_MS,
-    QUIET_MS,
     REMIND_MS,
+    RESOLVE_AFTER_MS,
+    RETENTION_MS,
     STALE_MS,
     Alarm,
     Silence,
     acknowledge,
     decide_alarms,
-    is_forgotten,
+    is_expired,
     sweep_alarms,
 )
 from penstock.scaling.policies.policy import RaiseAlert
@@ -70,7 +70,7 @@ def test_the_same_trouble_is_told_once_and_its_end_once():
         assert board.report(NOW + minute * 60_000, LAG) == []
     assert board.alarm.last_ms == NOW + 29 * 60_000 and board.alarm.first_ms == NOW
     assert board.report(NOW + 30 * 60_000) == [], "it may come back at once"
-    assert board.report(NOW + 29 * 60_000 + QUIET_MS) == ["resolved"]
+    assert board.report(NOW + 29 * 60_000 + RESOLVE_AFTER_MS) == ["resolved"]
     assert board.report(NOW + 40 * 60_000) == []
     assert board.report(NOW + 50 * 60_000, LAG) == ["fired"] and board.alarm.count == 2
 
@@ -78,7 +78,7 @@ def test_the_same_trouble_is_told_once_and_its_end_once():
 def test_another_source_says_nothing_of_it():
     board = Board()
     board.report(NOW, LAG)
-    assert board.report(NOW + 2 * QUIET_MS, source="scaler") == []
+    assert board.report(NOW + 2 * RESOLVE_AFTER_MS, source="scaler") == []
     assert board.alarm.is_firing
 
 
@@ -127,8 +127,8 @@ def test_what_nobody_looks_at_any_more_ends_and_is_forgotten():
     board = Board()
     board.report(NOW, LAG)
     assert board.sweep(NOW + STALE_MS) == [] and board.sweep(NOW + STALE_MS + 1) == ["resolved"]
-    assert not is_forgotten(board.alarm, NOW + KEPT_MS)
-    assert is_forgotten(board.alarm, NOW + STALE_MS + KEPT_MS + 2)
+    assert not is_expired(board.alarm, NOW + RETENTION_MS)
+    assert is_expired(board.alarm, NOW + STALE_MS + RETENTION_MS + 2)
 
 
 def test_the_worst_of_two_with_one_key_counts():
@@ -137,7 +137,8 @@ def test_the_worst_of_two_with_one_key_counts():
 
 
 steps = st.lists(
-    st.tuples(st.integers(0, 2 * QUIET_MS), st.lists(st.sampled_from([LAG, WORSE]), max_size=1)), max_size=40
+    st.tuples(st.integers(0, 2 * RESOLVE_AFTER_MS), st.lists(st.sampled_from([LAG, WORSE]), max_size=1)),
+    max_size=40,
 )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from penstock.alarms.checks import (
     BEHIND_LOW,
     EVENT_MS,
-    PARTITIONS_TOLD_MAX,
+    PARTITIONS_REPORTED_MAX,
     SOURCE,
     BehindLow,
     BehindTrouble,
     Observed,
     decide_levels,
 )
-from penstock.alarms.decide import QUIET_MS, Alarm
+from penstock.alarms.decide import RESOLVE_AFTER_MS, Alarm
 from penstock.alarms.store import AlarmStore
 from penstock.db.database import Database
 from penstock.db.journal_store import JournalStore
@@ -77,9 +77,9 @@ def test_the_alarm_says_how_many_why_and_what_to_do():
     totals = {f"{BEHIND_LOW}.{n}": n + 1 for n in range(100)}
     (alert,) = decide_levels(Observed(behind=(BehindTrouble(job="a b", totals=totals),)), NOW)["a b"]
     assert (alert.key, alert.severity) == (BEHIND_LOW, "warning")
-    assert "5050 in all" in alert.text and "had promised" in alert.text
+    assert "5050 records" in alert.text and "had promised" in alert.text
     assert "penstock watermark 'a b'" in alert.what_to_do
-    assert alert.evidence[BEHIND_LOW] == 5050 and len(alert.evidence) == PARTITIONS_TOLD_MAX + 1
+    assert alert.evidence[BEHIND_LOW] == 5050 and len(alert.evidence) == PARTITIONS_REPORTED_MAX + 1
 
 
 def test_the_next_control_plane_tells_only_what_came_meanwhile():
@@ -96,7 +96,7 @@ def test_the_next_control_plane_tells_only_what_came_meanwhile():
     first = BehindLow(told)
     (alarm,) = tell(first, a_report(p0=2, p3=1))
     assert alarm.evidence == {BEHIND_LOW: 3, f"{BEHIND_LOW}.0": 2, f"{BEHIND_LOW}.3": 1}
-    assert tell(first, a_report(p0=2, p3=1), at=EVENT_MS + QUIET_MS) == []
+    assert tell(first, a_report(p0=2, p3=1), at=EVENT_MS + RESOLVE_AFTER_MS) == []
     second = BehindLow(told)
     assert tell(second, a_report(p0=2, p3=1), at=3 * EVENT_MS) == []
     (alarm,) = tell(BehindLow(told), a_report(p0=2, p3=4), at=3 * EVENT_MS)

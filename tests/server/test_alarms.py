@@ -57,7 +57,7 @@ def test_what_is_owed_is_told_after_a_restart_once(
     hook.always = 204
     second = ControlPlane(settings)
     second.start()
-    until(lambda: not second.alarms.store.owed())
+    until(lambda: not second.alarms.store.pending())
     second.stop()
     (told,) = hook.taken
     assert (told["kind"], told["alarm"]["job"], told["alarm"]["key"]) == ("fired", "demo.a", "lag")
@@ -70,11 +70,11 @@ def test_a_crash_after_it_was_taken_sends_it_again_under_the_same_id(place: Path
     store = AlarmStore(database, JournalStore(database), ["webhook"])
     store.report("demo.a", {"test": (LAG,)}, NOW)
     AlarmSender(store, [WebhookRoute(hook.url)], InlineWorkers()).tick(NOW)
-    assert len(hook.taken) == 1 and store.owed() != ()
+    assert len(hook.taken) == 1 and store.pending() != ()
     second = AlarmSender(store, [WebhookRoute(hook.url)], InlineWorkers())
     for _ in range(3):
         second.tick(NOW)
-    assert len(hook.taken) == 2 and len({body["id"] for body in hook.taken}) == 1 and store.owed() == ()
+    assert len(hook.taken) == 2 and len({body["id"] for body in hook.taken}) == 1 and store.pending() == ()
     database.close()
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_category_fires_by_its_name_and_the_others_are_listed_and_mark
             for low in (5, 6):
                 plane.log.report_low(name, producer="injector", epoch=1, low=low, now_ms=1000)
         for _ in range(LOOP_FAILURES_MIN):
-            plane._tend_bus()
+            plane._maintain_bus()
         assert [plane.log.watermark(name) for name in ("clicks", "views")] == [6, 6]
         plane._alarming.tick(plane.clock.now_ms())
         (alarm,) = plane.alarms.alarms(job="fleet")
@@ -161,10 +161,10 @@ def test_a_silence_holds_until_it_is_ended(world: World):
         assert made == again and [row["id"] for row in client.silences()] == [made["id"]]
         alarm_id = fire(world)
         assert client.alarm(alarm_id)["is_silenced"] and client.alarm(alarm_id)["told_ms"] is None
-        assert world.plane.alarms.store.owed() == ()
+        assert world.plane.alarms.store.pending() == ()
         assert client.end_silence(made["id"], why="done", key="k2")["id"] == made["id"]
         world.plane.alarms.store.sweep(world.plane.clock.now_ms())
-        assert client.alarm(alarm_id)["told_ms"] is not None and world.plane.alarms.store.owed() != ()
+        assert client.alarm(alarm_id)["told_ms"] is not None and world.plane.alarms.store.pending() != ()
     actions = [row.action for row in world.plane.jobs.audit(subject="demo.*")]
     assert actions == ["alarm.unsilenced", "alarm.silenced"]
 
@@ -203,7 +203,7 @@ def test_what_is_over_cannot_be_acknowledged(world: World):
     now_ms = world.plane.clock.now_ms() + 2 * 3_600_000
     world.plane.alarms.store.sweep(now_ms)
     answer = world.ask("POST", f"/alarms/{alarm_id}/acknowledge", json={"why": "x"})
-    assert answer.status_code == 403 and "is over" in answer.json()["title"]
+    assert answer.status_code == 403 and "is already resolved" in answer.json()["title"]
 
 
 def test_a_test_says_what_each_route_answered_and_no_address(tmp_path: Path, hook: Hook):
@@ -213,7 +213,7 @@ def test_a_test_says_what_each_route_answered_and_no_address(tmp_path: Path, hoo
     answers = plane.alarms.test(**asked)
     assert answers["log"] == "" and "500" in answers["webhook"] and SECRET not in str(answers)
     assert plane.alarms.test(**asked) == {"log": "", "webhook": ""}
-    assert hook.taken[0]["kind"] == "test" and plane.alarms.store.owed() == ()
+    assert hook.taken[0]["kind"] == "test" and plane.alarms.store.pending() == ()
     entry = plane.journal.entries(subject="fleet")[-1]
     assert entry.decision == "alarm.tested" and SECRET not in str(entry)
     plane.stop()

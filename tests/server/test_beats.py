@@ -116,14 +116,14 @@ def test_beats_that_come_together_are_written_together_and_answered_one_by_one(t
             with world.client(container=name) as client:
                 client.register(name, f"i-{name}", f"f-{name}")
         manager, asked = world.plane.shard_manager, list[int]()
-        answer_beats, is_full = manager.answer_beats, threading.Event()
+        answer_heartbeats, is_full = manager.answer_heartbeats, threading.Event()
 
         def slowly(beats: Any, now_ms: int) -> list[HeartbeatReply]:
             asked.append(len(beats))
             is_full.wait(LIMIT_S)
-            return answer_beats(beats, now_ms)
+            return answer_heartbeats(beats, now_ms)
 
-        manager.answer_beats = slowly  # type: ignore[method-assign]
+        manager.answer_heartbeats = slowly  # type: ignore[method-assign]
 
         def ask(name: str) -> int:
             with world.client(container=name) as client:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.fleet.messages import Heartbeat, ShardEntry, ShardState, TaskReport, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatVerdict, ShardEntry, ShardState, TaskReport
 from penstock.server.routes.containers import read_beat
 from tests.server.world import World, a_client
 
@@ -58,7 +58,7 @@ def test_the_client_and_the_route_speak_the_same(world: World):
     with a_client(world, "container") as client:
         client.register("c1", "i1", "f")
         reply = client.beat(sent)
-    assert (reply.verdict, reply.sequence) == (Verdict.OK, 4)
+    assert (reply.verdict, reply.sequence) == (HeartbeatVerdict.OK, 4)
     ((name, report),) = world.plane.shard_manager.task_reports()
     assert (name, report.error, report.metrics) == ("c1", "half ? a letter", {"lag_s": 1, "busy": 0.25})
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.client import Client
-from penstock.container.container import ContainerSettings, _Link
-from penstock.container.engine import TaskLists
+from penstock.container.container import ContainerSettings, _HttpLink
+from penstock.container.engine import TaskListFetcher
 from penstock.container.host import LendableHost
 from penstock.container.warden import Warden
 from penstock.core.errors import PenstockError
@@ -75,7 +75,7 @@ def warden(server: StrangeServer, tmp_path: Path) -> Iterator[Warden]:
         container="c1",
         folder=tmp_path / "c1",
         engine_command=[sys.executable, "-c", ENGINE, str(tmp_path / "later")],
-        link=_Link(client, "folder", str(tmp_path / "no-store")),
+        link=_HttpLink(client, "folder", str(tmp_path / "no-store")),
         profile=PROFILE,
         clock=SystemClock(),
         new_incarnation=lambda: f"life-{next(lives)}",
@@ -129,7 +129,7 @@ def test_lists_come_again_after_every_kind_of_answer(
 ) -> None:
     server.now, taken, clock = GARBAGE[what], Taken(), SystemClock()
     with Client(server.url, "pk_x", timeout_s=0.5, retries=0) as client:
-        lists = TaskLists(client, tmp_path / "tasks.json", clock, lambda: None)
+        lists = TaskListFetcher(client, tmp_path / "tasks.json", clock, lambda: None)
         lists._loop.every_ms = 20
         if what == "a body that drips":
             client._link._http.timeout = 0.01  # between two drops
@@ -138,7 +138,7 @@ def test_lists_come_again_after_every_kind_of_answer(
         server.now = None
 
         def has_list() -> bool:
-            lists.give(taken, clock.boot_ms())  # type: ignore[arg-type]
+            lists.deliver(taken, clock.boot_ms())  # type: ignore[arg-type]
             return taken.task_list is not None
 
         until(has_list, f"{what} was the end of it")
@@ -170,7 +170,7 @@ def test_a_host_goes_on_asking_after_every_kind_of_answer(
     host._place.client.close()
     host._place.client = Client(server.url, "pk_x", timeout_s=0.3, retries=0)
     server.now = GARBAGE[what]
-    assert host.look() == ""
+    assert host.poll_order() == ""
     with Client(server.url, "pk_x", timeout_s=0.3, retries=0) as client:
         # Each of these is a warden's or a host's: it raises what they expect, or takes no for an answer.
         asking: list[Callable[[], object]] = [lambda: client.container_dead("c1", "f")]
@@ -179,7 +179,7 @@ def test_a_host_goes_on_asking_after_every_kind_of_answer(
             with contextlib.suppress(PenstockError):
                 assert ask() is False, f"{what} was taken for an answer"
     server.now = None
-    assert host.look() == "here"
+    assert host.poll_order() == "here"
     host._leave()
 
 
@@ -216,10 +216,12 @@ def test_an_order_of_the_future_is_declined_and_not_taken_for_a_known_one(tmp_pa
         )
         host = LendableHost(settings, lambda *_: Still(), SystemClock())
         host._enter(settings)
-        assert host.look() == "asked"
+        assert host.poll_order() == "asked"
         host._leave()
     assert [(said["number"], said["accepted"]) for said in answers] == [(7, False)]
-    assert "does not know the order 'hop'" in answers[0]["why"] and "newer version" in answers[0]["why"]
+    assert (
+        "cannot execute an order of kind 'hop'" in answers[0]["why"] and "newer version" in answers[0]["why"]
+    )
 
 
 def test_requests_stay_strict_where_answers_are_not() -> None:

@@ -164,7 +164,7 @@ def test_a_straggler_is_found_its_container_is_excluded_and_its_shard_moves(worl
         and said["inputs"]["lag_s"] == 500
     )
     reasons = [entry["reason"] for entry in found["decisions"] if entry["kind"] == "placement"]
-    assert f"{JOB} is kept away from {place}" in reasons
+    assert f"{JOB} is excluded from {place}" in reasons
     ids = [entry["id"] for entry in found["decisions"]]
     assert ids == sorted(ids, reverse=True)
     # Looked at again it waits to see whether that helped, and says so.

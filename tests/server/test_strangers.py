@@ -16,7 +16,7 @@ from penstock.client.problems import TooMany
 from penstock.core.errors import Refused
 from penstock.db.tokens import KNOWN_MAX, TokenRow
 from penstock.fleet.container_store import ContainerState
-from penstock.fleet.messages import Heartbeat, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatVerdict
 from penstock.server.security import LOOKED_UP_MAX, UNKNOWN_MAX, StrangerLimit
 from tests.server.served import Served, served
 from tests.waiting import LIMIT_S, until
@@ -74,7 +74,7 @@ def test_heartbeats_are_answered_while_wrong_tokens_flood_in_from_one_address(tm
             for sequence in range(2, 2 + BEATS):
                 plane.plane.tokens.revoked()  # what was believed is looked up again, as after a second
                 beat = Heartbeat(container="c1", incarnation="i", sequence=sequence, engine_ready=True)
-                assert before.beat(beat).verdict is Verdict.OK
+                assert before.beat(beat).verdict is HeartbeatVerdict.OK
                 plane.plane._tick_shards()
             # A container that is new here, from an address that did nothing.
             plane.client(container="c2").register("c2", "i", "f")

@@ -23,7 +23,7 @@ class Dealing(Workload):
         self.world.sim.after(EVERY_MS, "the scaler deals", self._deal)
 
     def _deal(self) -> None:
-        if self.is_over:
+        if self.is_stopped:
             return
         tasks, partitions = self.rng.randint(1, 4), self.rng.randint(2, 6)
         deal = [self.rng.randrange(tasks) for _ in range(max(tasks, partitions))]

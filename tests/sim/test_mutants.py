@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jobs.syncer.state_syncer import StateSyncer
-from penstock.sim.scenario import Bugs
+from penstock.sim.scenario import PlantedBugs
 from penstock.sim.simulation import InvariantBroken
 from tests.support.planted_bugs import MUTANTS, SEEDS_MAX, Find, Mutant, hunt
 
@@ -53,7 +53,7 @@ def test_every_seed_is_tried_whichever_is_first():
 
 
 def test_the_real_code_is_not_found():
-    assert hunt(replace(MUTANTS[0], bugs=Bugs()), seeds_max=1).broken is None
+    assert hunt(replace(MUTANTS[0], bugs=PlantedBugs()), seeds_max=1).broken is None
 
 
 def test_only_a_find_by_the_right_invariant_that_the_real_code_does_not_show_counts():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sim.simulation import InvariantBroken, Process, ProcessCrashed, Simulation, draw_clock
+from penstock.sim.simulation import InvariantBroken, ProcessCrashed, SimProcess, Simulation, draw_clock
 
 
-def a_process(sim: Simulation, name: str = "p") -> Process:
-    return Process(sim=sim, name=name, clock=draw_clock(sim))
+def a_process(sim: Simulation, name: str = "p") -> SimProcess:
+    return SimProcess(sim=sim, name=name, clock=draw_clock(sim))
 
 
 def a_busy_run(seed: int) -> tuple[str, list[str]]:

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.container.task_manager import TaskManager, TaskManagerSettings
 from penstock.core.system_clock import SystemClock
-from penstock.fleet.messages import HeartbeatReply, ShardEntry, TaskReport, Verdict
+from penstock.fleet.messages import HeartbeatReply, HeartbeatVerdict, ShardEntry, TaskReport
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.config import JobConfig
@@ -102,7 +102,7 @@ class Container:
         self._manager.on_task_list(TaskList(version=1, full=True, jobs={job: (spec,)}), self._clock.boot_ms())
         entry = ShardEntry(shard=shard_of(self._task, SHARDS), epoch=1)
         reply = HeartbeatReply(
-            verdict=Verdict.OK,
+            verdict=HeartbeatVerdict.OK,
             term=1,
             sequence=1,
             assignment_version=1,

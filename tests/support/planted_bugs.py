@@ -14,15 +14,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.container.task_manager import Report, TaskManager
-from penstock.container.watchdog import Beat, End, Lease, Stop, Watchdog
+from penstock.container.task_manager import TaskManager, TaskManagerReport
+from penstock.container.watchdog import EndEngine, Lease, SendHeartbeat, StopTasks, Watchdog
 from penstock.core.clock import Millis, Step
 from penstock.fleet.container_store import ContainerRow, read_container, read_leases
 from penstock.fleet.liveness import Alert, Liveness
-from penstock.fleet.messages import Heartbeat, HeartbeatReply, ShardEntry, ShardState, Verdict
+from penstock.fleet.messages import Heartbeat, HeartbeatReply, HeartbeatVerdict, ShardEntry, ShardState
 from penstock.fleet.placement.placement import Mode, Move
 from penstock.fleet.shard_manager import ShardManager
-from penstock.fleet.shard_store import SHARDS, Assignment, BeatOutcome, FailedOver, Plan, Renewed, ShardStore
+from penstock.fleet.shard_store import (
+    SHARDS,
+    Assignment,
+    FailedOver,
+    HeartbeatOutcome,
+    MovePlanner,
+    Renewed,
+    ShardStore,
+)
 from penstock.fleet.task_service import TaskList
 from penstock.jobs.job_store import JobRecord
 from penstock.jobs.running_store import PLANS, PlanRow, RunningRow
@@ -30,8 +38,8 @@ from penstock.jobs.syncer.batches import LeaderStore
 from penstock.jobs.syncer.plan_store import PlanStore
 from penstock.jobs.syncer.state_syncer import StateSyncer
 from penstock.jobs.syncer.sync_plan import PlanStep
-from penstock.sim.fleet import Container, Engine, Parts
-from penstock.sim.scenario import Bugs, Options, draw_options, run_seed
+from penstock.sim.fleet import Container, SimEngine, SimParts
+from penstock.sim.scenario import PlantedBugs, ScenarioOptions, draw_options, run_seed
 from penstock.sim.simulation import InvariantBroken
 
 SEEDS_MAX = 20
@@ -81,12 +89,12 @@ class LeaseUnread(_Reading):
 class WithheldIsFine(ShardStore):
     """Extends a lease that is to run out."""
 
-    def _beats(
+    def _heartbeats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
-    ) -> Iterator[BeatOutcome]:
-        for outcome in super()._beats(connection, beats, at_ms):
-            is_withheld = outcome.verdict is Verdict.WITHHELD
-            yield replace(outcome, verdict=Verdict.OK) if is_withheld else outcome
+    ) -> Iterator[HeartbeatOutcome]:
+        for outcome in super()._heartbeats(connection, beats, at_ms):
+            is_withheld = outcome.verdict is HeartbeatVerdict.WITHHELD
+            yield replace(outcome, verdict=HeartbeatVerdict.OK) if is_withheld else outcome
 
 
 class AnyIdentity(_Reading):
@@ -103,13 +111,13 @@ class AnyIdentity(_Reading):
 class BeatsOfAnyLife(_Reading):
     """Does not look at the incarnation of a beat or of a renewal."""
 
-    def _beats(
+    def _heartbeats(
         self, connection: sa.Connection, beats: Sequence[Heartbeat], at_ms: Millis
-    ) -> Iterator[BeatOutcome]:
+    ) -> Iterator[HeartbeatOutcome]:
         known = {row.name: row.incarnation for row in read_leases(connection, [b.container for b in beats])}
         known = {beat.container: beat.incarnation for beat in beats} | known
         mended = [replace(beat, incarnation=known[beat.container]) for beat in beats]
-        return super()._beats(connection, mended, at_ms)
+        return super()._heartbeats(connection, mended, at_ms)
 
     def renew(self, name: str, incarnation: str) -> Assignment | None:
         found = self._row(name)
@@ -131,7 +139,7 @@ class AnyTerm(ShardStore):
 class LeaseFromReceipt(Lease):
     """Counts from the arrival of the acknowledgement: a late reply then eats the margin."""
 
-    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[Stop]:
+    def on_ack(self, reply: HeartbeatReply, now_ms: Millis) -> Step[StopTasks]:
         self.on_sent(reply.sequence, now_ms)
         return super().on_ack(reply, now_ms)
 
@@ -139,15 +147,15 @@ class LeaseFromReceipt(Lease):
 class OutlivesItsLease(Container):
     """Notices that the lease is over, and lets the engine go on."""
 
-    def _end(self, engine: Engine, reason: str) -> None:
-        if not reason.startswith("no beat sent"):
+    def _end(self, engine: SimEngine, reason: str) -> None:
+        if not reason.startswith("no heartbeat sent"):
             super()._end(engine, reason)
 
 
 class AcknowledgesDropAtOnce(TaskManager):
     """Says "reaped" when it has only asked for the stop."""
 
-    def report(self) -> Report:
+    def report(self) -> TaskManagerReport:
         honest = super().report()
         return replace(honest, acked=tuple(entry for _, entry in sorted(self._shards.items())))
 
@@ -182,14 +190,14 @@ class GivesBackForAnyEngine(Watchdog):
         self._to_drop = tuple(entry for entry in reply.shards if entry.state is ShardState.DROPPING)
         return super()._is_for_engine(reply)
 
-    def look(self, now_ms: Millis) -> Step[Beat | End]:
-        step = super().look(now_ms)
-        beats = [action.heartbeat for action in step.actions if isinstance(action, Beat)]
+    def check(self, now_ms: Millis) -> Step[SendHeartbeat | EndEngine]:
+        step = super().check(now_ms)
+        beats = [action.heartbeat for action in step.actions if isinstance(action, SendHeartbeat)]
         if not beats:
             return step
         said = beats[0]
         owned = tuple(entry for entry in said.acked if entry.state is ShardState.OWNED)
-        return Step(actions=(Beat(heartbeat=replace(said, acked=owned + self._to_drop)),))
+        return Step(actions=(SendHeartbeat(heartbeat=replace(said, acked=owned + self._to_drop)),))
 
 
 # -- in the Shard Manager
@@ -209,7 +217,7 @@ class NoGraceAtTakeOver(NoGrace):
     def on_registered(self, container: str, incarnation: str, now_ms: Millis) -> None:
         super().on_registered(container, incarnation, now_ms - self.profile.failover_ms)
 
-    def _look_at_ourselves(self, now_ms: Millis) -> Iterator[Alert]:
+    def _check_own_delays(self, now_ms: Millis) -> Iterator[Alert]:
         self._time_ms = now_ms
         return iter(())
 
@@ -258,7 +266,7 @@ class EarlyFailOver(ShardManager):
 class ForgivesAtOnce(ShardManager):
     """Gives a shard that cost two containers to a third."""
 
-    def _plan(self, mode: Mode, now_ms: Millis) -> Plan:
+    def _plan(self, mode: Mode, now_ms: Millis) -> MovePlanner:
         plan = super()._plan(mode, now_ms)
         return lambda shards, containers: plan(tuple(replace(row, blame=0) for row in shards), containers)
 
@@ -313,7 +321,7 @@ class Mutant:
     """One planted bug, the faults it hides behind, and what must notice it."""
 
     name: str
-    bugs: Bugs
+    bugs: PlantedBugs
     faults: tuple[str, ...]
     noticed_by: tuple[str, ...]
     write_every_ms: Millis = 3_000
@@ -321,7 +329,7 @@ class Mutant:
     containers: int = 5
     safety_ms: Millis = 120_000
 
-    def options(self, seed: int) -> Options:
+    def options(self, seed: int) -> ScenarioOptions:
         """Short worlds in which the faults that matter are on."""
         return replace(
             draw_options(seed),
@@ -363,12 +371,12 @@ def hunt(mutant: Mutant, *, seeds_max: int = SEEDS_MAX, compares: bool = True, f
     for tried, seed in enumerate(order, 1):
         broken = _broken(mutant.options(seed), mutant.bugs)
         if broken is not None:
-            without = _broken(mutant.options(seed), Bugs()) if compares else None
+            without = _broken(mutant.options(seed), PlantedBugs()) if compares else None
             return Find(mutant=mutant, seeds=tried, broken=broken, without=without)
     return Find(mutant=mutant, seeds=seeds_max, broken=None)
 
 
-def _broken(options: Options, bugs: Bugs) -> InvariantBroken | None:
+def _broken(options: ScenarioOptions, bugs: PlantedBugs) -> InvariantBroken | None:
     try:
         run_seed(options.seed, bugs=bugs, options=options)
     except InvariantBroken as broken:
@@ -393,44 +401,44 @@ def hunt_all(mutants: Iterable[Mutant], tell: Callable[[str], None]) -> list[Fin
     return finds
 
 
-def _manager(kind: type[ShardManager]) -> Bugs:
-    return Bugs(parts=Parts(shard_manager=kind))
+def _manager(kind: type[ShardManager]) -> PlantedBugs:
+    return PlantedBugs(parts=SimParts(shard_manager=kind))
 
 
-def _store(kind: Any) -> Bugs:
-    return Bugs(parts=Parts(shard_store=kind))
+def _store(kind: Any) -> PlantedBugs:
+    return PlantedBugs(parts=SimParts(shard_store=kind))
 
 
 MUTANTS = (
     Mutant(
         name="epochs not compared when an interval is taken",
-        bugs=Bugs(checks_epochs=False),
+        bugs=PlantedBugs(checks_epochs=False),
         faults=("container pause",),
         noticed_by=("I2 ",),
         write_every_ms=1_000,
     ),
     Mutant(
         name="tokens not compared when a step commits",
-        bugs=Bugs(checks_tokens=False),
+        bugs=PlantedBugs(checks_tokens=False),
         faults=("container pause",),
         noticed_by=("I2 ",),
     ),
     Mutant(
         name="fail-over at the container's deadline",
         bugs=_manager(EarlyFailOver),
-        faults=("link cut", "bad weather", "container pause"),
+        faults=("link cut", "bad network", "container pause"),
         noticed_by=("I6 ", "I3 "),
     ),
     Mutant(
         name="DROP acknowledged before the task is reaped",
-        bugs=Bugs(task_manager=AcknowledgesDropAtOnce),
+        bugs=PlantedBugs(task_manager=AcknowledgesDropAtOnce),
         faults=("container crash", "slow stops"),
         noticed_by=("I3 ",),
     ),
     Mutant(
         name="late replies obeyed: an old ADD undoes a DROP",
-        bugs=Bugs(task_manager=ObeysAnyAssignment),
-        faults=("bad weather", "container crash", "planned work"),
+        bugs=PlantedBugs(task_manager=ObeysAnyAssignment),
+        faults=("bad network", "container crash", "planned work"),
         noticed_by=("I1 ", "I3 ", "I19 "),
     ),
     Mutant(
@@ -448,19 +456,19 @@ MUTANTS = (
     Mutant(
         name="fail-over right after a pause of our own",
         # Meanwhile containers renew in the store: with a look at their rows nobody would be failed over.
-        bugs=Bugs(parts=Parts(shard_manager=Graceless, shard_store=LeaseUnread)),
+        bugs=PlantedBugs(parts=SimParts(shard_manager=Graceless, shard_store=LeaseUnread)),
         faults=("control pause",),
         noticed_by=("I6 ",),
     ),
     Mutant(
         name="lease counted from receipt",
-        bugs=Bugs(lease=LeaseFromReceipt),
+        bugs=PlantedBugs(lease=LeaseFromReceipt),
         faults=("slow replies",),
         noticed_by=("I3 ",),
     ),
     Mutant(
         name="engine not killed when the lease is over",
-        bugs=Bugs(container=OutlivesItsLease),
+        bugs=PlantedBugs(container=OutlivesItsLease),
         faults=("link cut",),
         noticed_by=("I3 ",),
     ),
@@ -486,7 +494,7 @@ MUTANTS = (
     Mutant(
         name="beats of a superseded incarnation count",
         bugs=_store(BeatsOfAnyLife),
-        faults=("bad weather", "engine crash", "engine pause"),
+        faults=("bad network", "engine crash", "engine pause"),
         noticed_by=("I3 ", "I6 ", "I1 "),
         write_every_ms=800,
         fault_every_ms=2_500,
@@ -519,13 +527,13 @@ MUTANTS = (
     ),
     Mutant(
         name="warden gives back what its engine runs",
-        bugs=Bugs(watchdog=GivesBackForAnyEngine),
+        bugs=PlantedBugs(watchdog=GivesBackForAnyEngine),
         faults=("planned work", "slow stops"),
         noticed_by=("I3 ",),
     ),
     Mutant(
         name="list on disk trusted after a restart",
-        bugs=Bugs(task_manager=TrustsItsDisk),
+        bugs=PlantedBugs(task_manager=TrustsItsDisk),
         faults=("engine crash",),
         noticed_by=("I4 ", "I5 "),
     ),
@@ -538,13 +546,13 @@ MUTANTS = (
     ),
     Mutant(
         name="hold not durable",
-        bugs=Bugs(parts=Parts(syncer=ForgetfulSyncer)),
+        bugs=PlantedBugs(parts=SimParts(syncer=ForgetfulSyncer)),
         faults=("slow stops",),
         noticed_by=("I3 ",),
     ),
     Mutant(
         name="a replaced State Syncer goes on writing",
-        bugs=Bugs(parts=Parts(syncer=ZombieSyncer)),
+        bugs=PlantedBugs(parts=SimParts(syncer=ZombieSyncer)),
         # Often enough that something has moved while the zombie was away: it looks again before each step.
         faults=("control zombie in a round", "slow stops", "data plane timeouts"),
         noticed_by=("I10 ", "I3 ", "no code fails"),  # whichever comes first; the syncer asserts too

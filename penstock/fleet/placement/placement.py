@@ -1,7 +1,7 @@
-"""Which container each shard goes to (Turbine IV-B), by name and with a reason for every move. Pure.
+"""Decides which container each shard goes to (Turbine IV-B), with a reason for every move. Pure.
 
-The decision is array code (`solve`); `place_shards` turns names into numbers and back. The number of shards
-counts as one more kind of load, so that shards without tasks are spread too.
+`solve` decides on arrays; `place_shards` converts names to indices and back. The number of shards is one more
+kind of load, so that shards without tasks are spread too.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from penstock.core.clock import Millis
 from penstock.core.journal import Entry
 from penstock.fleet.placement.fit import fill, make_room, place, place_some, withdraw
 from penstock.fleet.placement.problem import (
-    NOBODY,
+    NO_OWNER,
     Budget,
     Flags,
     Floats,
     Indices,
     Mode,
+    MoveReason,
     Problem,
     Rules,
     Shortage,
     Solution,
-    Stays,
-    Why,
+    StayReason,
     problem,
 )
-from penstock.fleet.placement.repair import ROUNDING, Floor, fewest_that_relieve, repair
-from penstock.fleet.placement.shares import Ground, row_max, survey
+from penstock.fleet.placement.repair import ROUNDING, PlacementState, repair, shards_to_relieve
+from penstock.fleet.placement.shares import PlacementModel, build_model, row_max
 
 ROUNDS = 8
 CHOICES = 16
 
 
-def crowded(floor: Floor) -> Indices:
-    """Shards that share a container with more of one of their jobs than an even spread would put there."""
-    problem = floor.ground.problem
+def crowded(state: PlacementState) -> Indices:
+    """Shards in containers that have more shards of one job than an even spread would."""
+    problem = state.model.problem
     if not problem.job_shards.size:
         return np.zeros(0, np.int32)
-    owners = floor.owners[problem.job_shards]
+    owners = state.owners[problem.job_shards]
     placed = owners >= 0
     shards, jobs, owners = problem.job_shards[placed], problem.job_ids[placed], owners[placed]
     takers = max(1, int(problem.receiving.sum()))
@@ -54,66 +54,70 @@ def crowded(floor: Floor) -> Indices:
     return np.unique(shards[rank >= fair[jobs]]).astype(np.int32)
 
 
-def spread_jobs(floor: Floor) -> None:
-    """Swap crowded shards with others of nearly their size elsewhere; stops when that helps no more."""
+def spread_jobs(state: PlacementState) -> None:
+    """Swap crowded shards with shards of similar load in other containers, until there is no more
+    progress.
+    """
     for _ in range(ROUNDS):
-        movable = crowded(floor)
-        movable = movable[floor.movable[movable]]
-        if not movable.size or not _swap_some(floor, movable):
+        movable = crowded(state)
+        movable = movable[state.movable[movable]]
+        if not movable.size or not _swap_some(state, movable):
             return
 
 
-def _swap_some(floor: Floor, shards: Indices) -> bool:
-    ground, problem = floor.ground, floor.ground.problem
-    pool = np.flatnonzero(floor.movable & (floor.owners >= 0)).astype(np.int32)
-    pool = pool[problem.receiving[floor.owners[pool]]]
+def _swap_some(state: PlacementState, shards: Indices) -> bool:
+    model, problem = state.model, state.model.problem
+    pool = np.flatnonzero(state.movable & (state.owners >= 0)).astype(np.int32)
+    pool = pool[problem.receiving[state.owners[pool]]]
     if not pool.size:
         return False
-    partners = pool[floor.rng.integers(0, pool.size, (shards.size, CHOICES))]
-    mine, theirs = floor.owners[shards][:, None], floor.owners[partners]
-    flow = np.take(ground.loads, shards, axis=0)[:, None, :] - np.take(ground.loads, partners, axis=0)
+    partners = pool[state.rng.integers(0, pool.size, (shards.size, CHOICES))]
+    mine, theirs = state.owners[shards][:, None], state.owners[partners]
+    flow = np.take(model.loads, shards, axis=0)[:, None, :] - np.take(model.loads, partners, axis=0)
     ok = (mine != theirs) & (np.take(problem.receiving, mine))
-    ok &= (problem.allowed[shards][:, None] & ground.bits[theirs]) != 0
-    ok &= (problem.allowed[partners] & np.take(ground.bits, mine)) != 0
-    ok &= ~ground.is_forbidden(shards[:, None], theirs) & ~ground.is_forbidden(partners, mine)
-    ok &= _stays_good(floor, np.broadcast_to(mine, theirs.shape), -flow) & _stays_good(floor, theirs, flow)
-    ok &= ~_meets(floor, np.broadcast_to(shards[:, None], theirs.shape), theirs)
-    ok &= ~_meets(floor, partners, np.broadcast_to(mine, theirs.shape))
+    ok &= (problem.allowed[shards][:, None] & model.bits[theirs]) != 0
+    ok &= (problem.allowed[partners] & np.take(model.bits, mine)) != 0
+    ok &= ~model.is_forbidden(shards[:, None], theirs) & ~model.is_forbidden(partners, mine)
+    ok &= _stays_inside(state, np.broadcast_to(mine, theirs.shape), -flow) & _stays_inside(
+        state, theirs, flow
+    )
+    ok &= ~_meets(state, np.broadcast_to(shards[:, None], theirs.shape), theirs)
+    ok &= ~_meets(state, partners, np.broadcast_to(mine, theirs.shape))
     best = np.argmax(ok, axis=1)
     used: set[int] = set()
     swapped = False
     for row in np.flatnonzero(ok.any(axis=1)):
         shard, partner = int(shards[row]), int(partners[row, best[row]])
-        one, other = int(floor.owners[shard]), int(floor.owners[partner])
+        one, other = int(state.owners[shard]), int(state.owners[partner])
         if used & {one, other}:
-            continue  # sums have changed there: the next round looks again
-        if not floor.budget.take([(shard, other), (partner, one)]):
+            continue  # loads there have changed: left for the next round
+        if not state.budget.take([(shard, other), (partner, one)]):
             continue
         used |= {one, other}
-        floor.used[one] -= flow[row, best[row]]
-        floor.used[other] += flow[row, best[row]]
+        state.used[one] -= flow[row, best[row]]
+        state.used[other] += flow[row, best[row]]
         for moved, to in ((shard, other), (partner, one)):
-            floor.owners[moved] = to
-            if floor.why[moved] == Why.STAYS:
-                floor.why[moved] = Why.APART
+            state.owners[moved] = to
+            if state.why[moved] == MoveReason.STAYS:
+                state.why[moved] = MoveReason.APART
         swapped = True
     return swapped
 
 
-def _stays_good(floor: Floor, who: Indices, change: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Inside the goal and every limit afterwards."""
-    ground = floor.ground
-    after = np.take(floor.used, who, axis=0) + change
-    shares = np.take(ground.shares, who, axis=0)
-    inside = np.abs(after - shares) <= np.float32(ground.rules.goal) * shares + np.float32(1e-6)
-    return np.asarray((inside & (after <= np.take(ground.limits, who, axis=0))).all(axis=-1))
+def _stays_inside(state: PlacementState, who: Indices, change: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether containers stay within goal and limits after a change."""
+    model = state.model
+    after = np.take(state.used, who, axis=0) + change
+    shares = np.take(model.shares, who, axis=0)
+    inside = np.abs(after - shares) <= np.float32(model.rules.goal) * shares + np.float32(1e-6)
+    return np.asarray((inside & (after <= np.take(model.limits, who, axis=0))).all(axis=-1))
 
 
-def _meets(floor: Floor, shards: Indices, containers: Indices) -> NDArray[np.bool_]:
-    """Whether a job of the shard has another shard there already."""
-    problem = floor.ground.problem
+def _meets(state: PlacementState, shards: Indices, containers: Indices) -> NDArray[np.bool_]:
+    """Whether a container already has another shard of one of the shard's jobs."""
+    problem = state.model.problem
     size = problem.container_count + 1
-    there = np.unique(problem.job_ids.astype(np.int64) * size + floor.owners[problem.job_shards])
+    there = np.unique(problem.job_ids.astype(np.int64) * size + state.owners[problem.job_shards])
     order = np.argsort(problem.job_shards, kind="stable")
     sorted_shards, jobs = problem.job_shards[order], problem.job_ids[order]
     first = np.searchsorted(sorted_shards, shards)
@@ -128,149 +132,151 @@ def _meets(floor: Floor, shards: Indices, containers: Indices) -> NDArray[np.boo
     return found
 
 
-def explain(floor: Floor, should_move: Flags, needs_moves: Indices) -> tuple[Indices, NDArray[np.int8]]:
-    """The shards that should move and do not, and why each stays.
+def explain(
+    state: PlacementState, should_move: Flags, needs_moves: Indices
+) -> tuple[Indices, NDArray[np.int8]]:
+    """The shards that should move but do not, and why each stays.
 
-    Those of `should_move`, and of each container that ends above a limit what would have to leave it.
-    `needs_moves` find room when others have moved, for which there was no budget.
+    These are `should_move`, and for each container above a limit the shards that would have to leave it.
+    `needs_moves` get room after moves of others, for which there was no budget.
     """
-    refused = np.flatnonzero(should_move | _too_many(floor)).astype(np.int32)
+    refused = np.flatnonzero(should_move | _too_many(state)).astype(np.int32)
     reasons = np.zeros(refused.size, np.int8)
-    reasons[np.isin(refused, needs_moves) | _fit_into_the_roomiest(floor, refused)] = Stays.BUDGET
+    reasons[np.isin(refused, needs_moves) | _fit_into_emptiest(state, refused)] = StayReason.BUDGET
     for number in np.flatnonzero(reasons == 0).tolist():
-        reasons[number] = _why_one_stays(floor, int(refused[number]))
+        reasons[number] = _why_one_stays(state, int(refused[number]))
     return refused, reasons
 
 
-def _fit_into_the_roomiest(floor: Floor, shards: Indices) -> Flags:
-    """Which of these the roomiest container takes: found without a search, and mostly all that wait."""
-    ground, found = floor.ground, np.zeros(shards.size, bool)
-    room = ground.limits - floor.used
-    for number in np.unique(ground.which[shards]).tolist():
-        takers = np.flatnonzero(ground.may_use(ground.masks[number]))
+def _fit_into_emptiest(state: PlacementState, shards: Indices) -> Flags:
+    """Which of these shards fit into the container with the most room: a fast test that mostly succeeds."""
+    model, found = state.model, np.zeros(shards.size, bool)
+    room = model.limits - state.used
+    for number in np.unique(model.which[shards]).tolist():
+        takers = np.flatnonzero(model.may_use(model.masks[number]))
         if takers.size:
             best = takers[np.argmin(row_max(-room[takers]))]
-            mine = np.flatnonzero(ground.which[shards] == number)
-            fits = (ground.loads[shards[mine]] <= room[best]).all(axis=1) & (
-                floor.owners[shards[mine]] != best
+            mine = np.flatnonzero(model.which[shards] == number)
+            fits = (model.loads[shards[mine]] <= room[best]).all(axis=1) & (
+                state.owners[shards[mine]] != best
             )
-            found[mine] = fits & ~ground.is_forbidden(shards[mine], int(best))
+            found[mine] = fits & ~model.is_forbidden(shards[mine], int(best))
     return found
 
 
-def _too_many(floor: Floor) -> Flags:
-    """(N,) the fewest shards whose departure would bring their containers below their limits."""
-    ground, found = floor.ground, np.zeros(floor.owners.size, bool)
-    coming = np.flatnonzero(ground.problem.from_ >= 0)
-    used = floor.used.copy()
-    # A shard that is on its way out has left soon.
-    np.subtract.at(used, ground.problem.from_[coming], ground.loads[coming])
-    above = used - ground.limits * np.float32(1.0001)
-    for container in np.flatnonzero((row_max(above) > 0) & ground.problem.receiving).tolist():
-        mine = np.flatnonzero((floor.owners == container) & floor.movable).astype(np.int32)
-        found[fewest_that_relieve(floor, mine, above[container])] = True
+def _too_many(state: PlacementState) -> Flags:
+    """(N,) a few shards whose departure would bring their containers below their limits."""
+    model, found = state.model, np.zeros(state.owners.size, bool)
+    coming = np.flatnonzero(model.problem.from_ >= 0)
+    used = state.used.copy()
+    # Shards that are leaving do not count.
+    np.subtract.at(used, model.problem.from_[coming], model.loads[coming])
+    above = used - model.limits * np.float32(1.0001)
+    for container in np.flatnonzero((row_max(above) > 0) & model.problem.receiving).tolist():
+        mine = np.flatnonzero((state.owners == container) & state.movable).astype(np.int32)
+        found[shards_to_relieve(state, mine, above[container])] = True
     return found
 
 
-def _why_one_stays(floor: Floor, shard: int) -> Stays:
-    ground, home = floor.ground, int(floor.owners[shard])
-    problem = ground.problem
-    in_region = (problem.allowed[shard] & ground.bits) != 0
-    if home != NOBODY:
+def _why_one_stays(state: PlacementState, shard: int) -> StayReason:
+    model, home = state.model, int(state.owners[shard])
+    problem = model.problem
+    in_region = (problem.allowed[shard] & model.bits) != 0
+    if home != NO_OWNER:
         in_region[home] = False
     takers = np.flatnonzero(problem.receiving & in_region)
     if not takers.size:
         if (problem.leaving & in_region).any() or (problem.leaving.any() and not problem.receiving.any()):
-            return Stays.DRAINED
+            return StayReason.DRAINED
         others = problem.receiving.copy()
-        if home != NOBODY:
+        if home != NO_OWNER:
             others[home] = False
-        return Stays.REGION if others.any() else Stays.NO_CONTAINER
-    roomy = takers[fits(floor, shard, takers)]
-    barred = ground.is_forbidden(shard, roomy if roomy.size else takers)
+        return StayReason.REGION if others.any() else StayReason.NO_CONTAINER
+    roomy = takers[fits(state, shard, takers)]
+    barred = model.is_forbidden(shard, roomy if roomy.size else takers)
     if barred.all():
-        return Stays.EXCLUDED
-    return Stays.BUDGET if roomy.size else Stays.ROOM
+        return StayReason.EXCLUDED
+    return StayReason.BUDGET if roomy.size else StayReason.ROOM
 
 
-def fits(floor: Floor, shard: int, containers: NDArray[np.intp]) -> Flags:
-    """Which of these have room for a shard, as far as it needs anything."""
-    ground, need = floor.ground, floor.ground.loads[shard]
-    room = ground.limits[containers] - floor.used[containers]
+def fits(state: PlacementState, shard: int, containers: NDArray[np.intp]) -> Flags:
+    """Which of these containers have room for a shard, in the kinds of load that it has."""
+    model, need = state.model, state.model.loads[shard]
+    room = model.limits[containers] - state.used[containers]
     return np.asarray(((need <= room + ROUNDING) | (need <= 0)).all(axis=1))
 
 
 def solve(problem: Problem, rules: Rules, mode: Mode) -> Solution:
     """Decide the moves of one round."""
-    ground = survey(problem, rules)
-    floor = start(ground)
-    before = floor.used.copy()
-    homeless = place(floor, _indices(problem.owners == NOBODY), Why.ORPHAN)
-    needs_moves = make_room(floor, homeless, Why.ORPHAN) if homeless.size else homeless
-    repair(floor, only_limits=True)
+    model = build_model(problem, rules)
+    state = start(model)
+    before = state.used.copy()
+    unplaced = place(state, _indices(problem.owners == NO_OWNER), MoveReason.ORPHAN)
+    needs_moves = make_room(state, unplaced, MoveReason.ORPHAN) if unplaced.size else unplaced
+    repair(state, only_limits=True)
     if mode is Mode.PERIODIC:
-        place_some(floor, _indices(misplaced(floor) & floor.movable), Why.REGION)
-        place_some(floor, _indices(leaving(floor) & floor.movable), Why.DRAIN)
-        fill(floor)
-        repair(floor)
-        spread_jobs(floor)
-        repair(floor, only_limits=True)
-    withdraw(floor, before)
-    should_move = floor.owners == NOBODY
+        place_some(state, _indices(misplaced(state) & state.movable), MoveReason.REGION)
+        place_some(state, _indices(leaving(state) & state.movable), MoveReason.DRAIN)
+        fill(state)
+        repair(state)
+        spread_jobs(state)
+        repair(state, only_limits=True)
+    withdraw(state, before)
+    should_move = state.owners == NO_OWNER
     if mode is Mode.PERIODIC:
-        should_move |= (misplaced(floor) | leaving(floor)) & floor.movable
-    refused, reasons = explain(floor, should_move, needs_moves)
+        should_move |= (misplaced(state) | leaving(state)) & state.movable
+    refused, reasons = explain(state, should_move, needs_moves)
     return Solution(
-        owners=floor.owners,
-        why=floor.why,
-        moved=_indices(floor.owners != problem.owners),
+        owners=state.owners,
+        why=state.why,
+        moved=_indices(state.owners != problem.owners),
         refused=refused,
         reasons=reasons,
-        shortages=ground.shortages,
-        used=floor.used * ground.scale,
-        targets=ground.shares * ground.scale,
-        deviations=floor.deviations(),
-        exempt=floor.exempt(),
+        shortages=model.shortages,
+        used=state.used * model.scale,
+        targets=model.shares * model.scale,
+        deviations=state.deviations(),
+        exempt=state.exempt(),
     )
 
 
-def start(ground: Ground) -> Floor:
-    """Everything where it is now; a shard on its way counts on both sides."""
-    problem = ground.problem
-    used = np.empty_like(ground.shares)
+def start(model: PlacementModel) -> PlacementState:
+    """The initial state: current owners; a moving shard counts in both containers."""
+    problem = model.problem
+    used = np.empty_like(model.shares)
     owners, also = problem.owners, np.flatnonzero(problem.from_ >= 0)
     for dimension in range(used.shape[1]):
-        column = np.ascontiguousarray(ground.loads[:, dimension])
-        # One place more, for shards that nobody owns.
+        column = np.ascontiguousarray(model.loads[:, dimension])
+        # One more bin, for shards without an owner.
         sums = np.bincount(owners + 1, weights=column, minlength=problem.container_count + 1)[1:]
         if also.size:
             sums += np.bincount(problem.from_[also], weights=column[also], minlength=problem.container_count)
         used[:, dimension] = sums
-    return Floor(
-        ground=ground,
+    return PlacementState(
+        model=model,
         owners=owners.copy(),
         used=used,
         why=np.zeros(problem.shard_count, np.int8),
         movable=~problem.fixed,
-        rng=np.random.default_rng(ground.rules.seed),
-        budget=Budget(problem, ground.rules),
+        rng=np.random.default_rng(model.rules.seed),
+        budget=Budget(problem, model.rules),
     )
 
 
-def misplaced(floor: Floor) -> np.ndarray:
-    """(N,) shards in a region or a container that they may not use."""
-    ground = floor.ground
-    bits = np.append(ground.bits, np.uint64(0))[floor.owners]
-    owned = floor.owners != NOBODY
-    wrong = owned & ((ground.problem.allowed & bits) == 0)
-    if ground.forbidden.size:
-        wrong |= ground.is_forbidden(np.arange(owned.size), floor.owners) & owned
+def misplaced(state: PlacementState) -> np.ndarray:
+    """(N,) shards in a region or container that they may not use."""
+    model = state.model
+    bits = np.append(model.bits, np.uint64(0))[state.owners]
+    owned = state.owners != NO_OWNER
+    wrong = owned & ((model.problem.allowed & bits) == 0)
+    if model.forbidden.size:
+        wrong |= model.is_forbidden(np.arange(owned.size), state.owners) & owned
     return np.asarray(wrong)
 
 
-def leaving(floor: Floor) -> np.ndarray:
-    """(N,) shards in containers that are to be emptied."""
-    return np.asarray(np.append(floor.ground.problem.leaving, False)[floor.owners])
+def leaving(state: PlacementState) -> np.ndarray:
+    """(N,) shards in draining containers."""
+    return np.asarray(np.append(state.model.problem.leaving, False)[state.owners])
 
 
 def _indices(flags: np.ndarray) -> Indices:
@@ -279,13 +285,13 @@ def _indices(flags: np.ndarray) -> Indices:
 
 __all__ = ["Mode", "Move", "Placement", "Refusal", "Rules", "place_shards"]
 
-# Where nobody says how much a container has, only being alike counts.
+# The capacity of containers that report none: only an even spread counts then.
 _BOUNDLESS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Give `shard` to `target`; `source` is None when nobody has it."""
+    """Move `shard` to `target`; `source` is None if it has no owner."""
 
     shard: int
     source: str | None
@@ -295,7 +301,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A shard that should move and cannot."""
+    """A shard that should move but cannot."""
 
     shard: int
     reason: str
@@ -303,7 +309,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What to move now, what had to stay, and what no placement can do."""
+    """The moves, the refusals, and the shortages that no placement can solve."""
 
     moves: tuple[Move, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -312,7 +318,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What is known of containers and shards beyond their names; everything may be left out."""
+    """Optional properties of containers and shards."""
 
     kinds: tuple[str, ...] = ("load",)  # of load, in the order of the vectors
     capacities: Mapping[str, Sequence[float]] | None = None
@@ -338,22 +344,22 @@ def place_shards(
 ) -> Placement:
     """Decide the moves of one round.
 
-    `containers` may receive shards; `leaving` must lose theirs; shards elsewhere stay where they are.
-    `current` names the owner, or for a shard `in_motion` where it is going: it is counted there (and where it
-    comes from, if that is told), and not moved.
+    `containers` may get shards; `leaving` must lose theirs; shards on other containers stay.
+    `current` gives the owner, or the target of a shard `in_motion`: it counts there (and at its source, if
+    that is given), and is not moved.
     """
-    desk = _Desk(fleet or Fleet(), sorted(set(containers) - leaving), leaving)
+    index = _NameIndex(fleet or Fleet(), sorted(set(containers) - leaving), leaving)
     asked = sorted({*shards, *current})
-    asked = [shard for shard in asked if current.get(shard) is None or current[shard] in desk.number]
+    asked = [shard for shard in asked if current.get(shard) is None or current[shard] in index.number]
     if not asked:
         return Placement()
     rules = rules or Rules(moves_max=moves_max)
-    posed = desk.pose(asked, current, loads, in_motion)
-    return desk.read(asked, posed, solve(posed, rules, mode), rules)
+    problem_ = index.to_problem(asked, current, loads, in_motion)
+    return index.to_placement(asked, problem_, solve(problem_, rules, mode), rules)
 
 
-class _Desk:
-    """Names to numbers and back."""
+class _NameIndex:
+    """Converts names to indices and back."""
 
     def __init__(self, fleet: Fleet, takers: list[str], leaving: frozenset[str]) -> None:
         self._fleet = fleet
@@ -362,7 +368,7 @@ class _Desk:
         self._leaving = np.array([name in leaving for name in self.names], bool)
         self._kinds = (*fleet.kinds, "shards")
 
-    def pose(
+    def to_problem(
         self,
         shards: Sequence[int],
         current: Mapping[int, str],
@@ -379,13 +385,13 @@ class _Desk:
         return problem(
             self._loads(shards, loads),
             self._capacities(),
-            owners=_numbers([self.number.get(current.get(shard, ""), NOBODY) for shard in shards]),
+            owners=_numbers([self.number.get(current.get(shard, ""), NO_OWNER) for shard in shards]),
             regions=_numbers([region_number[regions.get(name, "")] for name in self.names]),
             allowed=self._allowed(shards, region_number),
             receiving=~self._leaving,
             leaving=self._leaving,
             fixed=np.array([shard in in_motion for shard in shards], bool),
-            from_=_numbers([self.number.get(sources.get(shard, ""), NOBODY) for shard in shards]),
+            from_=_numbers([self.number.get(sources.get(shard, ""), NO_OWNER) for shard in shards]),
             costs=np.array([(fleet.costs or {}).get(shard, 1.0) for shard in shards], np.float32),
             job_shards=_numbers([shard for shard, _ in pairs]),
             job_ids=_numbers([job_number[job] for _, job in pairs]),
@@ -409,7 +415,7 @@ class _Desk:
         for name, capacity in (self._fleet.capacities or {}).items():
             if name in self.number:
                 rows[self.number[name], :-1] = capacity
-        # Twice as large is twice as many shards: anything else would contradict an even load.
+        # Containers get shards in proportion to their size, in accordance with an even load.
         known = np.isin(self.names, list(self._fleet.capacities or {}))
         sizes = rows[known, :-1].astype(np.float64)
         mean = sizes.mean(axis=0) if known.any() else sizes[:0]
@@ -424,43 +430,45 @@ class _Desk:
                 allowed[row] = sum(1 << regions[name] for name in named if name in regions)
         return allowed
 
-    def read(self, shards: Sequence[int], posed: Problem, found: Solution, rules: Rules) -> Placement:
-        """The solution in names, with reasons."""
+    def to_placement(
+        self, shards: Sequence[int], problem_: Problem, found: Solution, rules: Rules
+    ) -> Placement:
+        """The solution with names and reasons."""
         moves = []
         for row in found.moved.tolist():
-            source, target = int(posed.owners[row]), int(found.owners[row])
-            if target == NOBODY:
+            source, target = int(problem_.owners[row]), int(found.owners[row])
+            if target == NO_OWNER:
                 continue
             moves.append(
                 Move(
                     shard=shards[row],
-                    source=None if source == NOBODY else self.names[source],
+                    source=None if source == NO_OWNER else self.names[source],
                     target=self.names[target],
-                    reason=self._reason(Why(int(found.why[row])), source, target, posed, found),
+                    reason=self._reason(MoveReason(int(found.why[row])), source, target, problem_, found),
                 )
             )
         refusals = tuple(
-            Refusal(shard=shards[row], reason=self._refusal(row, Stays(why), posed, found, rules))
+            Refusal(shard=shards[row], reason=self._refusal(row, StayReason(why), problem_, found, rules))
             for row, why in zip(found.refused.tolist(), found.reasons.tolist(), strict=True)
         )
         shortages = tuple(self._shortage(item, shards) for item in found.shortages)
         return Placement(moves=tuple(moves), refusals=refusals, shortages=shortages)
 
-    def _reason(self, why: Why, source: int, target: int, posed: Problem, found: Solution) -> str:
+    def _reason(self, why: MoveReason, source: int, target: int, problem_: Problem, found: Solution) -> str:
         match why:
-            case Why.ORPHAN:
-                return "nobody owns it"
-            case Why.DRAIN:
-                return f"{self.names[source]} is drained"
-            case Why.REGION:
+            case MoveReason.ORPHAN:
+                return "it has no owner"
+            case MoveReason.DRAIN:
+                return f"{self.names[source]} is draining"
+            case MoveReason.REGION:
                 return f"it may not be on {self.names[source]}"
-            case Why.FILL:
+            case MoveReason.FILL:
                 return f"{self.names[target]} is nearly empty"
-            case Why.APART:
+            case MoveReason.APART:
                 return f"{self.names[source]} has another task of one of its jobs"
-            case Why.CAP:
-                return f"{self.names[source]} is above what it may carry"
-        before = _sums(posed)
+            case MoveReason.CAP:
+                return f"{self.names[source]} is above its capacity limit"
+        before = _sums(problem_)
         share = np.maximum(found.targets, 1e-9)
         off = before[[source, target]] / share[[source, target]]
         kind = int(np.argmax(np.abs(off[0] - off[1])))
@@ -469,49 +477,48 @@ class _Desk:
             f"{self.names[target]} has {off[1, kind]:.2f}"
         )
 
-    def _refusal(self, row: int, why: Stays, posed: Problem, found: Solution, rules: Rules) -> str:
+    def _refusal(self, row: int, why: StayReason, problem_: Problem, found: Solution, rules: Rules) -> str:
         match why:
-            case Stays.BUDGET if rules.moves_max == 0:
-                return "nothing that has an owner may move now: a later round takes it"
-            case Stays.BUDGET:
-                return f"{rules.moves_max} moves a round are enough: the next one takes it"
-            case Stays.DRAINED:
-                return "the containers that could take it are drained, too"
-            case Stays.REGION:
-                return "no other container of the regions that it may be in takes shards"
-            case Stays.EXCLUDED:
-                return "it should not be on any container that could take it"
-            case Stays.NO_CONTAINER:
-                other = "" if found.owners[row] == NOBODY else "other "
-                return f"no {other}container may take shards"
-            case Stays.ROOM:
-                return (
-                    f"no container that it may use has room for it{self._missing(row, posed, found, rules)}"
-                )
+            case StayReason.BUDGET if rules.moves_max == 0:
+                return "shards with an owner may not move now: a later round moves it"
+            case StayReason.BUDGET:
+                return f"the limit of {rules.moves_max} moves per round is reached: a later round moves it"
+            case StayReason.DRAINED:
+                return "the containers that could take it are draining too"
+            case StayReason.REGION:
+                return "no other container in its permitted regions accepts shards"
+            case StayReason.EXCLUDED:
+                return "it is excluded from all containers that could take it"
+            case StayReason.NO_CONTAINER:
+                other = "" if found.owners[row] == NO_OWNER else "other "
+                return f"no {other}container accepts shards"
+            case StayReason.ROOM:
+                missing = self._missing(row, problem_, found, rules)
+                return f"no container that it may use has room for it{missing}"
 
-    def _missing(self, row: int, posed: Problem, found: Solution, rules: Rules) -> str:
-        """What there is too little of, for a shard that fits nowhere."""
-        bits = np.uint64(1) << posed.regions.astype(np.uint64)
-        takers = posed.receiving & ((posed.allowed[row] & bits) != 0)
-        if found.owners[row] != NOBODY:
+    def _missing(self, row: int, problem_: Problem, found: Solution, rules: Rules) -> str:
+        """The resource that is missing, for a shard that fits nowhere."""
+        bits = np.uint64(1) << problem_.regions.astype(np.uint64)
+        takers = problem_.receiving & ((problem_.allowed[row] & bits) != 0)
+        if found.owners[row] != NO_OWNER:
             takers[found.owners[row]] = False
-        free = (posed.capacities * np.float32(1 - rules.headroom) - found.used)[takers].max(axis=0).clip(0)
-        need = posed.loads[row]
+        free = (problem_.capacities * np.float32(1 - rules.headroom) - found.used)[takers].max(axis=0).clip(0)
+        need = problem_.loads[row]
         lacking = np.flatnonzero(need > free)
         if not lacking.size:
-            return ": none has enough of everything at once"
+            return ": none has enough of all resources at once"
         kind = int(lacking[0])
-        return f": it needs {need[kind]:.4g} {self._kinds[kind]}, at most {free[kind]:.4g} is free"
+        return f": it needs {need[kind]:.4g} {self._kinds[kind]}, at most {free[kind]:.4g} are free"
 
     def _shortage(self, item: Shortage, shards: Sequence[int]) -> str:
-        what = f"shard {shards[item.shard]} needs" if item.shard != NOBODY else "all together need"
-        return f"{what} {item.demand:.4g} {self._kinds[item.dimension]}, {item.available:.4g} can be used"
+        what = f"shard {shards[item.shard]} needs" if item.shard != NO_OWNER else "all shards together need"
+        return f"{what} {item.demand:.4g} {self._kinds[item.dimension]}, {item.available:.4g} are available"
 
 
-def _sums(posed: Problem) -> Floats:
-    sums = np.zeros_like(posed.capacities)
-    owned = posed.owners >= 0
-    np.add.at(sums, posed.owners[owned], posed.loads[owned])
+def _sums(problem_: Problem) -> Floats:
+    sums = np.zeros_like(problem_.capacities)
+    owned = problem_.owners >= 0
+    np.add.at(sums, problem_.owners[owned], problem_.loads[owned])
     return sums
 
 
@@ -523,7 +530,7 @@ KINDS = ("placement", "failover")  # of journal entries that name shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ShardDecision:
     """One decision about a shard."""
 
     at_ms: Millis
@@ -532,13 +539,15 @@ class Moved:
     reason: str
 
 
-def history_of(shard: int, entries: Iterable[Entry]) -> tuple[Moved, ...]:
+def history_of(shard: int, entries: Iterable[Entry]) -> tuple[ShardDecision, ...]:
     """Every decision about one shard, oldest first."""
     found = []
     for entry in sorted(entries, key=lambda entry: entry.id):
         decision = _decision(shard, entry)
         if decision:
-            found.append(Moved(at_ms=entry.at_ms, actor=entry.actor, decision=decision, reason=entry.reason))
+            found.append(
+                ShardDecision(at_ms=entry.at_ms, actor=entry.actor, decision=decision, reason=entry.reason)
+            )
     return tuple(found)
 
 
@@ -553,12 +562,12 @@ def _decision(shard: int, entry: Entry) -> str:
     return f"{entry.subject} failed over, given to {given[str(shard)]}" if str(shard) in given else ""
 
 
-def say_outlook(decision: Move | Refusal | None) -> str:
-    """What the next look at placement would do with a shard, in a line."""
+def describe_outlook(decision: Move | Refusal | None) -> str:
+    """What the next placement round would do with a shard, as one line."""
     match decision:
         case Move(target=target, reason=reason):
-            return f"would go to {target}: {reason}"
+            return f"would move to {target}: {reason}"
         case Refusal(reason=reason):
-            return f"should move and cannot: {reason}"
+            return f"should move but cannot: {reason}"
         case _:
-            return "stays: nothing is gained by moving it"
+            return "stays: a move would bring no gain"

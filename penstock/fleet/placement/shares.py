@@ -1,4 +1,4 @@
-"""The ground a placement stands on: regions, each container's fair share, and what cannot fit. Pure."""
+"""The fixed input of a placement: permitted regions, each container's fair share, and shortages. Pure."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.fleet.placement.problem import NOBODY, Flags, Floats, Indices, Problem, Rules, Shortage
+from penstock.fleet.placement.problem import NO_OWNER, Flags, Floats, Indices, Problem, Rules, Shortage
 
 _ROUNDING = 1.0001  # sums of many small floats
 _FEW = 32
-Doubles = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What stays the same while shards are placed. Loads are scaled: 1 is a container's mean share."""
+class PlacementModel:
+    """What stays constant during a placement. Loads are scaled: 1 is the mean share of a container."""
 
     problem: Problem
     rules: Rules
-    masks: tuple[int, ...]  # the distinct sets of regions that shards may use here
-    which: NDArray[np.int32]  # (N,) each shard's set
-    bits: NDArray[np.uint64]  # (K,) each container's region as a set
+    masks: tuple[int, ...]  # the distinct sets of permitted regions
+    which: NDArray[np.int32]  # (N,) the index of each shard's set in `masks`
+    bits: NDArray[np.uint64]  # (K,) each container's region as a bit set
     loads: Floats  # (N, D)
     shares: Floats  # (K, D)
-    limits: Floats  # (K, D) never above
-    hard: Floats  # (K, D) the whole capacity: only for shards on their way
+    limits: Floats  # (K, D) maximum loads
+    hard: Floats  # (K, D) full capacities: only for moving shards
     scale: Floats  # (D,)
     shortages: tuple[Shortage, ...]
-    coarse: Indices  # shards larger than the smallest share's band: some containers cannot hold them inside
+    coarse: Indices  # shards larger than the smallest share's band
     forbidden: NDArray[np.int64]  # sorted: shard * K + container, for jobs that are excluded somewhere
 
     def may_use(self, mask: int) -> Flags:
-        """(K,) the containers that take shards of this set."""
+        """(K,) the containers that accept shards with this set of regions."""
         return np.asarray(self.problem.receiving & ((self.bits & np.uint64(mask)) != 0))
 
     def is_forbidden(self, shards: NDArray[Any] | int, containers: NDArray[Any] | int) -> Flags:
-        """Whether a job of a shard may not use a container; the two are broadcast."""
+        """Whether a shard has a job that is excluded from a container; the arguments are broadcast."""
         keys = np.asarray(shards, np.int64) * self.problem.container_count + containers
         if not self.forbidden.size:
             return np.zeros(keys.shape, bool)
@@ -46,15 +46,15 @@ class Ground:
         return np.asarray(self.forbidden[at] == keys)
 
 
-def survey(problem: Problem, rules: Rules) -> Ground:
-    """Look at the whole problem once."""
+def build_model(problem: Problem, rules: Rules) -> PlacementModel:
+    """Derive the constant values from the problem."""
     bits = np.uint64(1) << problem.regions.astype(np.uint64)
     here = int(np.bitwise_or.reduce(bits[problem.receiving])) if problem.receiving.any() else 0
     masks, which = _sets(problem.allowed & np.uint64(here))
-    # Columns: sums and maxima over short rows are many times slower.
+    # Column by column, because operations over short rows are many times slower.
     columns = np.ascontiguousarray(problem.loads.T)
     sums = [np.bincount(which, weights=column, minlength=len(masks)) for column in columns]
-    demand: Doubles = np.asarray(np.stack(sums, axis=1), np.float64)
+    demand: Float64s = np.asarray(np.stack(sums, axis=1), np.float64)
     shares = _fair_shares(problem, masks, bits, demand)
     takers = shares[problem.receiving]
     scale = takers.mean(axis=0) if takers.size else np.zeros(shares.shape[1], np.float32)
@@ -65,7 +65,7 @@ def survey(problem: Problem, rules: Rules) -> Ground:
     takers = scaled[problem.receiving]
     smallest: Floats = takers.min(axis=0) if takers.size else np.ones(scale.size, np.float32)
     limits = problem.capacities * np.float32(1 - rules.headroom)
-    return Ground(
+    return PlacementModel(
         problem=problem,
         rules=rules,
         masks=masks,
@@ -90,7 +90,7 @@ def _indices(flags: Flags) -> Indices:
 
 
 def _sets(allowed: NDArray[np.uint64]) -> tuple[tuple[int, ...], NDArray[np.int32]]:
-    """The distinct values and each one's number. Sorting millions to find four of them would be slow."""
+    """The distinct values, and the index of each element's value. Faster than sorting when there are few."""
     which = np.zeros(allowed.size, np.int32)
     found: list[int] = []
     left = np.arange(0)
@@ -119,19 +119,19 @@ def _forbidden(problem: Problem) -> NDArray[np.int64]:
 
 
 def _any_above(values: Floats, peaks: Floats, bounds: Floats) -> Flags:
-    """Rows with a value above its bound; most problems have none, which the largest values tell at once."""
+    """Rows with a value above its bound. The column maxima (`peaks`) show quickly that there are none."""
     if not (peaks > bounds).any():
         return np.zeros(values.shape[0], bool)
     return np.asarray((values > bounds).any(axis=1))
 
 
 def _fair_shares(
-    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Doubles
+    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Float64s
 ) -> Floats:
-    """What each container should carry so that all are used alike, as far as regions allow it.
+    """The load that each container should have so that all are equally used, as far as regions allow it.
 
-    Shards with the fewest choices are poured first, each set evenly into the regions it may use; a region
-    with more load of its own than the mean keeps that.
+    Sets with the fewest regions come first; the load of each set is divided evenly among its regions. A
+    region whose own load is above the mean keeps it.
     """
     regions = np.unique(bits[problem.receiving])
     groups = [np.flatnonzero(problem.receiving & (bits == region)) for region in regions]
@@ -139,21 +139,21 @@ def _fair_shares(
     shares = np.zeros_like(problem.capacities)
     if not groups:
         return shares
-    poured = np.zeros_like(capacity)
+    filled = np.zeros_like(capacity)
     for number in sorted(range(len(masks)), key=lambda number: (masks[number].bit_count(), number)):
         open_ = np.flatnonzero((regions & np.uint64(masks[number])) != 0)
         for dimension in range(demand.shape[1]) if open_.size else ():
-            poured[open_, dimension] += _pour(
-                demand[number, dimension], poured[open_, dimension], capacity[open_, dimension]
+            filled[open_, dimension] += _fill_level(
+                demand[number, dimension], filled[open_, dimension], capacity[open_, dimension]
             )
-    level = np.divide(poured, capacity, out=np.zeros_like(poured), where=capacity > 0)
+    level = np.divide(filled, capacity, out=np.zeros_like(filled), where=capacity > 0)
     for group, height in zip(groups, level, strict=True):
         shares[group] = problem.capacities[group] * height.astype(np.float32)
     return shares
 
 
-def _pour(amount: float, present: Doubles, capacity: Doubles) -> Doubles:
-    """Divide an amount over vessels so that those that get some end equally full."""
+def _fill_level(amount: float, present: Float64s, capacity: Float64s) -> Float64s:
+    """Divide an amount among regions so that those that get some end at the same fill level."""
     height = np.divide(present, capacity, out=np.full_like(present, np.inf), where=capacity > 0)
     order = np.argsort(height, kind="stable")
     level = 0.0
@@ -168,9 +168,9 @@ def _pour(amount: float, present: Doubles, capacity: Doubles) -> Doubles:
 
 
 def _sums_too_large(
-    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Doubles, limits: Floats
+    problem: Problem, masks: tuple[int, ...], bits: NDArray[np.uint64], demand: Float64s, limits: Floats
 ) -> list[Shortage]:
-    # Every set, and all together: enough for sets that nest, as pinned and free shards do.
+    # Checks every set and their union: sufficient for nested sets.
     whole = 0
     for mask in masks:
         whole |= mask
@@ -184,7 +184,7 @@ def _sums_too_large(
                 Shortage(
                     dimension=int(dimension),
                     regions=_regions(problem, there),
-                    shard=NOBODY,
+                    shard=NO_OWNER,
                     demand=float(needed[dimension]),
                     available=float(available[dimension]),
                 )
@@ -223,40 +223,40 @@ def _regions(problem: Problem, there: Flags) -> tuple[int, ...]:
     return tuple(int(region) for region in np.unique(problem.regions[there]))
 
 
-SINGLES = 8  # per container: dealt one by one at both ends, the large ones first, the small ones last
+SINGLES = 8  # per container: this many of the largest and smallest shards are distributed one by one
 _ALIKE = 1e-9
-BUNDLES = 12  # per container: what lies between goes in bundles when there is much of it
+BUNDLES = 12  # per container: many shards of medium size are distributed in bundles
 
 
 def largest_first(loads: Floats, shards: Indices) -> Indices:
-    """By the largest need. Sixteen bits of it are enough, and can be sorted without comparing."""
+    """Sort shards by their largest load. A 16-bit key is precise enough and can be radix-sorted."""
     keys = row_max(np.take(loads, shards, axis=0)).view(np.uint32) >> np.uint32(16)
     return shards[np.argsort(np.uint16(0xFFFF) - keys.astype(np.uint16), kind="stable")]
 
 
 def row_max(values: Floats) -> Floats:
-    """The largest of each row: column by column, since rows are short."""
+    """The maximum of each row, computed by columns because rows are short."""
     result = values[:, 0].copy()
     for column in range(1, values.shape[1]):
         np.maximum(result, values[:, column], out=result)
     return result
 
 
-def deal(loads: Floats, shards: Indices, room: Floats, containers: Indices, owners: Indices) -> None:
-    """Give every shard an owner among `containers`; `room` (K, D) shrinks by what they get."""
+def distribute(loads: Floats, shards: Indices, room: Floats, containers: Indices, owners: Indices) -> None:
+    """Give every shard an owner among `containers`; reduces `room` (K, D) accordingly."""
     if not shards.size or not containers.size:
         return
     order = largest_first(loads, shards)
     free = np.ascontiguousarray(room[containers])
     first, middle, last = _ends(order, containers.size)
-    owners[first] = containers[_deal_rows(np.take(loads, first, axis=0), free)]
+    owners[first] = containers[_distribute_rows(np.take(loads, first, axis=0), free)]
     if middle.size:
         size = -(-middle.size // (BUNDLES * containers.size))
         starts = np.arange(0, middle.size, size)
         bundles = np.add.reduceat(np.take(loads, middle, axis=0), starts, axis=0)
-        # Sums of neighbours are no longer sorted by their largest need, but nearly so.
-        owners[middle] = containers[np.repeat(_deal_rows(bundles, free), size)[: middle.size]]
-    owners[last] = containers[_deal_rows(np.take(loads, last, axis=0), free)]
+        # The bundles are nearly sorted by their largest load.
+        owners[middle] = containers[np.repeat(_distribute_rows(bundles, free), size)[: middle.size]]
+    owners[last] = containers[_distribute_rows(np.take(loads, last, axis=0), free)]
     room[containers] = free
 
 
@@ -267,8 +267,8 @@ def _ends(order: Indices, containers: int) -> tuple[Indices, Indices, Indices]:
     return order[:end], order[end:-end], order[-end:]
 
 
-def _deal_rows(needs: Floats, free: Floats) -> NDArray[np.intp]:
-    """For each row of needs, in this order, who gets it; `free` shrinks."""
+def _distribute_rows(needs: Floats, free: Floats) -> NDArray[np.intp]:
+    """The container for each row of needs, in this order; reduces `free` accordingly."""
     chosen = np.empty(needs.shape[0], np.intp)
     ones = np.ones(free.shape[1], np.float32)
     half = max(1, free.shape[0] // 2)
@@ -301,7 +301,7 @@ def _covariance(rows: Floats) -> NDArray[np.float64]:
 
 
 def _ranked(points: Floats) -> NDArray[np.intp]:
-    """Rows by the first axis in blocks, inside a block by the second."""
+    """The order of rows: in blocks by the first axis, inside a block by the second."""
     order = np.argsort(_in_steps(points[:, 0], 0xFFFF), kind="stable")
     if points.shape[1] == 1:
         return order
@@ -312,7 +312,7 @@ def _ranked(points: Floats) -> NDArray[np.intp]:
 
 
 def _in_steps(values: Floats, steps: int) -> NDArray[np.uint16]:
-    """Values as numbers that can be sorted without comparing."""
+    """Values as small integers, which can be radix-sorted."""
     low, high = float(values.min()), float(values.max())
     if high - low < _ALIKE:
         return np.zeros(values.size, np.uint16)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.fleet.messages import shortly
+from penstock.fleet.messages import summarize_error
 from penstock.jobs.config import skip_problem
 from penstock.scaling.doctor.patient import (
     Advice,
@@ -188,7 +188,7 @@ def crash_loop(patient: Patient) -> Iterator[Finding | NotKnown]:
         symptom=f"{worst.task_id} failed {worst.restarts} times in a row and is {worst.state}",
         cause="it fails the same way after each start"
         + (", since its owner's last change" if fresh else "")
-        + f": {shortly(worst.error) or 'no error is known'}",
+        + f": {summarize_error(worst.error) or 'no error is known'}",
         confidence=0.9 if fresh else 0.7,
         evidence={"task": worst.task_id, "restarts": worst.restarts, "tasks": len(looping)},
         todo=(
@@ -254,7 +254,7 @@ def stuck_change(patient: Patient) -> Iterator[Finding | NotKnown]:
 def _finding(patient: Patient, kind: FailureKind, tasks: list[TaskFacts]) -> Finding:
     job, error = shlex.quote(patient.job), tasks[0].error if tasks else ""
     names = ", ".join(task.task_id for task in tasks[:3]) + (" …" if len(tasks) > 3 else "")
-    symptom = f"{names}: {shortly(error)}" if tasks else kind.cause
+    symptom = f"{names}: {summarize_error(error)}" if tasks else kind.cause
     evidence: dict[str, float | int | str] = {"tasks": len(tasks), "exception": exception_class(error)}
     evidence |= {"line": line_of(error)} if line_of(error) else {}
     logs = Advice(text="see the whole error", command=_logs(patient, tasks))

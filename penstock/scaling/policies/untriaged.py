@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.core.text import make_known
-from penstock.fleet.messages import shortly
+from penstock.fleet.messages import summarize_error
 from penstock.scaling.doctor.doctor import examine, patient_of
 from penstock.scaling.doctor.failure_rules import is_fresh, kind_of
 from penstock.scaling.doctor.patient import METRICS, MINUTES
@@ -68,7 +68,7 @@ class UntriagedPolicy(Policy):
         """The doctor's cause if it is sure; else a bad task, an update, or unknown."""
         failing = [task for task in facts.tasks if task.error and kind_of(task.error).name == "dependency"]
         if failing:
-            text = f"a dependency of {failing[0].task_id} fails: {shortly(failing[0].error)}"
+            text = f"a dependency of {failing[0].task_id} fails: {summarize_error(failing[0].error)}"
             return Cause(name="dependency", text=text, confidence=0.8, evidence={"tasks": len(failing)})
         examination = examine(patient_of(facts))
         known = [

@@ -16,7 +16,7 @@ from penstock.core.clock import Millis
 from penstock.core.errors import CorruptData, PenstockError
 from penstock.core.journal import Journal
 from penstock.core.workers import Rest, RoundPace, jobs_per_round, no_rest
-from penstock.fleet.messages import TaskReport, shortly
+from penstock.fleet.messages import TaskReport, summarize_error
 from penstock.scaling.metrics.frames import MINUTE_MS, Frame, Incomplete, JobLoad, NoFrame, add_up
 from penstock.scaling.policies.policy import RaiseAlert
 from penstock.scaling.policies.ports import AlertSink, PolicyRecords, RecordUpdate
@@ -463,7 +463,9 @@ class AutoScaler:
     def _alerts_of(
         self, job: ScalableJob, decision: Decision, memory: ScalerMemory, context: RoundContext
     ) -> tuple[RaiseAlert, ...]:
-        errors = [shortly(report.error) for report in context.reports.get(job.name, ()) if report.error]
+        errors = [
+            summarize_error(report.error) for report in context.reports.get(job.name, ()) if report.error
+        ]
         remember_min = scaler_settings_of(job.config.scaler).remember_min
         return alerts_of(decision, memory, remember_min, errors, context.now_ms)
 

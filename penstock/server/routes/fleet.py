@@ -17,10 +17,10 @@ from penstock.core.errors import ConfigError, NotFound, StoreUnavailable
 from penstock.core.text import did_you_mean, some_of
 from penstock.db.tokens import Caller
 from penstock.fleet.container_store import ContainerRow
-from penstock.fleet.loan_service import whose
-from penstock.fleet.messages import TaskReport, shortly
+from penstock.fleet.loan_service import describe_loan
+from penstock.fleet.messages import TaskReport, summarize_error
 from penstock.fleet.orders import no_container, no_shard
-from penstock.fleet.placement.placement import KINDS, history_of, say_outlook
+from penstock.fleet.placement.placement import KINDS, describe_outlook, history_of
 from penstock.fleet.shard_load import KINDS as LOAD_KINDS
 from penstock.fleet.shard_load import shard_of
 from penstock.fleet.shard_store import ShardRow
@@ -51,7 +51,7 @@ class Fleet:
         for shard in self._plane.fleet.shards():
             if shard.container:
                 owned[shard.container] = owned.get(shard.container, 0) + 1
-        loans = {loan.container: whose(loan) for loan in self._plane.lending.loans()}
+        loans = {loan.container: describe_loan(loan) for loan in self._plane.lending.loans()}
         return [
             {**_container_line(row, owned.get(row.name, 0)), "lending": loans.get(row.name, "")}
             for row in self._plane.fleet.containers()
@@ -102,7 +102,7 @@ class Fleet:
             load, decision = self._plane.shard_manager.outlook(number, self._plane.clock.boot_ms())
         except StoreUnavailable as error:  # a standby: the active one knows
             return {}, f"not known here: {error.what}"
-        return dict(zip(LOAD_KINDS, load, strict=False)), say_outlook(decision)
+        return dict(zip(LOAD_KINDS, load, strict=False)), describe_outlook(decision)
 
     def tasks(self, job: str | None, container: str | None) -> list[dict[str, Any]]:
         """What containers say of tasks, and tasks that should be and of which nobody says anything."""
@@ -167,7 +167,9 @@ class Fleet:
         else:
             piece = read_on(log_file(folder, task_id), file=place[1], offset=place[2])
         if piece is None:
-            errors = [shortly(line["error"]) for line in self._tasks(job) if line["task_id"] == task_id]
+            errors = [
+                summarize_error(line["error"]) for line in self._tasks(job) if line["task_id"] == task_id
+            ]
             error = next(filter(None, errors), "")
             raise NotFound(
                 f"{task_id} has printed nothing on {row.name}",

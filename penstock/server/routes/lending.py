@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.db.tokens import Caller
-from penstock.fleet.loan_service import Loan, LoanState, whose
+from penstock.fleet.loan_service import Loan, LoanState, describe_loan
 from penstock.jobs.layer_writer import REASON_MAX
 from penstock.jobs.text_rules import check_line
 from penstock.server.answers import answer
@@ -196,4 +196,4 @@ def _because(caller: Caller, why: str) -> dict[str, Any]:
 def _line(loan: Loan, age_s: float) -> dict[str, Any]:
     names = ("container", "owner", "peer", "refused_by", "reason", "version")
     found = {name: getattr(loan, name) for name in names}
-    return {**found, "state": str(loan.state), "age_s": age_s, "says": whose(loan)}
+    return {**found, "state": str(loan.state), "age_s": age_s, "says": describe_loan(loan)}
