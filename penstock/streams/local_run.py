@@ -26,7 +26,7 @@ from penstock.streams.compile.plan import compile_pipeline
 from penstock.streams.data_plane import StreamDataPlane, intervals_of
 from penstock.streams.inspect.record_lines import LineRules, Lines, lines_of
 from penstock.streams.inspect.state_view import is_in_blocks
-from penstock.streams.package_shelf import UnpackedPackages
+from penstock.streams.package_store import UnpackedPackages
 from penstock.streams.places import open_log, open_rows
 from penstock.streams.rows.row_store import IntervalRef, key_after
 
@@ -39,7 +39,7 @@ PAGE = 10_000  # timers that are looked at together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPlace:
+class LocalFolder:
     """A folder that holds everything of a local run; its streams may be elsewhere."""
 
     folder: Path
@@ -90,7 +90,7 @@ class JobSummary:
         )
 
 
-def remarks_on(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kept: bool) -> Iterator[str]:
+def notes_for(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kept: bool) -> Iterator[str]:
     """What people should know of a run that has ended: what is lost, what has yet to come, and what to do.
     Pure.
     """
@@ -122,7 +122,7 @@ def remarks_on(jobs: Sequence[JobSummary], open_inputs: Sequence[str], *, is_kep
 class LocalRun:
     """Prepares a pipeline in a folder, starts its tasks, and sees how far they are."""
 
-    def __init__(self, place: LocalPlace, clock: Clock, *, is_kept: bool) -> None:
+    def __init__(self, place: LocalFolder, clock: Clock, *, is_kept: bool) -> None:
         """`is_kept`: the folder stays, and another run may bring more records."""
         self._place, self._clock, self._is_kept = place, clock, is_kept
         self.log: Log = open_log(place.bus)

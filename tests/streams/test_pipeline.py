@@ -6,7 +6,7 @@ import pytest
 
 from penstock import sliding, tumbling
 from penstock.core.errors import PipelineError
-from penstock.streams.compile.graph import Edge, KeyBy, Process, Select, Sink, Source
+from penstock.streams.compile.graph import Edge, KeyByStep, ProcessStep, SelectStep, SinkStep, SourceStep
 from penstock.streams.dsl.computation import Computation
 from penstock.streams.dsl.pipeline import Pipeline
 
@@ -57,12 +57,12 @@ def test_steps_keep_what_was_written():
         Watch, name="w"
     )["alerts"].sink("s", partitions=7)
     source, select, key, process, sink = p.graph().steps
-    assert isinstance(source, Source) and (source.category, source.start) == ("q", "latest")
-    assert isinstance(select, Select) and (select.name, select.columns) == ("cut", ("a AS b", "c"))
-    assert isinstance(key, KeyBy) and key.keys == ("b", "c")
-    assert isinstance(process, Process) and (process.computation, process.late) == ("Watch", "process")
+    assert isinstance(source, SourceStep) and (source.category, source.start) == ("q", "latest")
+    assert isinstance(select, SelectStep) and (select.name, select.columns) == ("cut", ("a AS b", "c"))
+    assert isinstance(key, KeyByStep) and key.keys == ("b", "c")
+    assert isinstance(process, ProcessStep) and (process.computation, process.late) == ("Watch", "process")
     assert process.outputs[1] == ("alerts", (("query", "string"), ("why", "string")))
-    assert isinstance(sink, Sink) and (sink.category, sink.partitions) == ("s", 7)
+    assert isinstance(sink, SinkStep) and (sink.category, sink.partitions) == ("s", 7)
     assert p.graph().edges[-1] == Edge(source="w", target="s", stream="alerts")
 
 

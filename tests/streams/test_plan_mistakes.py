@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError, NotFound, PipelineError
 from penstock.streams.bus.log import CategorySpec
 from penstock.streams.catalogue import StaticCatalogue, category_from_json, category_to_json
 from penstock.streams.compile.drawing import WIDTH, draw_plan
-from penstock.streams.compile.graph import Edge, Filter, Graph, Place, Sink, Source
+from penstock.streams.compile.graph import CodeLocation, Edge, FilterStep, Graph, SinkStep, SourceStep
 from penstock.streams.compile.plan import compile_graph
 from tests.streams.plans import (
     CATALOGUE,
@@ -305,15 +305,15 @@ def test_what_no_job_may_have_is_refused_when_the_pipeline_is_compiled():
 
 
 def test_a_graph_from_elsewhere_may_not_run_in_a_circle():
-    place = Place(file="x.sql", line=1)
+    place = CodeLocation(file="x.sql", line=1)
     graph = Graph(
         name="p",
         partitions=1,
         steps=(
-            Source(name="s", place=place, category="queries"),
-            Filter(name="a", place=place, condition="ts > 0"),
-            Filter(name="b", place=place, condition="ts > 0"),
-            Sink(name="x", place=place, category="x"),
+            SourceStep(name="s", place=place, category="queries"),
+            FilterStep(name="a", place=place, condition="ts > 0"),
+            FilterStep(name="b", place=place, condition="ts > 0"),
+            SinkStep(name="x", place=place, category="x"),
         ),
         edges=(
             Edge(source="b", target="a"),

@@ -36,8 +36,8 @@ from penstock.streams.step.record_ids import (
     INDEX,
     Chunk,
     DropRepeated,
+    FilterCache,
     IdFilters,
-    KeptFilters,
     _absorbed,
     _digests,
     _first_ids,
@@ -247,7 +247,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
 def test_what_is_dropped_is_a_function_of_the_log_whoever_dies_and_whatever_a_filter_suspects(
     events: list[Event], cuts: list[int], deaths: list[int], suspicious: bool, cached: bool
 ):
-    kept = KeptFilters()
+    kept = FilterCache()
     filters: Callable[[], IdFilters] = Suspicious if suspicious else lambda: kept.of("rows", REF)
     world = a_world(events, filters=filters, cache=StateCache(10**6) if cached else None)
     for at in deaths:

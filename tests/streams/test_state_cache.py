@@ -26,9 +26,9 @@ from penstock.streams.step.stateful import (
     ENTRY_BYTES,
     FILE_BYTES_MIN,
     JOBS_MAX,
-    Change,
-    KnownStates,
-    Place,
+    CachedChange,
+    CachedStates,
+    FilePosition,
     SharedChanges,
     StateCache,
     StateCaches,
@@ -147,14 +147,14 @@ def _harm(path: Path, harm: str) -> None:
 def test_a_file_of_news_is_begun_anew_before_it_is_large(tmp_path: Path):
     news = SharedChanges(tmp_path, 1000)
     for version in range(3000):
-        news.append(REF, Change(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
+        news.append(REF, CachedChange(token=1, old=version, new=version + 1, states={"a": b"x" * 900}))
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size <= FILE_BYTES_MIN
-    changes, place = news.since(REF, Place())
+    changes, place = news.since(REF, FilePosition())
     assert changes[-1].new == 3000 and [c.old for c in changes[1:]] == [c.new for c in changes[:-1]]
     assert news.since(REF, place) == ([], place)
     assert news.end(REF) == place, "who knows nothing yet reads none of it"
-    news.append(REF, Change(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
+    news.append(REF, CachedChange(token=1, old=3000, new=3001, states={"a": b"x" * 1001}))
     assert news.since(REF, place) == ([], place), "more than anybody keeps is left out"
 
 
@@ -267,7 +267,7 @@ def test_windows_read_their_blocks_from_what_is_kept():
 
 
 def test_the_longest_unused_makes_room():
-    known = KnownStates()
+    known = CachedStates()
     known.learn(ROW, ["a", "b", "c"], {"a": b"1" * 10, "b": b"2" * 10})
     assert known.size == 3 * (ENTRY_BYTES + 1) + 20
     assert known.split(["a", "x"]) == ({"a": b"1" * 10}, ["x"])
@@ -287,7 +287,7 @@ def test_a_cache_stays_within_its_bound_over_all_intervals():
         cache.give(ref, known)
         assert cache.size <= cache.bytes_max
     assert [len(cache.take(ref)) for ref in refs] == [0, 2, 3]
-    large = KnownStates()
+    large = CachedStates()
     large.learn(ROW, [], {"k": bytes(10_000)})
     cache.give(refs[0], large)
     assert cache.size == 0
@@ -297,14 +297,14 @@ def test_a_cache_stays_within_its_bound_over_all_intervals():
     "row", [replace(ROW, version=8), replace(ROW, version=6), replace(ROW, token=4), replace(ROW, token=2)]
 )
 def test_another_version_or_token_forgets_everything(row: Any):
-    known = KnownStates()
+    known = CachedStates()
     known.learn(ROW, [], {"a": b"1"})
     assert known.fits(ROW) and not known.fits(row) and len(known) == 0
 
 
 def test_a_write_that_was_not_the_next_one_forgets_everything():
     for new in (replace(ROW, version=9), replace(ROW, version=7), replace(ROW, token=4, version=8)):
-        known = KnownStates()
+        known = CachedStates()
         known.learn(ROW, [], {"a": b"1"})
         known.committed(ROW, new, {"a": b"2"})
         assert len(known) == 0

@@ -17,12 +17,12 @@ from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.dsl.computation import Opaque, StateCodec, Value
 from penstock.streams.dsl.windows import session, tumbling
 from penstock.streams.inspect.state_view import (
-    KeptJob,
+    StatefulJob,
     StateView,
     decode_block,
     decode_state,
     key_text,
-    shown,
+    to_json_value,
 )
 from penstock.streams.keys import partition_of
 from penstock.streams.rows.memory import MemoryRows
@@ -45,7 +45,7 @@ class Kept:
         plan = {"computation": COUNT if computation is None else computation}
         body = {"kind": "stateful", "lineage": 0, "partitions": PARTITIONS, "plan": plan}
         body |= {"inputs": [{"category": "in"}], "outputs": []}
-        self.job = KeptJob(name="z.count", birth="j1", config=a_stored_config(**{**body, **config}))
+        self.job = StatefulJob(name="z.count", birth="j1", config=a_stored_config(**{**body, **config}))
         self.view = StateView(self.log, self.rows)
         for partition in range(PARTITIONS):
             self.rows.create(self.ref(partition), offsets={}, low=LOW_MIN)
@@ -167,7 +167,7 @@ def test_what_does_not_fit_the_plan_is_shown_as_bytes_with_the_reason():
         found = decode_state(plan, "k", b"\xc1no msgpack")
         assert found["state"] == {"hex": b"\xc1no msgpack".hex(), "bytes": 11}
         assert "not what the job's plan says" in found["problem"]
-    nested = shown({1: {b"x", 2}, "ext": msgspec.msgpack.Ext(5, b"\x01")})
+    nested = to_json_value({1: {b"x", 2}, "ext": msgspec.msgpack.Ext(5, b"\x01")})
     assert nested["ext"] == {"hex": "01", "bytes": 1, "extension": 5} and len(nested["1"]) == 2
     json.dumps(nested, allow_nan=False)
 

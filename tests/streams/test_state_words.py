@@ -13,7 +13,7 @@ from penstock import ListState, MapState, Opaque, Pipeline, VectorComputation, s
 from penstock.jobs.config import JobConfig
 from penstock.streams.dsl.computation import Computation, Context, Record, Value
 from penstock.streams.dsl.pipeline import Stream
-from penstock.streams.inspect.state_view import KeptJob, StateView, decode_state
+from penstock.streams.inspect.state_view import StatefulJob, StateView, decode_state
 from penstock.streams.trial.pipeline import PipelineRun
 
 COLUMNS = [["shop", "string"], ["amount", "bigint"], ["name", "string"]]
@@ -70,7 +70,7 @@ class Jobs:
         trial = self.run.trial
         self.view = StateView(trial.log, trial.rows)
         self.jobs = [
-            KeptJob(name=name, birth=job.birth, config=JobConfig.from_stored(job.config))
+            StatefulJob(name=name, birth=job.birth, config=JobConfig.from_stored(job.config))
             for name, job in trial.jobs.items()
             if job.config["kind"] == "stateful"
         ]
@@ -87,7 +87,7 @@ class Jobs:
         self.run.advance_watermark(4000)
         self.run.record("sales", 4500, "x", shop="x", amount=5, name="c")
 
-    def lines(self) -> Iterator[tuple[KeptJob, dict[str, Any]]]:
+    def lines(self) -> Iterator[tuple[StatefulJob, dict[str, Any]]]:
         """All that is shown, by every way to ask."""
         for job in self.jobs:
             for found in self.view.scan(job)["states"]:

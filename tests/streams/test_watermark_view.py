@@ -13,7 +13,7 @@ from penstock.streams.bus.log import LOW_MAX, CategorySpec
 from penstock.streams.bus.memory import MemoryLog
 from penstock.streams.data_plane import StreamDataPlane
 from penstock.streams.dsl.injector import expect_injectors
-from penstock.streams.inspect.watermark_view import RunningJob, WatermarkView
+from penstock.streams.inspect.watermark_view import JobToInspect, WatermarkView
 from penstock.streams.rows.memory import MemoryRows
 from penstock.streams.rows.row_store import Changes, IntervalRef, OutboxRow, TimerRow
 from tests.builders import a_stored_config
@@ -53,12 +53,12 @@ class World:
 
     def percentile(self, percent: int) -> dict[str, tuple[int, int]]:
         """Of each category its low, and the percentile."""
-        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p")
+        job = JobToInspect(name="j", birth="b", config=CONFIG, pipeline="p")
         found = WatermarkView(self.log, self.rows).explain([job], "out", now_ms=10_000, percent=percent)
         return {line["category"]: (line["low"], line["percentile_low"]) for line in found["categories"]}
 
     def text(self, subject: str = "out") -> str:
-        job = RunningJob(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
+        job = JobToInspect(name="j", birth="b", config=CONFIG, pipeline="p", trouble=self.trouble)
         found = WatermarkView(self.log, self.rows).explain([job], subject, now_ms=10_000)
         (line,) = found["held_back"]
         return str(line["text"])

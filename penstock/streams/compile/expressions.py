@@ -22,7 +22,7 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.catalogue import nearest
 from penstock.streams.compile.expression_types import Typer
 from penstock.streams.compile.functions import AGGREGATE_NAMES, AGGREGATES, GENERATORS, can_cast, element_of
-from penstock.streams.compile.graph import Columns, Place, check_columns
+from penstock.streams.compile.graph import CodeLocation, Columns, check_columns
 
 # No double or float: 0.1 has many texts, NaN is not itself. No binary: its text depends on the reader.
 KEY_TYPES = frozenset({"string", "int", "bigint", "boolean"})
@@ -465,7 +465,7 @@ def _normal(text: str) -> str:
 
 # --- plans from elsewhere --------------------------------------------------------------------------------
 
-_NOWHERE = Place(file="plan", line=0)
+_NOWHERE = CodeLocation(file="plan", line=0)
 
 
 def check_plan(plan: Mapping[str, Any], inputs: Sequence[Columns]) -> None:

@@ -26,7 +26,7 @@ _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,126}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CodeLocation:
     """The line of the user's file that made a step."""
 
     file: str
@@ -37,49 +37,49 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceStep:
     """Reads a category."""
 
     name: str
-    place: Place
+    place: CodeLocation
     category: str
     start: str = "earliest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class FilterStep:
     """Keeps the records for which the condition is true."""
 
     name: str
-    place: Place
+    place: CodeLocation
     condition: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Select:
+class SelectStep:
     """Computes new columns from each record."""
 
     name: str
-    place: Place
+    place: CodeLocation
     columns: tuple[str, ...]  # "expression AS name", or a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyBy:
+class KeyByStep:
     """Says which records belong together."""
 
     name: str
-    place: Place
+    place: CodeLocation
     keys: tuple[str, ...]
     spread: bool = False  # records of a key go to all partitions: what reads them adds up a part of each key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessStep:
     """Runs a computation per key; the class is known by its name in the package's entry module."""
 
     name: str
-    place: Place
+    place: CodeLocation
     computation: str
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
@@ -92,48 +92,48 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
+class SinkStep:
     """Writes to a category that others may read."""
 
     name: str
-    place: Place
+    place: CodeLocation
     category: str
     partitions: int | None = None  # None: as the pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlatMap:
+class FlatMapStep:
     """Makes a record of each element of an array, beside the columns there are."""
 
     name: str
-    place: Place
+    place: CodeLocation
     generator: str  # "explode(array) AS name", or posexplode with two names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Union:
+class UnionStep:
     """All records of several streams with the same columns. Each keeps the key it has."""
 
     name: str
-    place: Place
+    place: CodeLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class WindowStep:
     """Says which records of a key are counted together, and when results are given."""
 
     name: str
-    place: Place
+    place: CodeLocation
     spans: Spans
     firing: Firing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aggregate:
+class AggregateStep:
     """One record per key and window: the key's columns, the window, and these values."""
 
     name: str
-    place: Place
+    place: CodeLocation
     columns: tuple[str, ...]  # "count(*) AS n"
     two_phase: bool = False
     phase: str = ""  # of one that was taken apart: "partial" or "combine"
@@ -141,11 +141,11 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class JoinStep:
     """Pairs of records of two keyed streams (the first edge is the left one), near each other in time."""
 
     name: str
-    place: Place
+    place: CodeLocation
     how: str  # inner | left | outer
     before_ms: int | None = None  # the right one's time is at least the left one's minus this
     after_ms: int | None = None  # and at most plus this
@@ -154,22 +154,22 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dedup:
+class DedupStep:
     """The first record of each key, and again when `within_ms` or its window is over; others are dropped."""
 
     name: str
-    place: Place
+    place: CodeLocation
     within_ms: int | None = None
     spans: Spans | None = None  # instead: up to the end of its window
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Top:
+class TopStep:
     """The first records of each window, keyed by it, in the order of a column; of results of an aggregate."""
 
     name: str
-    place: Place
+    place: CodeLocation
     count: int
     by: str
     lowest: bool = False
@@ -177,23 +177,25 @@ class Top:
 
 
 Step = (
-    Source
-    | Filter
-    | Select
-    | FlatMap
-    | Union
-    | KeyBy
-    | Process
-    | Window
-    | Aggregate
-    | Join
-    | Dedup
-    | Top
-    | Sink
+    SourceStep
+    | FilterStep
+    | SelectStep
+    | FlatMapStep
+    | UnionStep
+    | KeyByStep
+    | ProcessStep
+    | WindowStep
+    | AggregateStep
+    | JoinStep
+    | DedupStep
+    | TopStep
+    | SinkStep
 )
-Stateless = Filter | Select | FlatMap | Union  # what a job does on the way; KeyBy too where nothing follows
+StatelessSteps = (
+    FilterStep | SelectStep | FlatMapStep | UnionStep
+)  # what a job does on the way; KeyBy too where nothing follows
 # What needs the records of a key together: a job of its own.
-Stateful = Process | Aggregate | Join | Dedup | Top
+StatefulSteps = ProcessStep | AggregateStep | JoinStep | DedupStep | TopStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,14 +228,14 @@ class Graph:
         """All streams a step reads, in the order of writing."""
         return tuple(edge for edge in self.edges if edge.target == name)
 
-    def key_of(self, edge: Edge) -> tuple[KeyBy | None, tuple[Step, ...]]:
+    def key_of(self, edge: Edge) -> tuple[KeyByStep | None, tuple[Step, ...]]:
         """The key_by whose key the records of a stream have, and the steps from there on, nearest last."""
         between: list[Step] = []
         step = self.step(edge.source)
-        while isinstance(step, Filter | Select | FlatMap | Window | Dedup):
+        while isinstance(step, FilterStep | SelectStep | FlatMapStep | WindowStep | DedupStep):
             between.append(step)
             step = self.step(self.input_of(step.name).source)
-        return (step if isinstance(step, KeyBy) else None), tuple(reversed(between))
+        return (step if isinstance(step, KeyByStep) else None), tuple(reversed(between))
 
     def readers_of(self, name: str) -> tuple[Edge, ...]:
         """Who reads from a step, in the order of writing."""
@@ -269,36 +271,36 @@ class Graph:
 def _node_json(step: Step) -> dict[str, Any]:
     node: dict[str, Any] = {"name": step.name}
     match step:
-        case Source():
+        case SourceStep():
             node |= {"op": "source", "category": step.category, "start": step.start}
-        case Filter():
+        case FilterStep():
             node |= {"op": "filter", "condition": step.condition}
-        case Select():
+        case SelectStep():
             node |= {"op": "select", "columns": list(step.columns)}
-        case FlatMap():
+        case FlatMapStep():
             node |= {"op": "flat_map", "generator": step.generator}
-        case Union():
+        case UnionStep():
             node |= {"op": "union"}
-        case KeyBy():
+        case KeyByStep():
             node |= {"op": "key_by", "keys": list(step.keys)}
-        case Process():
+        case ProcessStep():
             node |= {"op": "process", "computation": step.computation, "late": step.late}
             node |= {"streams": [stream for stream, _ in step.outputs]}
             node |= {"inputs": list(step.inputs)} if len(step.inputs) > 1 else {}
-        case Window():
+        case WindowStep():
             node |= {"op": "window", **step.spans.to_json(), **step.firing.to_json()}
-        case Aggregate():
+        case AggregateStep():
             node |= {"op": "aggregate", "columns": list(step.columns)}
             node |= {"two_phase": True} if step.two_phase else {}
-        case Join():
+        case JoinStep():
             near = {"before_ms": step.before_ms, "after_ms": step.after_ms}
             node |= {"op": "join", "how": step.how, **(step.spans.to_json() if step.spans else near)}
-        case Dedup():
+        case DedupStep():
             span = step.spans.to_json() if step.spans else {"within_ms": step.within_ms}
             node |= {"op": "dedup", **span}
-        case Top():
+        case TopStep():
             node |= {"op": "top", "count": step.count, "by": step.by, "lowest": step.lowest}
-        case Sink():
+        case SinkStep():
             node |= {"op": "sink", "category": step.category, "partitions": step.partitions}
     return node
 
@@ -306,23 +308,23 @@ def _node_json(step: Step) -> dict[str, Any]:
 def check_graph(graph: Graph) -> None:
     """Refuse what no catalogue could make right: circles, dead ends, categories with two roles."""
     graph.ordered()
-    if not any(isinstance(step, Source) for step in graph.steps):
+    if not any(isinstance(step, SourceStep) for step in graph.steps):
         raise PipelineError(
             f"pipeline {graph.name!r} is empty",
             why="it has no source, so there is nothing to run",
             fix='begin with p.source("<category>") and end with .sink("<category>")',
         )
-    sources = {step.category: step for step in graph.steps if isinstance(step, Source)}
-    written: dict[str, Sink] = {}
+    sources = {step.category: step for step in graph.steps if isinstance(step, SourceStep)}
+    written: dict[str, SinkStep] = {}
     for step in graph.steps:
-        if isinstance(step, Sink):
+        if isinstance(step, SinkStep):
             check_sink(step, sources=sources.values(), sinks=written.values())
             written[step.category] = step
         else:
             _check_is_read(graph, step)
 
 
-def check_sink(sink: Sink, *, sources: Iterable[Source], sinks: Iterable[Sink]) -> None:
+def check_sink(sink: SinkStep, *, sources: Iterable[SourceStep], sinks: Iterable[SinkStep]) -> None:
     """Refuse a category that is read and written, or written twice, by one pipeline."""
     for source in sources:
         if source.category == sink.category:
@@ -348,15 +350,19 @@ def check_sink(sink: Sink, *, sources: Iterable[Source], sinks: Iterable[Sink]) 
 
 def _check_is_read(graph: Graph, step: Step) -> None:
     read = {edge.stream for edge in graph.readers_of(step.name)}
-    streams = [stream for stream, _ in step.outputs] if isinstance(step, Process) else [DEFAULT_STREAM]
+    streams = [stream for stream, _ in step.outputs] if isinstance(step, ProcessStep) else [DEFAULT_STREAM]
     for stream in streams:
         if stream in read:
             continue
         what = (
-            f"stream {stream!r} of step {step.name!r}" if isinstance(step, Process) else f"step {step.name!r}"
+            f"stream {stream!r} of step {step.name!r}"
+            if isinstance(step, ProcessStep)
+            else f"step {step.name!r}"
         )
         end = (
-            f'.stream("{stream}").sink("<category>")' if isinstance(step, Process) else '.sink("<category>")'
+            f'.stream("{stream}").sink("<category>")'
+            if isinstance(step, ProcessStep)
+            else '.sink("<category>")'
         )
         raise PipelineError(
             f"{step.place}: {what} leads nowhere",
@@ -365,7 +371,7 @@ def _check_is_read(graph: Graph, step: Step) -> None:
         )
 
 
-def check_name(name: object, *, what: str, place: Place) -> str:
+def check_name(name: object, *, what: str, place: CodeLocation) -> str:
     """A name of a pipeline or a step: it becomes part of names of jobs."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
@@ -376,7 +382,7 @@ def check_name(name: object, *, what: str, place: Place) -> str:
     )
 
 
-def check_category(name: object, *, place: Place) -> str:
+def check_category(name: object, *, place: CodeLocation) -> str:
     """A name of a category."""
     if isinstance(name, str) and _CATEGORY.fullmatch(name) and not name.endswith("."):
         return name
@@ -387,7 +393,7 @@ def check_category(name: object, *, place: Place) -> str:
     )
 
 
-def check_partitions(partitions: object, *, place: Place) -> int:
+def check_partitions(partitions: object, *, place: CodeLocation) -> int:
     """A number of partitions."""
     if isinstance(partitions, int) and not isinstance(partitions, bool) and 1 <= partitions <= PARTITIONS_MAX:
         return partitions
@@ -398,7 +404,7 @@ def check_partitions(partitions: object, *, place: Place) -> int:
     )
 
 
-def check_columns(columns: Columns, *, what: str, place: Place) -> None:
+def check_columns(columns: Columns, *, what: str, place: CodeLocation) -> None:
     """Column names and types that a category can have."""
     seen: dict[str, str] = {}
     for name, kind in columns:

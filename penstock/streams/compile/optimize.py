@@ -17,17 +17,17 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import Catalogue
 from penstock.streams.compile.expressions import cannot_fail
 from penstock.streams.compile.graph import (
-    Aggregate,
+    AggregateStep,
     Edge,
-    Filter,
-    FlatMap,
+    FilterStep,
+    FlatMapStep,
     Graph,
-    KeyBy,
-    Select,
-    Sink,
-    Stateful,
+    KeyByStep,
+    SelectStep,
+    SinkStep,
+    StatefulSteps,
     Step,
-    Window,
+    WindowStep,
 )
 from penstock.streams.compile.schemas import Schemas, resolve_schemas
 
@@ -77,20 +77,20 @@ def _first(schemas: Schemas) -> Found:
     return None
 
 
-def key_is_used(graph: Graph, step: KeyBy) -> bool:
+def key_is_used(graph: Graph, step: KeyByStep) -> bool:
     """True if records reach a sink, or something that works per key, with this key."""
-    return any(not isinstance(reader, KeyBy) for reader in _ends_behind(graph, step))
+    return any(not isinstance(reader, KeyByStep) for reader in _ends_behind(graph, step))
 
 
-def needs_shuffle(graph: Graph, step: KeyBy) -> bool:
+def needs_shuffle(graph: Graph, step: KeyByStep) -> bool:
     """True if something behind it needs the records of a key together."""
-    return any(isinstance(reader, Stateful) for reader in _ends_behind(graph, step))
+    return any(isinstance(reader, StatefulSteps) for reader in _ends_behind(graph, step))
 
 
 def _ends_behind(graph: Graph, step: Step) -> Iterable[Step]:
     for edge in graph.readers_of(step.name):
         reader = graph.step(edge.target)
-        if isinstance(reader, KeyBy | Stateful | Sink):
+        if isinstance(reader, KeyByStep | StatefulSteps | SinkStep):
             yield reader
         else:
             yield from _ends_behind(graph, reader)
@@ -98,7 +98,7 @@ def _ends_behind(graph: Graph, step: Step) -> Iterable[Step]:
 
 def _unused_key(schemas: Schemas, step: Step) -> Found:
     graph = schemas.graph
-    if not isinstance(step, KeyBy) or key_is_used(graph, step):
+    if not isinstance(step, KeyByStep) or key_is_used(graph, step):
         return None
     reason = f"the key of {step.name} is replaced by a later one before anything uses it"
     return _without(graph, step), Rewrite(rule="drop shuffle", steps=(step.name,), reason=reason)
@@ -106,10 +106,10 @@ def _unused_key(schemas: Schemas, step: Step) -> Found:
 
 def _same_key(schemas: Schemas, step: Step) -> Found:
     graph = schemas.graph
-    if not isinstance(step, KeyBy) or not needs_shuffle(graph, step):
+    if not isinstance(step, KeyByStep) or not needs_shuffle(graph, step):
         return None
     for other in graph.steps:
-        if other is step or not isinstance(other, KeyBy) or not needs_shuffle(graph, other):
+        if other is step or not isinstance(other, KeyByStep) or not needs_shuffle(graph, other):
             continue
         same = (schemas.keys[step.name].normal, step.spread) == (
             schemas.keys[other.name].normal,
@@ -130,8 +130,8 @@ def _same_key(schemas: Schemas, step: Step) -> Found:
 
 
 def _filter_below_key(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, KeyBy)
-    if not isinstance(step, Filter) or not _is_shuffle(schemas.graph, above):
+    above = _only_reader(schemas.graph, step, KeyByStep)
+    if not isinstance(step, FilterStep) or not _is_shuffle(schemas.graph, above):
         return None
     assert above is not None
     reason = f"what {step.name} drops need not go through {above.name}"
@@ -140,8 +140,8 @@ def _filter_below_key(schemas: Schemas, step: Step) -> Found:
 
 
 def _select_below_key(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, KeyBy)
-    if not isinstance(step, Select) or not _is_shuffle(schemas.graph, above):
+    above = _only_reader(schemas.graph, step, KeyByStep)
+    if not isinstance(step, SelectStep) or not _is_shuffle(schemas.graph, above):
         return None
     assert above is not None
     key = schemas.keys[above.name].columns
@@ -160,8 +160,8 @@ def _select_below_key(schemas: Schemas, step: Step) -> Found:
 
 
 def _filter_below_select(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, Select)
-    if not isinstance(step, Filter) or not isinstance(above, Select):
+    above = _only_reader(schemas.graph, step, SelectStep)
+    if not isinstance(step, FilterStep) or not isinstance(above, SelectStep):
         return None
     used = schemas.conditions[step.name].columns
     keyed, _ = schemas.graph.key_of(schemas.graph.input_of(above.name))
@@ -173,8 +173,8 @@ def _filter_below_select(schemas: Schemas, step: Step) -> Found:
 
 
 def _filter_below_flat_map(schemas: Schemas, step: Step) -> Found:
-    above = _only_reader(schemas.graph, step, FlatMap)
-    if not isinstance(step, Filter) or not isinstance(above, FlatMap):
+    above = _only_reader(schemas.graph, step, FlatMapStep)
+    if not isinstance(step, FilterStep) or not isinstance(above, FlatMapStep):
         return None
     condition = schemas.conditions[step.name]
     made = {name for name, _ in schemas.generated[above.name].columns}
@@ -187,12 +187,12 @@ def _filter_below_flat_map(schemas: Schemas, step: Step) -> Found:
 
 
 def _is_shuffle(graph: Graph, step: Step | None) -> bool:
-    return isinstance(step, KeyBy) and needs_shuffle(graph, step)
+    return isinstance(step, KeyByStep) and needs_shuffle(graph, step)
 
 
 def _only_reader(graph: Graph, step: Step, kind: type[Step]) -> Step | None:
     """What `step` reads, if it is of this kind and nobody else reads it."""
-    if not isinstance(step, Filter | Select):
+    if not isinstance(step, FilterStep | SelectStep):
         return None
     above = graph.step(graph.input_of(step.name).source)
     return above if isinstance(above, kind) and len(graph.readers_of(above.name)) == 1 else None
@@ -230,7 +230,7 @@ def take_apart(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
     """The graph with each such aggregate as two steps. Requires: windows have keys and aggregates windows."""
     rewrites = []
     for step in graph.steps:
-        if isinstance(step, Aggregate) and step.two_phase:
+        if isinstance(step, AggregateStep) and step.two_phase:
             graph = _taken_apart(graph, step)
             reason = (
                 "records of a key go to all partitions in turn and are added up there; their sums meet by key"
@@ -239,10 +239,10 @@ def take_apart(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
     return graph, tuple(rewrites)
 
 
-def _taken_apart(graph: Graph, whole: Aggregate) -> Graph:
+def _taken_apart(graph: Graph, whole: AggregateStep) -> Graph:
     into = graph.input_of(whole.name)
     window = graph.step(into.source)
-    assert isinstance(window, Window), "checked before: an aggregate reads a window"
+    assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     keyed, _ = graph.key_of(graph.input_of(window.name))
     assert keyed is not None, "checked before: a window has a key"
     if window.spans.kind == "session" or not window.firing.is_plain:

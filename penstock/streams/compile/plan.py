@@ -18,14 +18,14 @@ from penstock.streams.catalogue import Catalogue, has_no_times, no_time_note
 from penstock.streams.compile.compiled import CompiledJob, CompiledPipeline
 from penstock.streams.compile.cutting import Cutter
 from penstock.streams.compile.graph import (
-    Aggregate,
-    Dedup,
+    AggregateStep,
+    DedupStep,
     Graph,
-    Join,
-    Process,
+    JoinStep,
+    ProcessStep,
     Step,
-    Top,
-    Window,
+    TopStep,
+    WindowStep,
     check_graph,
 )
 from penstock.streams.compile.optimize import optimize, take_apart
@@ -68,13 +68,13 @@ def compile_graph(
 
 def _check_neighbours(graph: Graph, step: Step) -> None:
     """Check what the DSL makes sure of: a graph may come from elsewhere."""
-    if isinstance(step, Aggregate) != isinstance(_before(graph, step), Window):
+    if isinstance(step, AggregateStep) != isinstance(_before(graph, step), WindowStep):
         raise PipelineError(
             f"{step.place}: step {step.name!r} does not fit here",
             why="a window is read by aggregates, and by nothing else",
             fix="write .window(...).aggregate(...)",
         )
-    if isinstance(step, Process | Window | Join | Dedup | Top):
+    if isinstance(step, ProcessStep | WindowStep | JoinStep | DedupStep | TopStep):
         for edge in graph.inputs_of(step.name):
             keyed, between = graph.key_of(edge)
             if keyed is None:
@@ -90,11 +90,11 @@ def _before(graph: Graph, step: Step) -> Step | None:
 
 def _no_key(step: Step, before: Step) -> PipelineError:
     calls = {
-        Process: f"process({getattr(step, 'computation', '')})",
-        Window: "window(...)",
-        Join: "join(...), on both sides",
-        Dedup: "dedup(...)",
-        Top: "top(...)",
+        ProcessStep: f"process({getattr(step, 'computation', '')})",
+        WindowStep: "window(...)",
+        JoinStep: "join(...), on both sides",
+        DedupStep: "dedup(...)",
+        TopStep: "top(...)",
     }
     return PipelineError(
         f"{step.place}: step {step.name!r} processes records that have no key",

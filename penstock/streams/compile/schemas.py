@@ -22,23 +22,23 @@ from penstock.streams.compile.expressions import (
 )
 from penstock.streams.compile.graph import (
     DEFAULT_STREAM,
-    Aggregate,
+    AggregateStep,
     Columns,
-    Dedup,
+    DedupStep,
     Edge,
-    Filter,
-    FlatMap,
+    FilterStep,
+    FlatMapStep,
     Graph,
-    Join,
-    KeyBy,
-    Process,
-    Select,
-    Sink,
-    Source,
+    JoinStep,
+    KeyByStep,
+    ProcessStep,
+    SelectStep,
+    SinkStep,
+    SourceStep,
     Step,
-    Top,
-    Union,
-    Window,
+    TopStep,
+    UnionStep,
+    WindowStep,
     check_columns,
 )
 from penstock.streams.dsl.pipeline import check_process_inputs
@@ -72,9 +72,9 @@ class Schemas:
     def passes(self, names: Iterable[str], steps: Iterable[Step]) -> bool:
         """True if all these columns come through the steps as they are."""
         wanted = set(names)
-        return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, Select))
+        return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, SelectStep))
 
-    def unchanged(self, step: Select) -> set[str]:
+    def unchanged(self, step: SelectStep) -> set[str]:
         """The columns that a select takes as they are."""
         return {name for name, checked in self.selected[step.name] if is_column(checked, name)}
 
@@ -96,49 +96,49 @@ def resolve_schemas(graph: Graph, catalogue: Catalogue) -> Schemas:
 def _resolve(step: Step, schemas: Schemas, catalogue: Catalogue) -> None:
     out = (step.name, DEFAULT_STREAM)
     match step:
-        case Source():
+        case SourceStep():
             spec = _describe(step.category, catalogue)
             schemas.sources[step.name] = spec
             schemas.columns[out] = spec.columns
-        case Filter():
+        case FilterStep():
             columns = schemas.into(step.name)
             schemas.conditions[step.name] = check_filter(step.condition, columns)
             schemas.columns[out] = columns
-        case Select():
+        case SelectStep():
             selected = tuple(check_select(text, schemas.into(step.name)) for text in step.columns)
             made = tuple((name, checked.type) for name, checked in selected)
             check_columns(made, what=f"step {step.name!r}", place=step.place)
             schemas.selected[step.name] = selected
             schemas.columns[out] = made
-        case FlatMap():
+        case FlatMapStep():
             columns = schemas.into(step.name)
             schemas.generated[step.name] = made_of = check_flat_map(step.generator, columns)
             schemas.columns[out] = (*columns, *made_of.columns)
             check_columns(schemas.columns[out], what=f"step {step.name!r}", place=step.place)
-        case Union():
+        case UnionStep():
             schemas.columns[out] = _united(step, schemas)
-        case KeyBy():
+        case KeyByStep():
             columns = schemas.into(step.name)
             schemas.keys[step.name] = check_key(step.keys, columns)
             schemas.key_parts[step.name] = check_key_parts(step.keys, columns)
             schemas.columns[out] = columns
-        case Window() | Dedup():
+        case WindowStep() | DedupStep():
             schemas.columns[out] = schemas.into(step.name)
-        case Top():
+        case TopStep():
             schemas.columns[out] = _topped(step, schemas)
-        case Aggregate():
+        case AggregateStep():
             schemas.columns[out] = _aggregated(step, schemas)
-        case Join():
+        case JoinStep():
             schemas.columns[out] = _joined(step, schemas)
-        case Process():
+        case ProcessStep():
             check_process_inputs(step, [schemas.at(edge) for edge in schemas.graph.inputs_of(step.name)])
             for stream, columns in step.outputs:
                 schemas.columns[step.name, stream] = columns
-        case Sink():
+        case SinkStep():
             _check_existing(step, schemas, catalogue)
 
 
-def _united(step: Union, schemas: Schemas) -> Columns:
+def _united(step: UnionStep, schemas: Schemas) -> Columns:
     edges = schemas.graph.inputs_of(step.name)
     first = schemas.at(edges[0])
     for edge in edges[1:]:
@@ -174,13 +174,13 @@ def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
     return tuple(part.text.strip("`") for part in schemas.key_parts[keyed.name])
 
 
-def window_edge(graph: Graph, step: Aggregate) -> Edge:
+def window_edge(graph: Graph, step: AggregateStep) -> Edge:
     """The stream of the window behind which an aggregate stands; of one in two phases, the first one's."""
     edge = graph.input_of(step.name)
     return graph.input_of(edge.source) if step.phase == "combine" else edge
 
 
-def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
+def _aggregated(step: AggregateStep, schemas: Schemas) -> Columns:
     edge = window_edge(schemas.graph, step)
     columns, keys = schemas.at(edge), key_columns(schemas, edge)
     summed = tuple(check_aggregate(text, columns) for text in step.columns)
@@ -197,7 +197,7 @@ def _aggregated(step: Aggregate, schemas: Schemas) -> Columns:
     return made
 
 
-def _joined(step: Join, schemas: Schemas) -> Columns:
+def _joined(step: JoinStep, schemas: Schemas) -> Columns:
     left_edge, right_edge = schemas.graph.inputs_of(step.name)
     left, right = schemas.at(left_edge), schemas.at(right_edge)
     left_keys, right_keys = key_columns(schemas, left_edge), key_columns(schemas, right_edge)
@@ -220,21 +220,21 @@ def _joined(step: Join, schemas: Schemas) -> Columns:
     return (*left, *(column for column in right if column[0] not in once))
 
 
-def _topped(step: Top, schemas: Schemas) -> Columns:
+def _topped(step: TopStep, schemas: Schemas) -> Columns:
     graph, edge = schemas.graph, schemas.graph.input_of(step.name)
     columns, between = schemas.at(edge), []
     before = graph.step(edge.source)
-    while isinstance(before, Filter | Select | KeyBy):
+    while isinstance(before, FilterStep | SelectStep | KeyByStep):
         between.append(before)
         before = graph.step(graph.input_of(before.name).source)
-    if not isinstance(before, Aggregate) or not schemas.passes((WINDOW_START, WINDOW_END), between):
+    if not isinstance(before, AggregateStep) or not schemas.passes((WINDOW_START, WINDOW_END), between):
         raise PipelineError(
             "top(...) needs the results of an aggregate, with window_start and window_end as they are",
             why="it takes the first of each window, when the window is over",
             fix='write .window(...).aggregate("count(*) AS n").top(3, by="n")',
         )
     window = graph.step(graph.input_of(before.name).source)
-    if isinstance(window, Window) and (window.spans.kind == "session" or not window.firing.is_plain):
+    if isinstance(window, WindowStep) and (window.spans.kind == "session" or not window.firing.is_plain):
         raise PipelineError(
             "top(...) needs windows that are the same for all keys and give one result",
             why="sessions differ from key to key, and early results and updates would be counted as others",
@@ -273,7 +273,7 @@ def _describe(category: str, catalogue: Catalogue) -> CategorySpec:
         raise PipelineError(missing.what, why=missing.why, fix=missing.fix) from None
 
 
-def _check_existing(sink: Sink, schemas: Schemas, catalogue: Catalogue) -> None:
+def _check_existing(sink: SinkStep, schemas: Schemas, catalogue: Catalogue) -> None:
     """A category that is there already is kept as it is: the sink must fit it."""
     try:
         there = catalogue.describe(sink.category)

@@ -509,7 +509,7 @@ USER_FOLDERS: set[Path] = set()
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-class Place(NamedTuple):
+class UserCall(NamedTuple):
     """What user code was called for."""
 
     job: str
@@ -519,7 +519,7 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def blaming(where: Callable[[], Place]) -> Iterator[None]:
+def report_user_errors(where: Callable[[], UserCall]) -> Iterator[None]:
     """Run user code in it. Interrupts, and errors of the rows, which say all already, go through."""
     try:
         yield
@@ -534,7 +534,7 @@ def blaming(where: Callable[[], Place]) -> Iterator[None]:
         place = where()
         raise ComputationFailed(
             f"user code failed{_at(error)}: job {place.job!r}, {place.name}",
-            why=error.what if isinstance(error, PenstockError) else said_by(error),
+            why=error.what if isinstance(error, PenstockError) else error_text(error),
             fix=(error.fix if isinstance(error, PenstockError) else "")
             or "correct the computation and release a new version; the records come again",
             job=place.job,
@@ -543,7 +543,7 @@ def blaming(where: Callable[[], Place]) -> Iterator[None]:
         ) from error
 
 
-def said_by(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The class of an error and its message, as one line of limited length."""
     try:
         message = " ".join(str(error).split())
@@ -558,11 +558,11 @@ def user_line(error: BaseException) -> str:
     """
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        found = line_of_user(frame.f_code.co_filename, line, frame.f_code.co_name) or found
+        found = user_file_line(frame.f_code.co_filename, line, frame.f_code.co_name) or found
     return found
 
 
-def line_of_user(file: str, line: int, function: str) -> str:
+def user_file_line(file: str, line: int, function: str) -> str:
     """One line of a traceback if it lies in a user's file, else ""."""
     path = Path(file)
     folders = [folder for folder in USER_FOLDERS if path.is_relative_to(folder)]
@@ -575,7 +575,7 @@ def line_of_user(file: str, line: int, function: str) -> str:
     return f"{shown}:{line}" + (f" in {function}" if function != "<module>" else "")
 
 
-def shown_key(key: object) -> str:
+def short_key(key: object) -> str:
     """A key as it is shown: of limited length."""
     return cut_short(repr(key), KEY_CHARS_MAX)
 

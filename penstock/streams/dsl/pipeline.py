@@ -20,24 +20,24 @@ from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.compile.graph import (
     DEFAULT_STREAM,
-    Aggregate,
+    AggregateStep,
+    CodeLocation,
     Columns,
-    Dedup,
+    DedupStep,
     Edge,
-    Filter,
-    FlatMap,
+    FilterStep,
+    FlatMapStep,
     Graph,
-    Join,
-    KeyBy,
-    Place,
-    Process,
-    Select,
-    Sink,
-    Source,
+    JoinStep,
+    KeyByStep,
+    ProcessStep,
+    SelectStep,
+    SinkStep,
+    SourceStep,
     Step,
-    Top,
-    Union,
-    Window,
+    TopStep,
+    UnionStep,
+    WindowStep,
     check_category,
     check_columns,
     check_name,
@@ -51,7 +51,7 @@ from penstock.streams.step.step import is_dead
 TOP_MAX = 10_000
 
 
-def check_window(spans: object, late: object, mode: object, place: Place) -> None:
+def check_window(spans: object, late: object, mode: object, place: CodeLocation) -> None:
     """Check a window, and when it gives results."""
     what = ""
     if not isinstance(spans, Spans):
@@ -67,7 +67,7 @@ def check_window(spans: object, late: object, mode: object, place: Place) -> Non
         raise PipelineError(f"{place}: {what}", why=why, fix=fix)
 
 
-def check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
+def check_texts(texts: tuple[str, ...], *, what: str, place: CodeLocation) -> None:
     """Check the expressions of a step."""
     if texts and all(isinstance(text, str) and text.strip() for text in texts):
         return
@@ -85,7 +85,7 @@ def check_texts(texts: tuple[str, ...], *, what: str, place: Place) -> None:
     )
 
 
-def check_dedup(within: object, window: object, place: Place) -> None:
+def check_dedup(within: object, window: object, place: CodeLocation) -> None:
     """Check how long a record is remembered."""
     if (within is None) != (window is None) and (
         window is None or (isinstance(window, Spans) and window.kind == "tumbling")
@@ -98,7 +98,7 @@ def check_dedup(within: object, window: object, place: Place) -> None:
     )
 
 
-def check_top(count: object, by: object, per: tuple[object, ...], place: Place) -> None:
+def check_top(count: object, by: object, per: tuple[object, ...], place: CodeLocation) -> None:
     """Check how many results a top keeps, and by which column."""
     fix = 'write .aggregate("count(*) AS n").top(3, by="n")'
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= TOP_MAX:
@@ -115,7 +115,7 @@ def check_top(count: object, by: object, per: tuple[object, ...], place: Place) 
         )
 
 
-def check_two_phase(two_phase: object, place: Place) -> None:
+def check_two_phase(two_phase: object, place: CodeLocation) -> None:
     """Check the switch for an aggregate in two phases."""
     if not isinstance(two_phase, bool):
         raise PipelineError(
@@ -130,7 +130,7 @@ def check_two_phase(two_phase: object, place: Place) -> None:
 ID_TYPES = ("string", "bigint", "int", "binary")
 
 
-def check_streams(streams: Mapping[str, Any], place: Place) -> None:
+def check_streams(streams: Mapping[str, Any], place: CodeLocation) -> None:
     """The streams that a computation reads: named, and each of them once."""
     for name, stream in streams.items():
         check_name(name, what="input stream", place=place)
@@ -150,7 +150,9 @@ def check_streams(streams: Mapping[str, Any], place: Place) -> None:
         )
 
 
-def wants_of(computation: Any, names: tuple[str, ...], place: Place) -> tuple[tuple[str, Columns], ...]:
+def required_columns_of(
+    computation: Any, names: tuple[str, ...], place: CodeLocation
+) -> tuple[tuple[str, Columns], ...]:
     """The columns that a computation declares for each of its inputs; nothing if it declares none."""
     declared: Mapping[str, Mapping[str, str]] = getattr(computation, "inputs", {})
     if declared and set(declared) != set(names):
@@ -173,7 +175,7 @@ def state_of(computation: Any) -> Columns:
     return tuple(declared.items()) if isinstance(declared, Mapping) else ()
 
 
-def outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...]:
+def outputs_of(computation: Any, place: CodeLocation) -> tuple[tuple[str, Columns], ...]:
     """The streams that a computation declares, and their columns."""
     hooks: Callable[..., object] | None = getattr(
         computation, "process_record", getattr(computation, "process_batch", None)
@@ -218,7 +220,7 @@ def outputs_of(computation: Any, place: Place) -> tuple[tuple[str, Columns], ...
     return tuple(found)
 
 
-def ids_of(computation: Any, place: Place) -> tuple[str, Millis] | None:
+def ids_of(computation: Any, place: CodeLocation) -> tuple[str, Millis] | None:
     """The column with a record's own id and the slack, if the computation declares them."""
     column = getattr(computation, "record_id", "")
     if not column:
@@ -232,7 +234,7 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def check_process_inputs(step: Process, given: Sequence[Columns]) -> None:
+def check_process_inputs(step: ProcessStep, given: Sequence[Columns]) -> None:
     """Each input has the columns that the computation declares, and no name stands for two types."""
     wanted = dict(step.wants)
     known: dict[str, tuple[str, str]] = {}
@@ -281,7 +283,7 @@ class Pipeline:
     """A graph being written down. Its name and partitions become part of names on the bus."""
 
     def __init__(self, name: str, *, partitions: int = 4) -> None:
-        self._place_of_sql: Place | None = None  # while SQL is read: the line of its text
+        self._place_of_sql: CodeLocation | None = None  # while SQL is read: the line of its text
         place = self._where()
         self.name = check_name(name, what="pipeline", place=place)
         self.partitions = check_partitions(partitions, place=place)
@@ -314,11 +316,11 @@ class Pipeline:
                 fix='write start="earliest" or start="latest"',
             )
         for step in self._steps.values():
-            if isinstance(step, Sink):
-                read = Source(name=category, place=place, category=category)
+            if isinstance(step, SinkStep):
+                read = SourceStep(name=category, place=place, category=category)
                 check_sink(step, sources=[read], sinks=[])
         step_name = self._name(name, safe_name(category), place)
-        return self._add(Source(name=step_name, place=place, category=category, start=start))
+        return self._add(SourceStep(name=step_name, place=place, category=category, start=start))
 
     def process(self, computation: type, *, name: str | None = None, **streams: Stream) -> Processed:
         """Run a Computation per key over several keyed streams; `record.stream` is the name given here.
@@ -338,7 +340,7 @@ class Pipeline:
         steps, edges = tuple(self._steps.values()), tuple(self._edges)
         return Graph(name=self.name, partitions=self.partitions, steps=steps, edges=edges)
 
-    def _where(self) -> Place:
+    def _where(self) -> CodeLocation:
         return self._place_of_sql or _here()
 
     def _add(self, step: Step, *upstream: Stream) -> Stream:
@@ -347,7 +349,7 @@ class Pipeline:
             self._edges.append(Edge(source=stream.step, target=step.name, stream=stream.output))
         return Stream(pipeline=self, step=step.name)
 
-    def _name(self, given: str | None, derived: str, place: Place, *, numbered: bool = False) -> str:
+    def _name(self, given: str | None, derived: str, place: CodeLocation, *, numbered: bool = False) -> str:
         """A given name is kept; a derived one that never names a job is numbered when it repeats."""
         if given is not None:
             check_name(given, what="step", place=place)
@@ -363,11 +365,11 @@ class Pipeline:
             )
         return name
 
-    def _sinks(self) -> list[Sink]:
-        return [step for step in self._steps.values() if isinstance(step, Sink)]
+    def _sinks(self) -> list[SinkStep]:
+        return [step for step in self._steps.values() if isinstance(step, SinkStep)]
 
-    def _sources(self) -> list[Source]:
-        return [step for step in self._steps.values() if isinstance(step, Source)]
+    def _sources(self) -> list[SourceStep]:
+        return [step for step in self._steps.values() if isinstance(step, SourceStep)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,28 +385,28 @@ class Stream:
         place = self.pipeline._where()
         check_texts((condition,), what="filter", place=place)
         step_name = self.pipeline._name(name, "filter", place, numbered=True)
-        return self._then(Filter(name=step_name, place=place, condition=condition))
+        return self._then(FilterStep(name=step_name, place=place, condition=condition))
 
     def select(self, *columns: str, name: str | None = None) -> Stream:
         """Make new columns: "expression AS name" in Spark SQL, or a column as it is. Others are dropped."""
         place = self.pipeline._where()
         check_texts(columns, what="select", place=place)
         step_name = self.pipeline._name(name, "select", place, numbered=True)
-        return self._then(Select(name=step_name, place=place, columns=columns))
+        return self._then(SelectStep(name=step_name, place=place, columns=columns))
 
     def key_by(self, *keys: str, name: str | None = None) -> Stream:
         """Bring records with the same key together: one or more columns or Spark SQL expressions."""
         place = self.pipeline._where()
         check_texts(keys, what="key_by", place=place)
         step_name = self.pipeline._name(name, safe_name("by_" + "_".join(keys)), place)
-        return self._then(KeyBy(name=step_name, place=place, keys=keys))
+        return self._then(KeyByStep(name=step_name, place=place, keys=keys))
 
     def flat_map(self, generator: str, *, name: str | None = None) -> Stream:
         """Make a record of each element of an array: "explode(split(text, ' ')) AS word". Columns stay."""
         place = self.pipeline._where()
         check_texts((generator,), what="flat_map", place=place)
         step_name = self.pipeline._name(name, "flat_map", place, numbered=True)
-        return self._then(FlatMap(name=step_name, place=place, generator=generator))
+        return self._then(FlatMapStep(name=step_name, place=place, generator=generator))
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
         """All records of this stream and of others with the same columns."""
@@ -416,7 +418,7 @@ class Stream:
                 fix="write .union(other), where other is a stream of this pipeline",
             )
         step_name = self.pipeline._name(name, "union", place, numbered=True)
-        return self._then(Union(name=step_name, place=place), *others)
+        return self._then(UnionStep(name=step_name, place=place), *others)
 
     def window(
         self,
@@ -442,7 +444,7 @@ class Stream:
             mode=mode,
         )
         step_name = self.pipeline._name(name, "window", place, numbered=True)
-        stream = self._then(Window(name=step_name, place=place, spans=spans, firing=firing))
+        stream = self._then(WindowStep(name=step_name, place=place, spans=spans, firing=firing))
         return Windowed(pipeline=stream.pipeline, step=stream.step)
 
     def join(
@@ -464,7 +466,7 @@ class Stream:
             )
         before, after = (None, None) if within is None else (offset_ms(within[0]), offset_ms(within[1]))
         step_name = self.pipeline._name(name, "join", place)
-        step = Join(name=step_name, place=place, how=how, before_ms=before, after_ms=after, spans=window)
+        step = JoinStep(name=step_name, place=place, how=how, before_ms=before, after_ms=after, spans=window)
         return self._then(step, right)
 
     def dedup(
@@ -477,7 +479,7 @@ class Stream:
         check_dedup(within, window, place)
         step_name = self.pipeline._name(name, "dedup", place)
         within_ms = None if within is None else duration_ms(within)
-        return self._then(Dedup(name=step_name, place=place, within_ms=within_ms, spans=window))
+        return self._then(DedupStep(name=step_name, place=place, within_ms=within_ms, spans=window))
 
     def top(
         self,
@@ -497,14 +499,14 @@ class Stream:
         check_top(count, by, columns, place)
         step_name = self.pipeline._name(name, "top", place)
         keyed = self.key_by(WINDOW_START, *columns, name=safe_name(f"{step_name}_by_window"))
-        return keyed._then(Top(name=step_name, place=place, count=count, by=by, lowest=bool(lowest)))
+        return keyed._then(TopStep(name=step_name, place=place, count=count, by=by, lowest=bool(lowest)))
 
     def process(self, computation: type, *, name: str | None = None) -> Processed:
         """Run a Computation per key. Choose among several output streams with ["stream"]."""
         return self.pipeline._process(computation, {"in": self}, name)
 
     def _processed(
-        self, computation: type, streams: Mapping[str, Stream], name: str | None, place: Place
+        self, computation: type, streams: Mapping[str, Stream], name: str | None, place: CodeLocation
     ) -> Processed:
         known = self.pipeline.computations
         outputs = outputs_of(computation, place)
@@ -523,7 +525,7 @@ class Stream:
                 why="a record behind the low watermark is dropped and counted, or processed as any other",
                 fix='set late = "drop" or late = "process"',
             )
-        step = Process(
+        step = ProcessStep(
             name=step_name,
             place=place,
             computation=class_name,
@@ -532,7 +534,7 @@ class Stream:
             vectorised=hasattr(computation, "process_batch"),
             settings=settings_of(computation),
             inputs=tuple(streams),
-            wants=wants_of(computation, tuple(streams), place),
+            wants=required_columns_of(computation, tuple(streams), place),
             state=state_of(computation),
             ids=ids_of(computation, place),
         )
@@ -547,10 +549,10 @@ class Stream:
         check_category(category, place=place)
         if partitions is not None:
             check_partitions(partitions, place=place)
-        probe = Sink(name="", place=place, category=category, partitions=partitions)
+        probe = SinkStep(name="", place=place, category=category, partitions=partitions)
         check_sink(probe, sources=self.pipeline._sources(), sinks=self.pipeline._sinks())
         step_name = self.pipeline._name(name, safe_name(category), place)
-        self._then(Sink(name=step_name, place=place, category=category, partitions=partitions))
+        self._then(SinkStep(name=step_name, place=place, category=category, partitions=partitions))
 
     def _then(self, step: Step, *others: Stream) -> Stream:
         for stream in (self, *others):
@@ -563,9 +565,9 @@ class Stream:
                 )
         return self.pipeline._add(step, self, *others)
 
-    def _check_output(self, place: Place) -> None:
+    def _check_output(self, place: CodeLocation) -> None:
         producer = self.pipeline._steps[self.step]
-        if not isinstance(producer, Process):
+        if not isinstance(producer, ProcessStep):
             return
         streams = [stream for stream, _ in producer.outputs]
         if self.output not in streams:
@@ -588,7 +590,7 @@ class Processed(Stream):
         """The output stream of that name."""
         return self._pick(name, self.pipeline._where())
 
-    def _pick(self, name: str, place: Place) -> Stream:
+    def _pick(self, name: str, place: CodeLocation) -> Stream:
         chosen = Stream(pipeline=self.pipeline, step=self.step, output=name)
         chosen._check_output(place)
         return chosen
@@ -611,13 +613,13 @@ class Windowed:
         check_texts(columns, what="aggregate", place=place)
         step_name = self.pipeline._name(name, "aggregate", place)
         check_two_phase(two_phase, place)
-        step = Aggregate(name=step_name, place=place, columns=columns, two_phase=two_phase)
+        step = AggregateStep(name=step_name, place=place, columns=columns, two_phase=two_phase)
         return Stream(pipeline=self.pipeline, step=self.step)._then(step)
 
 
-def _here() -> Place:
+def _here() -> CodeLocation:
     """Where the user's code called into this file."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    return Place(file=Path(frame.f_code.co_filename).name, line=frame.f_lineno)
+    return CodeLocation(file=Path(frame.f_code.co_filename).name, line=frame.f_lineno)

@@ -20,7 +20,7 @@ from sqlglot.tokenizer_core import TokenType
 from penstock.core.errors import PipelineError
 from penstock.streams.catalogue import nearest
 from penstock.streams.compile.functions import AGGREGATES, GENERATORS
-from penstock.streams.compile.graph import Source, safe_name
+from penstock.streams.compile.graph import SourceStep, safe_name
 from penstock.streams.dsl.pipeline import Pipeline, Stream
 from penstock.streams.dsl.sql_grammar import KNOWN_PARTS, USE_FIRST, USE_INSERT, USE_ON, USE_TOP, SqlText
 from penstock.streams.dsl.windows import (
@@ -84,7 +84,7 @@ def _write(pipeline: Pipeline, source: SqlText, statements: Sequence[exp.Expr]) 
     def read(category: str) -> Stream:
         unused.pop(("SOURCE", category), None)
         for step in pipeline._steps.values():
-            if isinstance(step, Source) and step.category == category:
+            if isinstance(step, SourceStep) and step.category == category:
                 return Stream(pipeline=pipeline, step=step.name)
         return pipeline.source(category, **options.get(("SOURCE", category), {}))
 

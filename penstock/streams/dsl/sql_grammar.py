@@ -19,7 +19,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from penstock.core.errors import PipelineError
 from penstock.streams.compile.expressions import SparkExpressions, describe_syntax_error, joined, point_at
-from penstock.streams.compile.graph import Place
+from penstock.streams.compile.graph import CodeLocation
 
 TEXT_CHARS_MAX = 1_000_000
 CREATED = ("PIPELINE", "SOURCE", "SINK")  # what a CREATE of a pipeline's file speaks of
@@ -269,9 +269,9 @@ class SqlText:
             return min(inside)
         return self.chars(node.parent) if node.parent is not None else (0, 0)
 
-    def place(self, at: int) -> Place:
+    def place(self, at: int) -> CodeLocation:
         """The line of a character."""
-        return Place(file=self._file, line=self._line + bisect_right(self._lines, at) - 1)
+        return CodeLocation(file=self._file, line=self._line + bisect_right(self._lines, at) - 1)
 
     def fail(self, at: exp.Expr | int, what: str, *, why: str, fix: str) -> NoReturn:
         """Say what is wrong with a node, or at a character."""

@@ -60,9 +60,9 @@ def decode_state(
     try:
         if is_in_blocks(computation):
             return {"state": _block_summary(name, value)}
-        return {"state": shown(_decoded(computation, value, columns))}
+        return {"state": to_json_value(_decoded(computation, value, columns))}
     except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
-        return {"state": shown(value), "problem": f"it is not what the job's plan says: {error}"}
+        return {"state": to_json_value(value), "problem": f"it is not what the job's plan says: {error}"}
 
 
 def decode_block(name: str, value: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -78,17 +78,17 @@ def decode_block(name: str, value: bytes) -> Iterator[tuple[str, dict[str, Any]]
     for row in tables[""].to_pylist():
         key = str(row.pop(KEY))
         found = {"window_cell": int(cell), "fired": fired == "1", **row, **long.get(key, {})}
-        yield key, shown(found)
+        yield key, to_json_value(found)
 
 
-def shown(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON can say it."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"hex": bytes(value).hex(), "bytes": len(value)}
     if isinstance(value, Mapping):
-        return {str(key): shown(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [shown(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, msgspec.msgpack.Ext):
@@ -161,7 +161,7 @@ _FITS["float"] = _FITS["double"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptJob:
+class StatefulJob:
     """A job as it runs, or ran last: state is told by the config that wrote it."""
 
     name: str
@@ -184,7 +184,7 @@ class KeptJob:
         return self.config.partitions
 
 
-class Place(NamedTuple):
+class PageStart(NamedTuple):
     """Behind which row a page begins."""
 
     partition: int
@@ -192,7 +192,7 @@ class Place(NamedTuple):
     tag: str | None = None
 
     @staticmethod
-    def of(text: str, length: int) -> Place:
+    def of(text: str, length: int) -> PageStart:
         """From the `next` of an earlier page; ConfigError if it is none."""
         try:
             kind: Any = tuple[int, str] if length == 2 else tuple[int, str, str]
@@ -204,7 +204,7 @@ class Place(NamedTuple):
                 why=f"expected is the `next` of an earlier page, such as {example}",
                 fix="give it as it was printed, in quotes, or leave it out to begin at the beginning",
             ) from error
-        return Place(max(0, partition), *rest)
+        return PageStart(max(0, partition), *rest)
 
 
 class StateView:
@@ -213,9 +213,9 @@ class StateView:
     def __init__(self, log: Log, rows: RowStore) -> None:
         self._log, self._rows = log, rows
 
-    def get(self, job: KeptJob, key: str) -> dict[str, Any]:
+    def get(self, job: StatefulJob, key: str) -> dict[str, Any]:
         """One key: its state and its timers, or NotFound."""
-        check_keeps(job)
+        check_has_state(job)
         stored = self._stored_key(job, key)
         home = partition_of(stored, job.partitions)
         # A source that somebody partitioned by rules of their own may have put it elsewhere.
@@ -238,39 +238,41 @@ class StateView:
             fix=f"`penstock state scan {job.name}` lists the keys that have some",
         )
 
-    def scan(self, job: KeptJob, *, prefix: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+    def scan(
+        self, job: StatefulJob, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> dict[str, Any]:
         """States by interval and key: {states, versions, next}; `next`: the `after` of the next page."""
-        check_keeps(job)
+        check_has_state(job)
 
-        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(moment: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = prefix if place.key is None else max(prefix, key_after(place.key))
             for found in _all_states(moment, start):
                 if not found.key.startswith(prefix):
                     return
-                there = Place(place.partition, found.key)
+                there = PageStart(place.partition, found.key)
                 yield there, state_json(job, place.partition, found), len(found.value or b"")
 
-        return self._page(job, "states", rows, Place.of(after, 2) if after else Place(0), limit)
+        return self._page(job, "states", rows, PageStart.of(after, 2) if after else PageStart(0), limit)
 
-    def timers(self, job: KeptJob, *, key: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
+    def timers(self, job: StatefulJob, *, key: str = "", after: str = "", limit: int = 100) -> dict[str, Any]:
         """Timers by interval, key and tag, of all keys or of one: {timers, versions, next}."""
-        check_keeps(job)
+        check_has_state(job)
         stored = self._stored_key(job, key) if key else None
 
-        def rows(moment: Look, place: Place) -> Iterator[tuple[Place, dict[str, Any], int]]:
+        def rows(moment: Look, place: PageStart) -> Iterator[tuple[PageStart, dict[str, Any], int]]:
             start = (stored or "", "")
             if place.key is not None and place.tag is not None:
                 start = max(start, (place.key, key_after(place.tag)))
             for found in _all_timers(moment, start):
                 if stored is not None and found.key != stored:
                     return
-                yield Place(place.partition, found.key, found.tag), timer_json(place.partition, found), 0
+                yield PageStart(place.partition, found.key, found.tag), timer_json(place.partition, found), 0
 
-        return self._page(job, "timers", rows, Place.of(after, 3) if after else Place(0), limit)
+        return self._page(job, "timers", rows, PageStart.of(after, 3) if after else PageStart(0), limit)
 
-    def export(self, job: KeptJob, partition: int) -> Iterator[dict[str, Any]]:
+    def export(self, job: StatefulJob, partition: int) -> Iterator[dict[str, Any]]:
         """Every state of one interval at one version; blocks of windows key by key."""
-        check_keeps(job)
+        check_has_state(job)
         if not 0 <= partition < job.partitions:
             raise NotFound(
                 f"job {job.name!r} has no partition {partition}",
@@ -285,10 +287,10 @@ class StateView:
 
     def _page(
         self,
-        job: KeptJob,
+        job: StatefulJob,
         what: str,
-        rows: Callable[[Look, Place], Iterator[tuple[Place, dict[str, Any], int]]],
-        begin: Place,
+        rows: Callable[[Look, PageStart], Iterator[tuple[PageStart, dict[str, Any], int]]],
+        begin: PageStart,
         limit: int,
     ) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
@@ -297,7 +299,7 @@ class StateView:
         for partition in range(begin.partition, job.partitions):
             with self._look(job, partition) as moment:
                 versions[str(partition)] = moment.row.version
-                place = begin if partition == begin.partition else Place(partition)
+                place = begin if partition == begin.partition else PageStart(partition)
                 for there, line, weight in rows(moment, place):
                     if len(found) == limit or size >= PAGE_BYTES:
                         return _page_json(job, what, found, versions, last)
@@ -306,7 +308,7 @@ class StateView:
         return _page_json(job, what, found, versions, None)
 
     @contextmanager
-    def _look(self, job: KeptJob, partition: int) -> Iterator[Look]:
+    def _look(self, job: StatefulJob, partition: int) -> Iterator[Look]:
         birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
         try:
@@ -319,7 +321,7 @@ class StateView:
                 fix="wait for its plan to create them; `penstock status` shows how far it is",
             ) from error
 
-    def _stored_key(self, job: KeptJob, key: str) -> str:
+    def _stored_key(self, job: StatefulJob, key: str) -> str:
         keys: Sequence[Any] = job.computation.get("keys") or []
         if job.computation.get("operator") == "join":
             keys = keys[0]
@@ -327,7 +329,7 @@ class StateView:
         names = str(keys[0]).split(", ") if several and keys else [str(name) for name in keys]
         return key_text(job.name, names, self._key_types(job), key)
 
-    def _key_types(self, job: KeptJob) -> dict[str, str]:
+    def _key_types(self, job: StatefulJob) -> dict[str, str]:
         columns = dict(column for output in job.config.outputs for column in output.columns)
         for source in job.config.inputs:
             try:
@@ -337,7 +339,7 @@ class StateView:
         return columns
 
 
-def check_keeps(job: KeptJob) -> None:
+def check_has_state(job: StatefulJob) -> None:
     """ConfigError if it has no state to look at."""
     kind = job.config.kind
     if kind != STATEFUL:
@@ -368,7 +370,7 @@ def key_text(job: str, names: Sequence[str], types: Mapping[str, str], given: st
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
 
-def state_json(job: KeptJob, partition: int, found: ScannedState) -> dict[str, Any]:
+def state_json(job: StatefulJob, partition: int, found: ScannedState) -> dict[str, Any]:
     """One stored row."""
     line: dict[str, Any] = {"partition": partition, "key": found.key}
     if found.value is None:
@@ -386,14 +388,14 @@ def timer_json(partition: int, found: ScannedTimer) -> dict[str, Any]:
 
 
 def _page_json(
-    job: KeptJob, what: str, found: list[dict[str, Any]], versions: dict[str, int], last: Place | None
+    job: StatefulJob, what: str, found: list[dict[str, Any]], versions: dict[str, int], last: PageStart | None
 ) -> dict[str, Any]:
     behind = None if last is None else [part for part in last if part is not None]
     text = None if behind is None else json.dumps(behind, ensure_ascii=False, separators=(",", ":"))
     return {"job": job.name, what: found, "versions": versions, "next": text}
 
 
-def _states_of(job: KeptJob, moment: Look, key: str) -> list[dict[str, Any]]:
+def _states_of(job: StatefulJob, moment: Look, key: str) -> list[dict[str, Any]]:
     """What is kept of a key: one row, or what each block of a window has of it."""
     if not is_in_blocks(job.computation):
         found = moment.states(start=key, limit=1)
@@ -410,7 +412,7 @@ def _without_place(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in ("partition", "key")}
 
 
-def _exploded(job: KeptJob, partition: int, found: ScannedState) -> Iterator[dict[str, Any]]:
+def _exploded(job: StatefulJob, partition: int, found: ScannedState) -> Iterator[dict[str, Any]]:
     if found.value is None or not is_in_blocks(job.computation):
         yield state_json(job, partition, found)
         return

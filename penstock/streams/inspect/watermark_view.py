@@ -17,7 +17,7 @@ from penstock.streams.rows.row_store import IntervalRef, IntervalRow, RowStore
 from penstock.streams.step.step import is_dead
 from penstock.streams.step.watermark import event_time_low, marks_of_event_time
 
-Place = tuple[str, int]  # job, partition
+IntervalId = tuple[str, int]  # job, partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ProducerLow:
 
     name: str
     low: Millis
-    place: Place | None = None
+    place: IntervalId | None = None
     records: int = 0
 
 
@@ -81,7 +81,7 @@ class Topology:
     """What runs, and how far it is."""
 
     categories: Mapping[str, CategoryLow]
-    intervals: Mapping[Place, IntervalLow] = field(default_factory=dict)
+    intervals: Mapping[IntervalId, IntervalLow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ def moment(low: Millis) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningJob:
+class JobToInspect:
     """A job that has a running config. `trouble`: by partition, why its task does not go on."""
 
     name: str
@@ -245,7 +245,7 @@ class WatermarkView:
         self._log, self._rows = log, rows
 
     def explain(
-        self, jobs: Sequence[RunningJob], subject: str, now_ms: Millis, percent: int | None = None
+        self, jobs: Sequence[JobToInspect], subject: str, now_ms: Millis, percent: int | None = None
     ) -> dict[str, Any]:
         """The watermarks of a category, or of what a job or a pipeline writes; without a subject of all that
         nobody reads. With everything upstream, and who holds each back. `percent`: also the low that so many
@@ -278,7 +278,7 @@ class WatermarkView:
         kept = self._log.raise_percentile(found.name, percent=percent, low=low)
         return {"percent": percent, "percentile_low": kept}
 
-    def _asked(self, jobs: Sequence[RunningJob], subject: str) -> list[str]:
+    def _asked(self, jobs: Sequence[JobToInspect], subject: str) -> list[str]:
         there = self._log.names()
         written = {job.name: _written(job.config) for job in jobs}
         read = {item.category for job in jobs for item in job.config.inputs}
@@ -298,15 +298,15 @@ class WatermarkView:
             fix="name a category, a job or a pipeline; without a name all are shown",
         )
 
-    def _topology(self, jobs: Sequence[RunningJob], names: Collection[str]) -> Topology:
+    def _topology(self, jobs: Sequence[JobToInspect], names: Collection[str]) -> Topology:
         categories = {}
         for name in self._log.names():
             with suppress(NotFound):  # it is just being made
                 if name in names:
                     categories[name] = self._log.describe(name)
         ends = {name: self._log.end_offsets(name) for name in categories}
-        intervals: dict[Place, IntervalLow] = {}
-        producers: dict[str, tuple[Place, int]] = {}
+        intervals: dict[IntervalId, IntervalLow] = {}
+        producers: dict[str, tuple[IntervalId, int]] = {}
         reached: dict[str, dict[int, Millis]] = {}
         for job in jobs:
             sources = [categories[i.category] for i in job.config.inputs if i.category in categories]
@@ -328,7 +328,7 @@ class WatermarkView:
 
     def _interval(
         self,
-        job: RunningJob,
+        job: JobToInspect,
         sources: Sequence[Category],
         ends: Mapping[str, Sequence[int]],
         partition: int,
@@ -367,7 +367,7 @@ class WatermarkView:
     def _category(
         self,
         found: Category,
-        producers: Mapping[str, tuple[Place, int]],
+        producers: Mapping[str, tuple[IntervalId, int]],
         reached: Mapping[int, Millis],
         ends: Sequence[int],
     ) -> CategoryLow:
@@ -393,9 +393,9 @@ class WatermarkView:
         )
 
 
-def _needed(jobs: Sequence[RunningJob], asked: Sequence[str]) -> tuple[list[RunningJob], frozenset[str]]:
+def _needed(jobs: Sequence[JobToInspect], asked: Sequence[str]) -> tuple[list[JobToInspect], frozenset[str]]:
     """The jobs and categories that the watermarks of these depend on, and who reads these themselves."""
-    names, found = set(asked), dict[str, RunningJob]()
+    names, found = set(asked), dict[str, JobToInspect]()
     waiting = list(asked)
     while waiting:
         name = waiting.pop()
@@ -416,8 +416,8 @@ def _written(config: JobConfig) -> list[str]:
 
 
 def _producers(
-    job: RunningJob, sources: Sequence[Category], ends: Mapping[str, Sequence[int]], partition: int
-) -> dict[str, tuple[Place, int]]:
+    job: JobToInspect, sources: Sequence[Category], ends: Mapping[str, Sequence[int]], partition: int
+) -> dict[str, tuple[IntervalId, int]]:
     """Who writes for an interval, and how many records came to what each of them reads."""
     kind, lineage = job.config.kind, job.config.lineage
     records: dict[str, int] = {}

@@ -210,7 +210,7 @@ _ALL_BUT_SIGN = np.int64(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class AggregateValue:
     """One value of a group. `column`: of the records, None for count(*)."""
 
     name: str
@@ -265,7 +265,7 @@ class Partials:
 class Aggregates:
     """The values of an aggregate, in order."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[AggregateValue]) -> None:
         self._values = tuple(values)
 
     def lift(self, table: pa.Table, cells: Ints) -> Partials:
@@ -323,7 +323,7 @@ class Aggregates:
         return found
 
 
-def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.Array]:
+def _lifted(value: AggregateValue, column: pa.Array | None, count: int) -> dict[str, pa.Array]:
     if column is None:
         return {"sum": pa.array(np.ones(count, dtype=np.int64))}
     known = pc.is_valid(column).cast(pa.int64())
@@ -342,7 +342,7 @@ def _lifted(value: Value, column: pa.Array | None, count: int) -> dict[str, pa.A
     return {}
 
 
-def _lifted_long(value: Value, column: pa.Array, main: Mapping[str, pa.Array]) -> pa.Table:
+def _lifted_long(value: AggregateValue, column: pa.Array, main: Mapping[str, pa.Array]) -> pa.Table:
     """A row for each record, its number null if the value is: nulls count for nothing."""
     if value.function == "approx_count_distinct":
         there = np.flatnonzero(np.asarray(column.is_valid()))
@@ -362,7 +362,7 @@ def _lifted_long(value: Value, column: pa.Array, main: Mapping[str, pa.Array]) -
     )
 
 
-def _finished(value: Value, mine: Mapping[str, pa.Array], count: int) -> pa.Array:
+def _finished(value: AggregateValue, mine: Mapping[str, pa.Array], count: int) -> pa.Array:
     if value.function == "count":
         return mine["sum"]
     if value.function in ("min", "max"):
@@ -380,7 +380,7 @@ def _finished(value: Value, mine: Mapping[str, pa.Array], count: int) -> pa.Arra
 
 
 def _finished_long(
-    value: Value, mine: Mapping[str, pa.Array], rows: tuple[Ints, Ints, Ints], count: int
+    value: AggregateValue, mine: Mapping[str, pa.Array], rows: tuple[Ints, Ints, Ints], count: int
 ) -> pa.Array:
     groups, buckets, numbers = rows
     there = numbers > 0

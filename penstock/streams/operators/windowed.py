@@ -20,7 +20,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN, LOW_MAX, LOW_MIN
 from penstock.streams.dsl.windows import PARTIAL, WINDOW_END, WINDOW_START, Firing, Spans
 from penstock.streams.keys import key_parts, key_values
-from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, Partials, Value
+from penstock.streams.operators.aggregates import CELL, KEY, Aggregates, AggregateValue, Partials
 from penstock.streams.operators.blocks import INDEX, Blocks
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
@@ -53,7 +53,7 @@ class WindowSpec:
     keys: tuple[str, ...]
     spans: Spans
     firing: Firing
-    values: tuple[Value, ...]
+    values: tuple[AggregateValue, ...]
     columns: tuple[tuple[str, str], ...]
 
     @property
@@ -75,7 +75,7 @@ class WindowSpec:
             ),
             firing=Firing(**plan["firing"]),
             values=tuple(
-                Value(
+                AggregateValue(
                     name=value["name"],
                     function=value["function"],
                     column=value["column"],

@@ -23,14 +23,14 @@ from penstock.streams.dsl.computation import (
     MESSAGE_CHARS_MAX,
     Computation,
     Context,
-    Place,
     Record,
     Timer,
-    blaming,
+    UserCall,
     cut_short,
+    error_text,
     record_type,
-    said_by,
-    shown_key,
+    report_user_errors,
+    short_key,
     user_line,
 )
 from penstock.streams.rows.row_store import TimerRow
@@ -83,7 +83,7 @@ class KeyedWork:
     def run(self, records: Sequence[Record], offsets: Sequence[int], cuts: Sequence[Cut]) -> None:
         """Wall timers that are due, records up to a cut, then the timers due at its low, on to the next."""
         self._up_to = cuts[-1].low if cuts else self._low
-        with blaming(self._place):
+        with report_user_errors(self._place):
             done = 0
             self._fire_due()
             for cut in cuts:
@@ -94,11 +94,11 @@ class KeyedWork:
             self._process(records[done:], offsets[done:])
         self.counters["productions"] = sum(map(len, self.produced.values()))
 
-    def _place(self) -> Place:
+    def _place(self) -> UserCall:
         what, offset = self._where
         at = "" if offset is None else f" at {offset}"
-        name = f"key {shown_key(self._ctx.key)}, {what}{at}"
-        return Place(self._job, name, key=self._ctx.key, offset=offset)
+        name = f"key {short_key(self._ctx.key)}, {what}{at}"
+        return UserCall(self._job, name, key=self._ctx.key, offset=offset)
 
     def state_changes(self) -> dict[str, bytes | None]:
         """New state of each key that a hook changed; None where all values are back at their defaults."""
@@ -339,7 +339,7 @@ class SetAside:
     def put(self, record: Record, offset: int, why: str) -> None:
         """One more dead letter: why, the record as JSON, and where it lies."""
         value = json.dumps(record.as_dict(), default=str).encode()
-        reason = f"{why} (key {shown_key(record.key)}, stream {record.stream!r})"
+        reason = f"{why} (key {short_key(record.key)}, stream {record.stream!r})"
         self.letters.append((record.ts, record.key, record.late, (reason, value, self._partition, offset)))
 
 
@@ -361,7 +361,7 @@ class _Skipping:
             return False
         self._work.undo(self._record.key, self._produced)
         line = user_line(error)
-        why = said_by(error)
+        why = error_text(error)
         if isinstance(error, PenstockError):
             why = cut_short(f"{type(error).__name__}: {error.what}: {error.why}", MESSAGE_CHARS_MAX)
         self._aside.put(self._record, self._offset, f"{why}, at {line}" if line else why)

@@ -109,7 +109,7 @@ class _SlotFilter:
         return any(digest in layer for layer in self._layers)
 
 
-class KeptFilters:
+class FilterCache:
     """The filters of the intervals that a process works on."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ FILE_BYTES_MIN = 2**20
 HEAD_BYTES = 16  # length and checksum of the first record, its token and versions
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class CachedChange(msgspec.Struct, frozen=True, array_like=True):
     """The writes of one step, from the version before the first to that after the last, under one token."""
 
     token: int
@@ -64,14 +64,14 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """How far a worker has read a file of changes. `head`: its first bytes; a new file has others."""
 
     head: bytes = b""
     position: int = 0
 
 
-_DECODER = msgspec.msgpack.Decoder(Change)
+_DECODER = msgspec.msgpack.Decoder(CachedChange)
 
 
 class SharedChanges:
@@ -80,7 +80,7 @@ class SharedChanges:
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._folder, self._bytes_max = folder, bytes_max
 
-    def append(self, ref: IntervalRef, change: Change) -> None:
+    def append(self, ref: IntervalRef, change: CachedChange) -> None:
         """Add what a step of this worker wrote. More than a worker would keep is left out."""
         if _bytes_of(change.states) > self._bytes_max:
             return
@@ -105,15 +105,15 @@ class SharedChanges:
         finally:
             os.close(descriptor)
 
-    def end(self, ref: IntervalRef) -> Place:
+    def end(self, ref: IntervalRef) -> FilePosition:
         """The end of the file: a worker that knows no states reads from here."""
         try:
             with self._path(ref).open("rb") as file:
-                return Place(file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
+                return FilePosition(file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
         except OSError:
-            return Place()
+            return FilePosition()
 
-    def since(self, ref: IntervalRef, place: Place) -> tuple[list[Change], Place]:
+    def since(self, ref: IntervalRef, place: FilePosition) -> tuple[list[CachedChange], FilePosition]:
         """The changes after this place, in order, and the place behind the last one."""
         try:
             descriptor = os.open(self._path(ref), os.O_RDONLY)
@@ -126,13 +126,13 @@ class SharedChanges:
         finally:
             os.close(descriptor)
         changes, end = _parse(data)
-        return changes, Place(head, start + end)
+        return changes, FilePosition(head, start + end)
 
     def _path(self, ref: IntervalRef) -> Path:
         return self._folder / f"{hashlib.sha256(ref.birth.encode()).hexdigest()[:32]}.news"
 
 
-def _parse(data: bytes) -> tuple[list[Change], int]:
+def _parse(data: bytes) -> tuple[list[CachedChange], int]:
     """Whole records, and where they end; after one that is damaged nothing of the rest is believed."""
     changes, at = [], 0
     while at + _HEAD.size <= len(data):
@@ -166,15 +166,15 @@ ENTRY_BYTES = 200
 JOBS_MAX = 8
 
 
-class KnownStates:
+class CachedStates:
     """What is known of an interval's states at one version; None: there is none under this name."""
 
-    def __init__(self, read_to: Place | None = None) -> None:
+    def __init__(self, read_to: FilePosition | None = None) -> None:
         self._at: tuple[int, int] | None = None
         self._states: OrderedDict[str, bytes | None] = OrderedDict()
         self.size = 0
-        self.read_to = read_to or Place()  # how far the changes of other workers were read
-        self._written: Change | None = None  # by the step that has it now
+        self.read_to = read_to or FilePosition()  # how far the changes of other workers were read
+        self._written: CachedChange | None = None  # by the step that has it now
         self._read = 0  # names that this step asked the rows for
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class KnownStates:
         self._at, self.size = None, 0
         self._states.clear()
 
-    def apply(self, changes: Iterable[Change], read_to: Place) -> None:
+    def apply(self, changes: Iterable[CachedChange], read_to: FilePosition) -> None:
         """Apply what other workers wrote since, as far as it follows the version that is known."""
         self.read_to = read_to
         for change in changes:
@@ -200,7 +200,7 @@ class KnownStates:
                 self._at = (change.token, change.new)
                 self._change(change.states)
 
-    def take_written(self) -> Change | None:
+    def take_written(self) -> CachedChange | None:
         """What was written since this was called last, for other workers."""
         written, read, self._written, self._read = self._written, self._read, None, 0
         return None if written is None else msgspec.structs.replace(written, read=read)
@@ -243,7 +243,7 @@ class KnownStates:
         """Writes of one step that follow each other are one change."""
         last, old = self._written, new.version - 1
         if last is None or (last.token, last.new) != (new.token, old):
-            last = Change(token=new.token, old=old, new=old, states={})
+            last = CachedChange(token=new.token, old=old, new=old, states={})
         self._written = msgspec.structs.replace(last, new=new.version, states={**last.states, **changed})
 
     def _change(self, states: Mapping[str, bytes | None]) -> None:
@@ -274,23 +274,23 @@ class StateCache:
 
     def __init__(self, bytes_max: int, changes: SharedChanges | None = None) -> None:
         self.bytes_max, self._changes = bytes_max, changes
-        self._known: OrderedDict[IntervalRef, KnownStates] = OrderedDict()
+        self._known: OrderedDict[IntervalRef, CachedStates] = OrderedDict()
 
     @property
     def size(self) -> int:
         """Bytes that are kept, about."""
         return sum(known.size for known in self._known.values())
 
-    def take(self, ref: IntervalRef) -> KnownStates:
+    def take(self, ref: IntervalRef) -> CachedStates:
         """What is known of an interval; nobody else has it until it is given back."""
         known = self._known.pop(ref, None)
         if known is None:
-            return KnownStates(Place() if self._changes is None else self._changes.end(ref))
+            return CachedStates(FilePosition() if self._changes is None else self._changes.end(ref))
         if self._changes is not None:
             known.apply(*self._changes.since(ref, known.read_to))
         return known
 
-    def give(self, ref: IntervalRef, known: KnownStates) -> None:
+    def give(self, ref: IntervalRef, known: CachedStates) -> None:
         """Keep it; the intervals and names that were used longest ago make room."""
         written = known.take_written()
         if self._changes is not None and written is not None:
@@ -388,7 +388,7 @@ class StatefulStep:
     ) -> None:
         self._sending = sending or Sending()
         self._ref, self._token, self._rows, self._log = ref, token, rows, log
-        self._cache, self._known = cache, KnownStates()
+        self._cache, self._known = cache, CachedStates()
         self._outputs = {output.stream: output for output in outputs}
         self._logic: StepLogic = (
             KeyedLogic(computation, timers_max=timers_per_step_max)
@@ -414,7 +414,7 @@ class StatefulStep:
         and passed over.
         """
         # Taken out, and given back at the end: a step that fails, wherever, leaves nothing behind.
-        self._known = KnownStates() if self._cache is None else self._cache.take(self._ref)
+        self._known = CachedStates() if self._cache is None else self._cache.take(self._ref)
         row, has_wall = self._send_outbox(now_ms)
         rows = _Rows.of(_table_of(batches))
         assert all(number < len(ranges) for number in np.unique(rows.inputs)), "an input that was not planned"

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from penstock.core.errors import PipelineError, ProductionRefused, StateMismatch, StateRefused
 from penstock.streams.bus.log import ARROW_TYPES, LOW_COLUMN
-from penstock.streams.dsl.computation import Place, blaming
+from penstock.streams.dsl.computation import UserCall, report_user_errors
 from penstock.streams.operators.windowed import Lateness
 from penstock.streams.step.keyed_work import StepInput, StepResult
 
@@ -95,8 +95,8 @@ class VectorLogic:
     def _called(self, records: pa.Table, given: StepInput) -> tuple[pa.Table, Mapping[str, pa.Table]]:
         own = [name for name in records.column_names if name not in ("_input", "_offset", LOW_COLUMN[0])]
         states = self._decoded(given.states, given.job)
-        place = Place(given.job, f"a batch of {records.num_rows} records")
-        with blaming(lambda: place):
+        place = UserCall(given.job, f"a batch of {records.num_rows} records")
+        with report_user_errors(lambda: place):
             changed, produced = self._computation.process_batch(records.select(own), states)
             if not isinstance(produced, Mapping):
                 raise TypeError(f"process_batch gave {type(produced).__name__} where tables by stream belong")

@@ -17,7 +17,7 @@ PACKAGE_BYTES_MAX = 100 * 1024 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class PackageShelf:
+class PackageStore:
     """A folder of packages: what is put under a hash has that hash."""
 
     def __init__(self, folder: Path) -> None:
