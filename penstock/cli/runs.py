@@ -214,7 +214,7 @@ def _until_done(work: LocalRun, spark: Any, stop: Any, *, follow: bool, quiet: b
     with err.status("starting …") as status:
         try:
             while not stop.wait(LOOK_S):
-                runs = work.look()
+                runs = work.poll()
                 say()
                 lag = sum(run.metrics.get("lag_records", 0) for run in runs)
                 rate = sum(run.metrics.get("processed_rate", 0) for run in runs)

@@ -474,7 +474,7 @@ class Cutter:
 
     def _stateful_job(self, step: StatefulSteps) -> CompiledJob:
         edges = self._graph.inputs_of(step.name)
-        upstreams = [self._upstream(edge, self._kept(step, edge)) for edge in edges]
+        upstreams = [self._upstream(edge, self._needed_columns(step, edge)) for edge in edges]
         inputs = self._inputs(upstreams)
         sinks = [edge.target for edge in self._graph.readers_of(step.name)]
         branches: tuple[Branch, ...] = ()
@@ -503,7 +503,7 @@ class Cutter:
             branches=branches,
             stages=stages,
             key=None,
-            computation=computation_json(step, self._schemas, self._kept),
+            computation=computation_json(step, self._schemas, self._needed_columns),
             late=step.late,
             outputs=(
                 *(self._stateful_output(step, stream) for stream, _ in self._streams(step)),
@@ -653,7 +653,7 @@ class Cutter:
 
     # --- what is written
 
-    def _kept(self, end: Step, edge: Edge) -> Columns:
+    def _needed_columns(self, end: Step, edge: Edge) -> Columns:
         """What an end uses of a stream it reads."""
         there = self._schemas.at(edge)
         if isinstance(end, KeyByStep):
@@ -680,20 +680,20 @@ class Cutter:
                 for edge in self._graph.inputs_of(end.name):
                     if all(path.origin != step for path in self._paths(edge)):
                         continue
-                    upstream = self._upstream(edge, self._kept(end, edge))
+                    upstream = self._upstream(edge, self._needed_columns(end, edge))
                     for path in upstream.paths:
                         if path.origin == step:
                             needed |= self._needed(upstream, path)
         there = self._schemas.columns[step.name, DEFAULT_STREAM]
         columns = tuple(column for column in there if column[0] in needed) or there[:1]
-        if self._says_lows(step):
+        if self._needs_low_column(step):
             columns = (*columns, LOW_COLUMN)
         self._shuffles[step.name] = self._internal(
             step, columns, key.normal + " spread" * step.spread, DEFAULT_STREAM
         )
         return self._shuffles[step.name]
 
-    def _says_lows(self, step: KeyByStep) -> bool:
+    def _needs_low_column(self, step: KeyByStep) -> bool:
         """True if somebody behind this shuffle must know how late a late record is."""
         for end in self._graph.steps:
             if isinstance(end, AggregateStep):
@@ -702,7 +702,7 @@ class Cutter:
             else:
                 asks = isinstance(end, KeyByStep) and end != step and end.name in self._cuts
             reads = asks and any(path.origin == step for path in self._paths(self._graph.input_of(end.name)))
-            if reads and (not isinstance(end, KeyByStep) or self._says_lows(end)):
+            if reads and (not isinstance(end, KeyByStep) or self._needs_low_column(end)):
                 return True
         return False
 

@@ -1,6 +1,6 @@
-"""What a pipeline is made of: steps and the streams between them, as values. Pure: building one runs nothing.
+"""The graph of a pipeline: steps and the streams between them, as values. Pure: building it runs nothing.
 
-The DSL records a `Graph`; SQL text becomes the same one. `plan.py` turns it into jobs.
+The DSL and SQL both build a `Graph`; `plan.py` compiles it to jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,126}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLocation:
-    """The line of the user's file that made a step."""
+    """The line of the user's file that defines a step."""
 
     file: str
     line: int
@@ -66,44 +66,44 @@ class SelectStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyByStep:
-    """Says which records belong together."""
+    """Partitions records by a key."""
 
     name: str
     place: CodeLocation
     keys: tuple[str, ...]
-    spread: bool = False  # records of a key go to all partitions: what reads them adds up a part of each key
+    spread: bool = False  # distribute the records of a key over all partitions, for a partial aggregate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStep:
-    """Runs a computation per key; the class is known by its name in the package's entry module."""
+    """Runs a computation per key; the class is found by name in the package's entry module."""
 
     name: str
     place: CodeLocation
     computation: str
     outputs: tuple[tuple[str, Columns], ...]  # (stream, its columns)
     late: str = "drop"
-    inputs: tuple[str, ...] = ("in",)  # what the computation calls the streams it reads, in their order
-    settings: tuple[tuple[str, str], ...] = ()  # of its job, where they are not the defaults
+    inputs: tuple[str, ...] = ("in",)  # names of the input streams, in order
+    settings: tuple[tuple[str, str], ...] = ()  # of its job, where they differ from the defaults
     wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
-    state: Columns = ()  # the values it keeps per key, and their types
-    ids: tuple[str, Millis] | None = None  # the column with a record's own id, and for how long it counts
+    state: Columns = ()  # state values per key, and their types
+    ids: tuple[str, Millis] | None = None  # the column with the record id, and the slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStep:
-    """Writes to a category that others may read."""
+    """Writes to a category."""
 
     name: str
     place: CodeLocation
     category: str
-    partitions: int | None = None  # None: as the pipeline
+    partitions: int | None = None  # None: as many as the pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatMapStep:
-    """Makes a record of each element of an array, beside the columns there are."""
+    """Makes one record per element of an array, with all other columns."""
 
     name: str
     place: CodeLocation
@@ -112,7 +112,7 @@ class FlatMapStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionStep:
-    """All records of several streams with the same columns. Each keeps the key it has."""
+    """Merges streams with the same columns. Records keep their keys."""
 
     name: str
     place: CodeLocation
@@ -120,7 +120,7 @@ class UnionStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowStep:
-    """Says which records of a key are counted together, and when results are given."""
+    """Assigns records of a key to windows, and says when windows emit results."""
 
     name: str
     place: CodeLocation
@@ -130,43 +130,43 @@ class WindowStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateStep:
-    """One record per key and window: the key's columns, the window, and these values."""
+    """One record per key and window: the key columns, the window, and these values."""
 
     name: str
     place: CodeLocation
     columns: tuple[str, ...]  # "count(*) AS n"
     two_phase: bool = False
-    phase: str = ""  # of one that was taken apart: "partial" or "combine"
+    phase: str = ""  # with two phases: "partial" or "combine"
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinStep:
-    """Pairs of records of two keyed streams (the first edge is the left one), near each other in time."""
+    """Joins two keyed streams (the first edge is the left one) on records that are near in time."""
 
     name: str
     place: CodeLocation
     how: str  # inner | left | outer
-    before_ms: int | None = None  # the right one's time is at least the left one's minus this
-    after_ms: int | None = None  # and at most plus this
-    spans: Spans | None = None  # instead: both are in the same window
+    before_ms: int | None = None  # right time >= left time - before_ms
+    after_ms: int | None = None  # right time <= left time + after_ms
+    spans: Spans | None = None  # alternative: both are in the same window
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupStep:
-    """The first record of each key, and again when `within_ms` or its window is over; others are dropped."""
+    """The first record of each key within `within_ms` or a window; others are dropped."""
 
     name: str
     place: CodeLocation
     within_ms: int | None = None
-    spans: Spans | None = None  # instead: up to the end of its window
+    spans: Spans | None = None  # alternative: up to the end of its window
     late: str = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopStep:
-    """The first records of each window, keyed by it, in the order of a column; of results of an aggregate."""
+    """The first `count` results of each window of an aggregate, ordered by a column."""
 
     name: str
     place: CodeLocation
@@ -194,7 +194,7 @@ Step = (
 StatelessSteps = (
     FilterStep | SelectStep | FlatMapStep | UnionStep
 )  # what a job does on the way; KeyBy too where nothing follows
-# What needs the records of a key together: a job of its own.
+# Steps that need all records of a key in one partition: each is a job of its own.
 StatefulSteps = ProcessStep | AggregateStep | JoinStep | DedupStep | TopStep
 
 
@@ -209,7 +209,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A whole pipeline, as recorded."""
+    """A whole pipeline."""
 
     name: str
     partitions: int
@@ -217,19 +217,19 @@ class Graph:
     edges: tuple[Edge, ...]
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
+        """The step with this name."""
         return next(step for step in self.steps if step.name == name)
 
     def input_of(self, name: str) -> Edge:
-        """The stream a step reads. Requires: not a source."""
+        """The first input of a step. Requires: not a source."""
         return next(edge for edge in self.edges if edge.target == name)
 
     def inputs_of(self, name: str) -> tuple[Edge, ...]:
-        """All streams a step reads, in the order of writing."""
+        """All inputs of a step, in the order in which they were added."""
         return tuple(edge for edge in self.edges if edge.target == name)
 
     def key_of(self, edge: Edge) -> tuple[KeyByStep | None, tuple[Step, ...]]:
-        """The key_by whose key the records of a stream have, and the steps from there on, nearest last."""
+        """The key_by that defines the key of a stream, and the steps after it, in order."""
         between: list[Step] = []
         step = self.step(edge.source)
         while isinstance(step, FilterStep | SelectStep | FlatMapStep | WindowStep | DedupStep):
@@ -238,30 +238,32 @@ class Graph:
         return (step if isinstance(step, KeyByStep) else None), tuple(reversed(between))
 
     def readers_of(self, name: str) -> tuple[Edge, ...]:
-        """Who reads from a step, in the order of writing."""
+        """The edges to the readers of a step, in the order in which they were added."""
         return tuple(edge for edge in self.edges if edge.source == name)
 
     def ordered(self) -> tuple[Step, ...]:
-        """All steps, each after those it reads from; otherwise in the order of writing."""
+        """All steps in topological order; otherwise in the order in which they were added."""
         sorter: TopologicalSorter[str] = TopologicalSorter({step.name: [] for step in self.steps})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)
         try:
-            rank = {name: place for place, name in enumerate(sorter.static_order())}
+            rank = {name: index for index, name in enumerate(sorter.static_order())}
         except CycleError as error:
             path = " → ".join(error.args[1])
             raise PipelineError(
-                f"pipeline {self.name!r} runs in a circle: {path}",
-                why="a step cannot wait for its own output",
-                fix="write the stream that goes back to a sink, and read it in another pipeline",
+                f"pipeline {self.name!r} has a cycle: {path}",
+                why="a step cannot read its own output",
+                fix="write the stream that closes the cycle to a sink, and read it in another pipeline",
             ) from error
-        written = {step.name: place for place, step in enumerate(self.steps)}
+        written = {step.name: index for index, step in enumerate(self.steps)}
         if all(written[edge.source] < written[edge.target] for edge in self.edges):
             return self.steps
         return tuple(sorted(self.steps, key=lambda step: rank[step.name]))
 
     def to_json(self) -> dict[str, Any]:
-        """Nodes and edges for those who draw them; no lines of files, so that moving code changes nothing."""
+        """Nodes and edges, for drawings. Without code locations, so that moving code does not change the
+        JSON.
+        """
         return {
             "nodes": [_node_json(step) for step in self.steps],
             "edges": [{"from": edge.source, "to": edge.target, "stream": edge.stream} for edge in self.edges],
@@ -306,7 +308,7 @@ def _node_json(step: Step) -> dict[str, Any]:
 
 
 def check_graph(graph: Graph) -> None:
-    """Refuse what no catalogue could make right: circles, dead ends, categories with two roles."""
+    """Check what does not depend on the catalogue: cycles, unread streams, categories with two roles."""
     graph.ordered()
     if not any(isinstance(step, SourceStep) for step in graph.steps):
         raise PipelineError(
@@ -330,21 +332,22 @@ def check_sink(sink: SinkStep, *, sources: Iterable[SourceStep], sinks: Iterable
         if source.category == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} is both a source and a sink of this pipeline",
-                why=f"it is read at {source.place}: the pipeline would feed itself",
-                fix="sink to a category of another name; to go on from a stream, keep it in a variable",
+                why=f"it is read at {source.place}: the pipeline would read its own output",
+                fix="use another category as sink; to use a stream several times, assign it to a variable",
             )
         if f"{source.category}.dead" == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} cannot be a sink",
-                why=f"records of {source.category!r} that do not parse are written there",
-                fix="sink to a category of another name",
+                why=f"it is the dead-letter category of {source.category!r}",
+                fix="use another category as sink",
             )
     for other in sinks:
         if other.category == sink.category:
             raise PipelineError(
                 f"{sink.place}: category {sink.category!r} is written twice",
-                why=f"step {other.name!r} at {other.place} writes it already; two would mix their records",
-                fix="give one of the sinks another category",
+                why=f"step {other.name!r} at {other.place} writes it already, and "
+                "their records would be mixed",
+                fix="use another category for one of the sinks",
             )
 
 
@@ -365,63 +368,63 @@ def _check_is_read(graph: Graph, step: Step) -> None:
             else '.sink("<category>")'
         )
         raise PipelineError(
-            f"{step.place}: {what} leads nowhere",
-            why="nothing reads it, so its records would be computed and thrown away",
+            f"{step.place}: nothing reads {what}",
+            why="its records would be computed and dropped",
             fix=f"end it with {end}, or remove it",
         )
 
 
 def check_name(name: object, *, what: str, place: CodeLocation) -> str:
-    """A name of a pipeline or a step: it becomes part of names of jobs."""
+    """Check the name of a pipeline or a step: it becomes part of job names."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise PipelineError(
         f"{place}: {name!r} cannot be the name of a {what}",
-        why="names become parts of job names: a letter, then up to 62 letters, digits, '_' or '-'",
+        why="it becomes part of job names: a letter, then up to 62 letters, digits, '_' or '-'",
         fix=f'choose a name like "{safe_name(str(name))}"',
     )
 
 
 def check_category(name: object, *, place: CodeLocation) -> str:
-    """A name of a category."""
+    """Check the name of a category."""
     if isinstance(name, str) and _CATEGORY.fullmatch(name) and not name.endswith("."):
         return name
     raise PipelineError(
         f"{place}: {name!r} cannot be the name of a category",
-        why="categories are named by a letter, then up to 126 letters, digits, '_', '-' or '.'",
+        why="a category name is a letter, then up to 126 letters, digits, '_', '-' or '.'",
         fix='choose a name like "query_counts"',
     )
 
 
 def check_partitions(partitions: object, *, place: CodeLocation) -> int:
-    """A number of partitions."""
+    """Check a number of partitions."""
     if isinstance(partitions, int) and not isinstance(partitions, bool) and 1 <= partitions <= PARTITIONS_MAX:
         return partitions
     raise PipelineError(
         f"{place}: partitions={partitions!r} is not possible",
         why=f"a category has 1 to {PARTITIONS_MAX} partitions; a job never has more tasks than partitions",
-        fix="use the largest number of tasks you may ever need, for example partitions=8",
+        fix="use the largest number of tasks that you may ever need, for example partitions=8",
     )
 
 
 def check_columns(columns: Columns, *, what: str, place: CodeLocation) -> None:
-    """Column names and types that a category can have."""
+    """Check that a category can have these column names and types."""
     seen: dict[str, str] = {}
     for name, kind in columns:
         if not _COLUMN.fullmatch(name):
             raise PipelineError(
                 f"{place}: {what}: {name!r} cannot be the name of a column",
-                why="names starting with '_' belong to Penstock"
+                why="names that start with '_' are reserved for system columns"
                 if name.startswith("_")
-                else "columns are named by a letter, then letters, digits or '_'",
+                else "a column name is a letter, then letters, digits or '_'",
                 fix=f'call it "{safe_name(name.strip("_"))}"',
             )
         if name.lower() in seen:
             raise PipelineError(
-                f"{place}: {what}: column {name!r} comes twice",
-                why="Spark does not tell upper from lower case in names of columns"
+                f"{place}: {what}: there are two columns named {name!r}",
+                why="Spark ignores the case of column names"
                 if seen[name.lower()] != name
-                else "each column has one value",
+                else "column names must be unique",
                 fix='give one of them another name: "<expression> AS other_name"',
             )
         if kind not in ARROW_TYPES:
@@ -434,6 +437,6 @@ def check_columns(columns: Columns, *, what: str, place: CodeLocation) -> None:
 
 
 def safe_name(text: str) -> str:
-    """The nearest text that may be a name."""
+    """The text with all characters replaced that a name cannot have."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_-")[:63]
     return name if name[:1].isalpha() else f"s_{name}"[:63].rstrip("_")

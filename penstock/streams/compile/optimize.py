@@ -1,8 +1,8 @@
 """Rewrites of a graph, each with its reason, before it is cut into jobs. Pure.
 
 `optimize` gives a graph that does the same with less: fewer shuffles, filters and projections before them.
-`take_apart` makes two steps of an aggregate with `two_phase=True`. A key with most of the records would be
-the work of one partition; in two phases its records go to all partitions in turn, each adds up its own per
+`split_two_phase` makes two steps of an aggregate with `two_phase=True`. A key with most of the records would
+be the work of one partition; in two phases its records go to all partitions in turn, each adds up its own per
 window, and only these partial results meet by key. They merge in any order to the same value, so the results
 are those of one phase. What is cut, carried and read is decided later, in `cutting.py`.
 """
@@ -79,21 +79,21 @@ def _first(schemas: Schemas) -> Found:
 
 def key_is_used(graph: Graph, step: KeyByStep) -> bool:
     """True if records reach a sink, or something that works per key, with this key."""
-    return any(not isinstance(reader, KeyByStep) for reader in _ends_behind(graph, step))
+    return any(not isinstance(reader, KeyByStep) for reader in _next_ends(graph, step))
 
 
 def needs_shuffle(graph: Graph, step: KeyByStep) -> bool:
     """True if something behind it needs the records of a key together."""
-    return any(isinstance(reader, StatefulSteps) for reader in _ends_behind(graph, step))
+    return any(isinstance(reader, StatefulSteps) for reader in _next_ends(graph, step))
 
 
-def _ends_behind(graph: Graph, step: Step) -> Iterable[Step]:
+def _next_ends(graph: Graph, step: Step) -> Iterable[Step]:
     for edge in graph.readers_of(step.name):
         reader = graph.step(edge.target)
         if isinstance(reader, KeyByStep | StatefulSteps | SinkStep):
             yield reader
         else:
-            yield from _ends_behind(graph, reader)
+            yield from _next_ends(graph, reader)
 
 
 def _unused_key(schemas: Schemas, step: Step) -> Found:
@@ -226,12 +226,12 @@ def _swapped(graph: Graph, above: Step, below: Step) -> Graph:
 # --- an aggregate in two phases --------------------------------------------------------------------------
 
 
-def take_apart(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
+def split_two_phase(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
     """The graph with each such aggregate as two steps. Requires: windows have keys and aggregates windows."""
     rewrites = []
     for step in graph.steps:
         if isinstance(step, AggregateStep) and step.two_phase:
-            graph = _taken_apart(graph, step)
+            graph = _split_aggregate(graph, step)
             reason = (
                 "records of a key go to all partitions in turn and are added up there; their sums meet by key"
             )
@@ -239,7 +239,7 @@ def take_apart(graph: Graph) -> tuple[Graph, tuple[Rewrite, ...]]:
     return graph, tuple(rewrites)
 
 
-def _taken_apart(graph: Graph, whole: AggregateStep) -> Graph:
+def _split_aggregate(graph: Graph, whole: AggregateStep) -> Graph:
     into = graph.input_of(whole.name)
     window = graph.step(into.source)
     assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"

@@ -88,7 +88,7 @@ def resolve_schemas(graph: Graph, catalogue: Catalogue) -> Schemas:
     """Check every step against the columns that reach it; the first mistake raises PipelineError."""
     schemas = Schemas(graph=graph)
     for step in graph.ordered():
-        with _telling_where(step):
+        with _with_location(step):
             _resolve(step, schemas, catalogue)
     return schemas
 
@@ -253,7 +253,7 @@ def _topped(step: TopStep, schemas: Schemas) -> Columns:
 
 
 @contextmanager
-def _telling_where(step: Step) -> Iterator[None]:
+def _with_location(step: Step) -> Iterator[None]:
     place = f"{step.place}: "
     try:
         yield

@@ -25,7 +25,7 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePlace:
+class FileProgress:
     """How far one file is: `last` is the newest event time that was sent, `next` that of the first line
     which was not; None: there is none. `is_open`: it has lines to send, and none of them tells its time.
     """
@@ -35,7 +35,7 @@ class FilePlace:
     is_open: bool = False
 
 
-def low_of_files(places: Sequence[FilePlace]) -> Millis | None:
+def low_watermark_of(places: Sequence[FileProgress]) -> Millis | None:
     """The low watermark of files in their order; None: nothing can be said now. Pure.
 
     A file with lines to send holds at the first of them. One that is at its end holds at its last line while
@@ -44,7 +44,7 @@ def low_of_files(places: Sequence[FilePlace]) -> Millis | None:
     if any(place.is_open and place.next is None for place in places):
         return None
     lows = [place.next for place in places if place.next is not None]
-    newest = places[-1] if places else FilePlace()
+    newest = places[-1] if places else FileProgress()
     if newest.next is None and newest.last is not None:
         lows.append(newest.last)
     return min(lows, default=None)
@@ -58,8 +58,8 @@ class _File:
     first: Millis | None = None  # the event time of the first of them that tells it
     end: int = 0  # the position behind them
 
-    def place(self) -> FilePlace:
-        return FilePlace(last=self.last, next=self.first, is_open=self.records is not None)
+    def progress(self) -> FileProgress:
+        return FileProgress(last=self.last, next=self.first, is_open=self.records is not None)
 
 
 class FileInjector:
@@ -95,7 +95,7 @@ class FileInjector:
 
     def close(self, *, now_ms: Millis) -> None:
         """Everything has been sent, and no file comes any more: the watermark ends."""
-        self._tell(LOW_MAX, now_ms)
+        self._report_low(LOW_MAX, now_ms)
 
     def _resume(self, path: Path) -> _File:
         """Where the last life stopped: a publish is on the bus whole, so that is the largest position."""
@@ -167,11 +167,11 @@ class FileInjector:
         return both.sort_by("_seq"), first
 
     def _report(self, order: Sequence[Path], now_ms: Millis) -> None:
-        low = low_of_files([self._files[path].place() for path in order])
+        low = low_watermark_of([self._files[path].progress() for path in order])
         if low is not None and self._rules.spec.watermark == "injector":
-            self._tell(low - self._rules.spec.lateness_ms, now_ms)
+            self._report_low(low - self._rules.spec.lateness_ms, now_ms)
 
-    def _tell(self, low: Millis, now_ms: Millis) -> None:
+    def _report_low(self, low: Millis, now_ms: Millis) -> None:
         self._log.report_low(self._category, producer=self._name, epoch=self._epoch, low=low, now_ms=now_ms)
 
 

@@ -15,7 +15,7 @@ from penstock.core.system_clock import SystemClock, sleep_ms
 from penstock.streams.bus.log import HEADERS_FIELD, LOW_MAX, LOW_MIN, CategorySpec, Log
 from penstock.streams.keys import partitions_of
 
-LOOK_EVERY_MS: Millis = 100
+SKEW_CHECK_MS: Millis = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class SkewLimit:
         self._first: Millis | None = None
         self.waits: Skew | None = None  # while it waits: how far it is ahead, and of whom
 
-    def look(self, low: Millis) -> Skew:
+    def measure(self, low: Millis) -> Skew:
         """How far ahead records from `low` on would be."""
         if self._first is None and LOW_MIN < low < LOW_MAX:
             self._first = low
@@ -117,10 +117,10 @@ class SkewLimit:
 
     def wait(self, low: Millis) -> None:
         """Return once records from `low` on may be sent."""
-        while (skew := self.look(low)).is_too_far:
+        while (skew := self.measure(low)).is_too_far:
             self.waits = skew
             self._on_wait(skew)
-            self._pause(LOOK_EVERY_MS)
+            self._pause(SKEW_CHECK_MS)
         self.waits = None
 
 

@@ -220,7 +220,7 @@ class StateView:
         home = partition_of(stored, job.partitions)
         # A source that somebody partitioned by rules of their own may have put it elsewhere.
         for partition in sorted(range(job.partitions), key=lambda other: other != home):
-            with self._look(job, partition) as moment:
+            with self._snapshot(job, partition) as moment:
                 states = _states_of(job, moment, stored)
                 timers = list(_timers_of(moment, stored))
                 if states or timers:
@@ -279,7 +279,7 @@ class StateView:
                 why=f"it has {job.partitions}, from 0 on",
                 fix="name one of these",
             )
-        with self._look(job, partition) as moment:
+        with self._snapshot(job, partition) as moment:
             version = moment.row.version
             for found in _all_states(moment, ""):
                 for line in _exploded(job, partition, found):
@@ -297,7 +297,7 @@ class StateView:
         versions: dict[str, int] = {}
         size, last = 0, begin
         for partition in range(begin.partition, job.partitions):
-            with self._look(job, partition) as moment:
+            with self._snapshot(job, partition) as moment:
                 versions[str(partition)] = moment.row.version
                 place = begin if partition == begin.partition else PageStart(partition)
                 for there, line, weight in rows(moment, place):
@@ -308,7 +308,7 @@ class StateView:
         return _page_json(job, what, found, versions, None)
 
     @contextmanager
-    def _look(self, job: StatefulJob, partition: int) -> Iterator[Look]:
+    def _snapshot(self, job: StatefulJob, partition: int) -> Iterator[Look]:
         birth = interval_birth(job.birth, job.config.kind, job.config.lineage, partition)
         ref = IntervalRef(job=job.name, job_birth=job.birth, partition=partition, birth=birth)
         try:

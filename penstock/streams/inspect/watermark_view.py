@@ -88,14 +88,14 @@ class Topology:
 class HeldBack:
     """The answer: who, why, and the way from the category that was asked for to them."""
 
-    who: str
-    because: str
+    holder: str
+    reason: str
     path: tuple[str, ...]
 
     @property
     def text(self) -> str:
         """One line."""
-        return f"held back by {self.who}, because {self.because}" if self.who else self.because
+        return f"held back by {self.holder}, because {self.reason}" if self.holder else self.reason
 
 
 def find_holder(topology: Topology, category: str) -> HeldBack:
@@ -122,18 +122,18 @@ def _category(topology: Topology, name: str, path: tuple[str, ...]) -> HeldBack:
     found = topology.categories.get(name)
     if found is None or name in path:
         why = "it is not on the bus" if found is None else "it waits for itself: the jobs make a circle"
-        return HeldBack(who=f"category {name}", because=why, path=path)
+        return HeldBack(holder=f"category {name}", reason=why, path=path)
     path = (*path, name)
     if found.low >= LOW_MAX:
-        return HeldBack(who="", because="nobody: all has come", path=path)
+        return HeldBack(holder="", reason="nobody: all has come", path=path)
     if found.kind == "event_time":
         return _event_time(found, path)
     if not found.producers:
         why = "nobody is registered to write it" if found.kind == "producers" else "no injector has begun"
-        return HeldBack(who=f"category {name}", because=why, path=path)
+        return HeldBack(holder=f"category {name}", reason=why, path=path)
     slowest = min(found.producers, key=lambda producer: (producer.low, producer.name))
     if slowest.low > found.low:
-        return HeldBack(who=f"category {name}", because="its next mark is just being made", path=path)
+        return HeldBack(holder=f"category {name}", reason="its next mark is just being made", path=path)
     interval = topology.intervals.get(slowest.place) if slowest.place else None
     if interval is None:
         return _outsider(found, slowest, path)
@@ -145,26 +145,26 @@ def _event_time(found: CategoryLow, path: tuple[str, ...]) -> HeldBack:
     low = found.partitions[slowest] if found.partitions else LOW_MIN
     if low <= LOW_MIN:
         return HeldBack(
-            who=f"partition {slowest} of {found.name}", because="nothing was read of it yet", path=path
+            holder=f"partition {slowest} of {found.name}", reason="nothing was read of it yet", path=path
         )
     idle = "" if found.idle_after_ms else "; without idle_after_ms it waits for ever"
     why = f"its newest record is from {moment(low + found.lateness_ms)}{idle}"
-    return HeldBack(who=f"partition {slowest} of {found.name}", because=why, path=path)
+    return HeldBack(holder=f"partition {slowest} of {found.name}", reason=why, path=path)
 
 
 def _outsider(found: CategoryLow, slowest: ProducerLow, path: tuple[str, ...]) -> HeldBack:
     said = "has not reported yet" if slowest.low <= LOW_MIN else f"said {moment(slowest.low)} last"
     if found.kind == "injector":
-        return HeldBack(who=f"injector {slowest.name}", because=f"it {said}", path=path)
+        return HeldBack(holder=f"injector {slowest.name}", reason=f"it {said}", path=path)
     why = f"no job that runs has it; it {said}"
-    return HeldBack(who=f"producer {slowest.name}", because=why, path=path)
+    return HeldBack(holder=f"producer {slowest.name}", reason=why, path=path)
 
 
 def _interval(
     topology: Topology, producer: ProducerLow, interval: IntervalLow, path: tuple[str, ...]
 ) -> HeldBack:
     def held(because: str) -> HeldBack:
-        return HeldBack(who=interval.name, because=because, path=path)
+        return HeldBack(holder=interval.name, reason=because, path=path)
 
     trouble = f"; {interval.trouble}" if interval.trouble else ""
     if interval.output_low > producer.low:
@@ -190,7 +190,7 @@ def _interval(
             else f"nothing has come there yet{idle}"
         )
         who = f"partition {interval.partition} of {slowest.category}"
-        return HeldBack(who=who, because=newest, path=(*path, slowest.category))
+        return HeldBack(holder=who, reason=newest, path=(*path, slowest.category))
     return _category(topology, slowest.category, path)
 
 
@@ -438,8 +438,8 @@ def _answer(topology: Topology, name: str, now_ms: Millis) -> dict[str, Any]:
         "category": name,
         "low": low,
         "age_ms": _age(low, now_ms),
-        "who": holder.who,
-        "because": holder.because,
+        "who": holder.holder,
+        "because": holder.reason,
         "path": list(holder.path),
         "text": holder.text,
     }

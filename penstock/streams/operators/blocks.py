@@ -121,7 +121,7 @@ class Blocks:
             left = [part.where(set(np.unique(part.cells).tolist()) - wanted) for part in parts]
             self._fresh[kind] = [part for part in left if part.main.num_rows]
 
-    def look(self, cells: Iterable[int]) -> list[Partials]:
+    def read(self, cells: Iterable[int]) -> list[Partials]:
         """As `take`, and it stays. Requires: nothing of these cells is new in this step, or it was taken."""
         wanted = set(cells)
         return self._load(sorted(block for block in self._stored if block.cell in wanted))

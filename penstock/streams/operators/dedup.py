@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatch
 from penstock.streams.bus.log import ARROW_TYPES, LOW_MIN
-from penstock.streams.operators.windowed import STREAM, Lateness, kept_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, keyed_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
@@ -70,7 +70,7 @@ class Dedup:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -82,9 +82,9 @@ class Dedup:
             held = pa.concat_tables([held, fresh.select(self._schema.names).cast(self._schema)])
         # A record on time is decided by the low alone, so the whole range at once gives the same results.
         made, waiting, untils = self._parted(held.combine_chunks(), untils, given.low_after)
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(waiting, untils, keys, given.low_after)
-        return kept_result(
+        return keyed_result(
             given,
             states,
             timers,

@@ -22,7 +22,7 @@ from penstock.core.clock import Millis
 from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.keys import has_null_part
 from penstock.streams.operators.blocks import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, kept_result, times_of
+from penstock.streams.operators.windowed import STREAM, Lateness, Stretch, keyed_result, times_of
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
@@ -125,7 +125,7 @@ class StreamJoin:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: {name: kind for name, kind, _, _ in self._out}}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -141,10 +141,10 @@ class StreamJoin:
             held, pairs = self._paired(held, fresh)
             held, alone = self._expired(held, stretch.low_after)
             made += [table for table in (unequal, pairs, alone) if table.num_rows]
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys)
         counters = flags.counters(len(given.timers), dropped)
-        return kept_result(given, states, timers, made, counters=counters, tag=_TAG)
+        return keyed_result(given, states, timers, made, counters=counters, tag=_TAG)
 
     def _fresh(self, stretch: Stretch) -> pa.Table:
         rows = stretch.rows
@@ -163,7 +163,7 @@ class StreamJoin:
         nulls = has_null_part(keys, len(self._spec.keys[LEFT]))
         if not nulls.any():
             return fresh, self._results(fresh, _NONE, _NONE, _NONE)
-        return fresh.filter(pa.array(~nulls)), self._told_alone(fresh, nulls)
+        return fresh.filter(pa.array(~nulls)), self._unmatched_results(fresh, nulls)
 
     def _paired(self, held: pa.Table, fresh: pa.Table) -> tuple[pa.Table, pa.Table]:
         """All rows that wait now, and the pairs in which one is fresh."""
@@ -193,9 +193,9 @@ class StreamJoin:
         if not over.any():
             return rows, self._results(rows, _NONE, _NONE, _NONE)
         matched = np.asarray(rows.column(_MATCHED).to_numpy(), dtype=np.bool_)
-        return rows.filter(pa.array(~over)), self._told_alone(rows, over & ~matched)
+        return rows.filter(pa.array(~over)), self._unmatched_results(rows, over & ~matched)
 
-    def _told_alone(self, rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
+    def _unmatched_results(self, rows: pa.Table, chosen: npt.NDArray[np.bool_]) -> pa.Table:
         """What is told of these rows, which have no partner, if their side is told at all."""
         sides = _ints(rows, SIDE)
         until = self._spec.waits_until(times_of(rows), sides)

@@ -70,7 +70,7 @@ def joined(aggregates: Aggregates, tables: Sequence[Partials]) -> list[Partials]
     for table in tables:
         mine = slice(at, at + table.main.num_rows)
         made.append(
-            aggregates.merge([_placed(table, first[mine], last[mine])]) if table.main.num_rows else table
+            aggregates.merge([_with_bounds(table, first[mine], last[mine])]) if table.main.num_rows else table
         )
         at += table.main.num_rows
     return made
@@ -96,7 +96,7 @@ def _bounds(keys: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _placed(table: Partials, first: Ints, last: Ints) -> Partials:
+def _with_bounds(table: Partials, first: Ints, last: Ints) -> Partials:
     main = table.main
     renamed = pa.table({CELL: main.column(CELL), KEY: main.column(KEY), "_to": first})
     main = main.set_column(main.column_names.index(CELL), CELL, pa.array(first))
@@ -204,7 +204,7 @@ class SessionAggregate:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column(KEY).unique().to_pylist()
         return found
 
@@ -223,7 +223,7 @@ class SessionAggregate:
             held, result = self._fire(whole, stretch.low_after)
             if result is not None:
                 made.append(result)
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         found = encoded(held)
         states = {key: msgspec.msgpack.encode(found[key]) if key in found else None for key in keys}
         timers = tuple(
@@ -294,7 +294,7 @@ class SessionFirings:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column(KEY).unique().to_pylist()
         return found
 
@@ -311,7 +311,7 @@ class SessionFirings:
             results = self._fire(held, stretch.low, stretch.low_after)
             fired += sum(table.num_rows for table in results)
             made += results
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = self._encoded(held, keys, given.low_after)
         done = step_result(
             {key: row for key, row in states.items() if given.states.get(key) != row},
@@ -362,7 +362,7 @@ class SessionFirings:
         rows = stretch.rows.filter(pa.array(chosen))
         made = [
             table
-            for chosen in _turns(rows.column(KEY))
+            for chosen in _one_per_key(rows.column(KEY))
             for table in self._one_each(held, rows.take(pa.array(chosen)), chosen, stretch.low)
         ]
         if not made:
@@ -474,7 +474,7 @@ def _same_sessions(whole: Partials, groups: pa.Table) -> Partials:
     return Partials(main=found.pop(""), long=found)
 
 
-def _turns(keys: pa.ChunkedArray) -> Sequence[Ints]:
+def _one_per_key(keys: pa.ChunkedArray) -> Sequence[Ints]:
     """Places such that no key comes twice in a turn, and each key's come in order."""
     codes = np.asarray(keys.combine_chunks().dictionary_encode().indices.to_numpy(), dtype=np.int64)
     order = np.argsort(codes, kind="stable")

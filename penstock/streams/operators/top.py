@@ -21,7 +21,7 @@ from penstock.streams.bus.log import ARROW_TYPES
 from penstock.streams.dsl.windows import RANK, WINDOW_END
 from penstock.streams.operators.aggregates import in_order
 from penstock.streams.operators.blocks import decode_rows
-from penstock.streams.operators.windowed import STREAM, Lateness, kept_result
+from penstock.streams.operators.windowed import STREAM, Lateness, keyed_result
 from penstock.streams.rows.row_store import TimerRow
 from penstock.streams.step.keyed_work import StepInput, StepResult
 from penstock.streams.step.watermark import Ints
@@ -62,7 +62,7 @@ class TopOfWindow:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: {**dict(self._spec.columns), RANK: "int"}}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 
@@ -78,9 +78,9 @@ class TopOfWindow:
         rows, ranks = self._first(rows.combine_chunks())
         over = _ends(rows) <= given.low_after
         made = _results(rows.filter(pa.array(over)), ranks[over])
-        keys = {*self.wanted(given.table), *(timer.key for timer in given.timers)}
+        keys = {*self.needed_states(given.table), *(timer.key for timer in given.timers)}
         states, timers = _encoded(rows.filter(pa.array(~over)), keys)
-        return kept_result(
+        return keyed_result(
             given,
             states,
             timers,

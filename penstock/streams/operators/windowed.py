@@ -115,7 +115,7 @@ class WindowedAggregate:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
@@ -158,7 +158,7 @@ class WindowedAggregate:
         closed = {cell for cell in cells if cell + self._size <= low_after}
         found = blocks.take(closed)
         single = {cell for cell in cells - closed if blocks.is_one_block(cell)}
-        found += blocks.look(single)
+        found += blocks.read(single)
         kept = blocks.take(cells - closed - single)
         if kept:
             merged = self._aggregates.merge(kept)
@@ -273,7 +273,7 @@ def blocks_result(blocks: Blocks, made: Sequence[pa.Table], counters: Mapping[st
     return replace(result, made=blocks.made, keys=blocks.keys)
 
 
-def kept_result(
+def keyed_result(
     given: StepInput,
     states: Mapping[str, bytes | None],
     timers: tuple[TimerRow, ...],
@@ -314,7 +314,7 @@ class FiringAggregate:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return {STREAM: dict(self._spec.columns)}
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         return (INDEX,)
 
     def run(self, given: StepInput) -> StepResult:
@@ -367,7 +367,7 @@ class FiringAggregate:
         if self._accumulates:
             held = blocks.take(np.unique(lifted.cells).tolist(), _GIVEN)
         made = []
-        for chosen in _rounds(lifted):
+        for chosen in _without_duplicates(lifted):
             mine = lifted.rows(chosen)
             result = self._aggregates.merge([mine])
             if self._accumulates:
@@ -376,7 +376,7 @@ class FiringAggregate:
                 result = _same_groups(self._aggregates, whole, result)
             ends = result.cells + self._size
             rows = window_rows(self._spec, result, self._aggregates, ends=ends, late=True)
-            made.append(_placed(rows, mine, places[chosen]))
+            made.append(_with_place(rows, mine, places[chosen]))
         for part in held:
             blocks.add(part, _GIVEN)
         whole_table = pa.concat_tables(made).sort_by([("_place", "ascending"), ("window_end", "ascending")])
@@ -438,7 +438,7 @@ def _same_groups(aggregates: Aggregates, whole: Partials, wanted: Partials) -> P
     return aggregates.merge(found)
 
 
-def _rounds(lifted: Partials) -> Sequence[Ints]:
+def _without_duplicates(lifted: Partials) -> Sequence[Ints]:
     """Rows such that no group comes twice in a round, and each group's rows come in order."""
     keys = lifted.main.column(KEY).combine_chunks().dictionary_encode().indices.to_numpy()
     groups = np.unique(np.stack((lifted.cells, keys)), axis=1, return_inverse=True)[1].reshape(-1)
@@ -450,7 +450,7 @@ def _rounds(lifted: Partials) -> Sequence[Ints]:
     return [np.flatnonzero(number == turn) for turn in range(int(number.max()) + 1)]
 
 
-def _placed(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
+def _with_place(rows: pa.Table, lifted: Partials, places: Ints) -> pa.Table:
     """Results with the place of the record that made each."""
     made_by = pa.table(
         {

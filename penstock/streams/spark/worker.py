@@ -165,8 +165,8 @@ class _Measured:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._logic.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
-        return self._logic.wanted(table)
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
+        return self._logic.needed_states(table)
 
     def run(self, given: StepInput) -> StepResult:
         began_ns = time.monotonic_ns()

@@ -453,7 +453,7 @@ class StepLogic(Protocol):
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         """Stream -> column -> Spark SQL type."""
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         """Names of the state rows it needs, beside those of due timers."""
 
     def run(self, given: StepInput) -> StepResult:
@@ -485,7 +485,7 @@ class KeyedLogic:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._computation.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 

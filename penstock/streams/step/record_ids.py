@@ -66,7 +66,7 @@ class IdFilters:
     def __init__(self) -> None:
         self._slots: dict[Millis, _SlotFilter] = {}
 
-    def unknown(self, index: Iterable[Chunk]) -> list[Chunk]:
+    def missing(self, index: Iterable[Chunk]) -> list[Chunk]:
         """The chunks that are not in the filters yet. Slots that the index no longer has are forgotten."""
         chunks = list(index)
         live = {chunk.slot for chunk in chunks}
@@ -79,7 +79,7 @@ class IdFilters:
         found.chunks.add(chunk)
         found.add(digests)
 
-    def maybe(self, digest: Digest) -> list[Millis]:
+    def slots_with(self, digest: Digest) -> list[Millis]:
         """The slots that may have it; none: it is certainly new."""
         return [slot for slot, found in self._slots.items() if found.maybe(digest)]
 
@@ -145,19 +145,19 @@ class DropRepeated:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
-        yield from self._inner.wanted(table)
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
+        yield from self._inner.needed_states(table)
         yield INDEX
 
     def run(self, given: StepInput) -> StepResult:
         index = _decoded_index(given)
-        for some in _slices(self._filters.unknown(index), CHUNKS_PER_READ):
+        for some in _slices(self._filters.missing(index), CHUNKS_PER_READ):
             for chunk, digests in _read_chunks(given, some):
                 self._filters.include(chunk, digests)
         lows = _lows(given)
         is_new, added = self._decide(given, lows)
         table = given.table if is_new.all() else given.table.filter(pa.array(is_new))
-        wanted = {*self._inner.wanted(table), *(timer.key for timer in given.timers)}
+        wanted = {*self._inner.needed_states(table), *(timer.key for timer in given.timers)}
         result = self._inner.run(
             replace(
                 given,
@@ -200,7 +200,7 @@ class DropRepeated:
         asked = {
             id_name(slot, digest): (digest, slot)
             for digest in digests
-            for slot in self._filters.maybe(digest)
+            for slot in self._filters.slots_with(digest)
         }
         found: dict[Digest, set[Millis]] = {}
         for name in given.read(list(asked)) if asked else ():

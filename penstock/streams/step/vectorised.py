@@ -71,7 +71,7 @@ class VectorLogic:
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         return self._computation.outputs
 
-    def wanted(self, table: pa.Table) -> Iterable[str]:
+    def needed_states(self, table: pa.Table) -> Iterable[str]:
         found: list[str] = table.column("_key").unique().to_pylist()
         return found
 

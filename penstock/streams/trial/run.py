@@ -381,10 +381,10 @@ def crash_everywhere(factory: Factory, script: Script) -> Tried:
     without a crash.
     """
     faults = Faults()
-    expected = _played(factory, script, Schedule(), faults)
+    expected = _run_script(factory, script, Schedule(), faults)
     for at in range(faults.passed):
         here = Faults(at=at)
-        found = _played(factory, script, Schedule(), here)
+        found = _run_script(factory, script, Schedule(), here)
         assert here.where, f"crash {at} did not come"
         _compare(expected, found, f"with a crash {here.where}")
     return Tried(runs=faults.passed + 1, result=expected)
@@ -397,7 +397,7 @@ def cut_everywhere(factory: Factory, script: Script, *, seed: int = 0) -> Tried:
     function of the records and the watermarks between them: `OutputsDiffer` if they are not.
     """
     first = Schedule()
-    expected, runs = _played(factory, script, first, Faults()), 1
+    expected, runs = _run_script(factory, script, first, Faults()), 1
     for settles, rows_max in _cuts(len(first.calls), random.Random(seed)):
         ends = (
             "at the end alone"
@@ -406,7 +406,7 @@ def cut_everywhere(factory: Factory, script: Script, *, seed: int = 0) -> Tried:
         )
         where = f"with steps {ends}, of {rows_max} records at most"
         schedule = Schedule(settles=settles, rows_max=rows_max)
-        _compare(expected, _played(factory, script, schedule, Faults(), where), where)
+        _compare(expected, _run_script(factory, script, schedule, Faults(), where), where)
         runs += 1
     return Tried(runs=runs, result=expected)
 
@@ -429,7 +429,7 @@ def _cuts(calls: int, dice: random.Random) -> Iterator[tuple[frozenset[int], int
     yield from ((frozenset(), rows_max) for rows_max in (1, 2, 3))
 
 
-def _played(
+def _run_script(
     factory: Factory,
     script: Script,
     schedule: Schedule,
@@ -438,7 +438,7 @@ def _played(
 ) -> dict[str, Any]:
     run = _run_of(factory)
     run.prepare(schedule, faults)
-    with _Noting(faults, where):
+    with _CrashNote(faults, where):
         script(run)
         run.trial.settle()
     return run.result()
@@ -457,7 +457,7 @@ def _run_of(factory: Factory) -> Scripted:
     return made
 
 
-class _Noting:
+class _CrashNote:
     """An error of the script itself says under which disturbance it came."""
 
     def __init__(self, faults: Faults, where: str) -> None:
@@ -517,7 +517,7 @@ class Faults:
             raise Crash
 
 
-class _Watched:
+class _FaultProxy:
     """Passes every call on, and tells of each effect."""
 
     def __init__(self, inner: Any, name: str, trial: Trial) -> None:
@@ -579,8 +579,8 @@ class Trial:
         self.log = MemoryLog(new_birth=lambda: f"c{next(births)}")
         self.rows = MemoryRows()
         self.faults, self.now_ms, self.rows_max, self.crashes = Faults(), 0, 1_000_000, 0
-        self._bus: Log = _Watched(self.log, "bus", self)
-        self._store: RowStore = _Watched(self.rows, "rows", self)
+        self._bus: Log = _FaultProxy(self.log, "bus", self)
+        self._store: RowStore = _FaultProxy(self.rows, "rows", self)
         self._data = StreamDataPlane(self.log, self.rows)
         self._report_ms: Millis = 0
         self.jobs: dict[str, TrialJob] = {}
@@ -667,7 +667,7 @@ class Trial:
             for start, end in [spans[source.birth]]
         )
         found = list(read_ranges(task=task, interval=interval, spans=spans, log=self.log, rows=self.rows))
-        made = [new for batch in found for new in _worked(batch, job.stages)]
+        made = [new for batch in found for new in _run_stages(batch, job.stages)]
         if job.parsed.kind == "stateful":
             step = StatefulStep(
                 ref=interval.ref,
@@ -723,7 +723,7 @@ class Trial:
         return spans
 
 
-def _worked(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
+def _run_stages(batch: pa.RecordBatch, stages: Stages) -> Iterator[pa.RecordBatch]:
     kinds = batch.column("_kind").to_pylist()
     wanted = [kind in (DATA, BAD) for kind in kinds]
     if any(wanted):
