@@ -38,7 +38,7 @@ from penstock.streams.step.record_ids import (
     DropRepeated,
     FilterCache,
     IdFilters,
-    _absorbed,
+    _chunks_to_merge,
     _digests,
     _first_ids,
 )
@@ -208,9 +208,9 @@ def test_ids_are_cleared_away_once_the_low_has_passed_them_by_the_slack():
 def test_more_than_a_steps_share_is_cleared_away_in_several_steps():
     chunks = [Chunk(1000, 0, version, CHUNK_IDS_MAX // 2, 0) for version in range(5)]
     assert _first_ids(chunks) == chunks[:2] and _first_ids([Chunk(1, 0, 1, 10**9, 0)]) != []
-    assert _absorbed(chunks, 1000, 1) == ([], 0)
+    assert _chunks_to_merge(chunks, 1000, 1) == ([], 0)
     small = [Chunk(1000, 0, version, 1, 0) for version in range(FAN - 1)]
-    assert _absorbed(small, 1000, 1) == (small, 1) and _absorbed(small, 2000, 1) == ([], 0)
+    assert _chunks_to_merge(small, 1000, 1) == (small, 1) and _chunks_to_merge(small, 2000, 1) == ([], 0)
 
 
 def test_many_steps_leave_few_chunks():

@@ -1,8 +1,8 @@
-"""Which jobs a checked graph becomes: cut where records of a key must come together (Turbine II). Pure.
+"""Cuts a checked graph into jobs, at each shuffle (Turbine II). Pure.
 
-Between two cuts everything runs in one job, in one pass. A job reads and carries only the columns that are
-used. For each end of a job (a sink, a shuffle, a stateful step) the cutter collects its `Upstream`: the paths
-on which records get there. The steps of a path become stages for Spark.
+All steps between two cuts run in one job, in one pass. A job reads and writes only the columns that are used.
+For each end of a job (a sink, a shuffle, a stateful step) the cutter collects its `Upstream`: the paths from
+the job's inputs to this end. The steps of a path become stages for Spark.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WHOLE = ("int", "bigint")
 
 
 def operator_shape(step: AggregateStep | JoinStep | DedupStep | TopStep, schemas: Schemas) -> Shape:
-    """Of each thing that the step's rows depend on what it is."""
+    """What the stored state of a step depends on, by name. A plan stores it: do not change the texts."""
     graph = schemas.graph
     if isinstance(step, JoinStep):
         left, right = graph.inputs_of(step.name)
@@ -81,7 +81,7 @@ def operator_shape(step: AggregateStep | JoinStep | DedupStep | TopStep, schemas
 
 
 def listed(columns: Columns) -> str:
-    """Columns in their order, with their types."""
+    """Columns in order, with their types."""
     return ", ".join(f"{name} {kind}" for name, kind in columns)
 
 
@@ -90,24 +90,29 @@ def _aggregate(step: AggregateStep, schemas: Schemas) -> Shape:
     window = schemas.graph.step(edge.source)
     assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     kinds, spans = dict(schemas.at(edge)), window.spans
-    if step.phase == "partial":  # it knows steps alone; how many make a window is the second phase's
+    if (
+        step.phase == "partial"
+    ):  # the first phase aggregates per slide; the second one combines them to windows
         spans = Spans(kind="tumbling", size_ms=spans.slide_ms or spans.size_ms)
     return {
-        # A block has many keys, as texts: their columns are made of them by type.
+        # A block stores keys as texts; their columns are converted by type.
         "key columns": listed(tuple((name, kinds[name]) for name in key_columns(schemas, edge))),
         "windows": _spans(spans),
         "results": _results(window.firing),
-        # The name too: two values of one kind may change places.
+        # With names: two values of one kind may be swapped.
         "values": ", ".join(f"{name} {_value(value)}" for name, value in schemas.summed[step.name]),
     }
 
 
 def _value(value: Summed) -> str:
-    """A value's function, and the type of what is kept for it where it is not always the same."""
+    """A value's function, and the type of its partial result if that can vary."""
     if value.argument is None or value.function in ("count", "approx_percentile"):
         return f"({value.function})"
     kind = value.argument.type
-    if value.function in ("sum", "avg"):  # all whole numbers are kept alike, and so are all others
+    if value.function in (
+        "sum",
+        "avg",
+    ):  # all integers have the same partial result, and so have all other types
         kind = "whole numbers" if kind in _WHOLE else "doubles"
     return f"({value.function} of {kind})"
 
@@ -125,7 +130,7 @@ def _in_windows(spans: Spans | None) -> str:
 
 
 def _results(firing: Firing) -> str:
-    """With several results, what was given is kept apart, and what is over for as long as it may change."""
+    """With several results, emitted results are stored separately, as long as they may change."""
     if firing.is_plain:
         return "one for each window"
     updates = f", updated for {duration_text(firing.lateness_ms)}" if firing.late == "update" else ""
@@ -146,24 +151,24 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """All paths of records to one end of a job. `common`: steps of all records, behind the last union."""
+    """All paths to one end of a job. `common`: the steps of all paths, after the last union."""
 
     paths: tuple[Path, ...]
     union: str | None  # the last one before the end
     common: tuple[Step, ...]
     kept: Columns
-    crossed: tuple[str, ...]  # names of all steps between, for people
+    crossed: tuple[str, ...]  # names of all steps on the paths, for display
 
 
 def plain_steps(steps: Sequence[Step], behind: int) -> tuple[Step, ...]:
-    """The steps that change or drop records, without the last `behind` steps."""
+    """The steps that become stages, without the last `behind` steps."""
     return tuple(
         step for step in steps[: len(steps) - behind] if not isinstance(step, UnionStep | WindowStep)
     )
 
 
 def without_keys(upstream: Upstream, except_for: Step | None = None) -> Upstream:
-    """The same paths without their `key_by` steps, whose keys nobody uses."""
+    """The same paths without `key_by` steps whose keys are not used."""
 
     def plain(steps: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(step for step in steps if not isinstance(step, KeyByStep) or step is except_for)
@@ -181,7 +186,7 @@ def names_of(columns: Columns) -> frozenset[str]:
 
 
 def needed_before(schemas: Schemas, steps: Sequence[Step], kept: frozenset[str]) -> frozenset[str]:
-    """The columns that the steps need as input if `kept` is used of their output."""
+    """The input columns that the steps need for the output columns `kept`."""
     needed = kept
     for step in reversed(steps):
         needed = _before(schemas, step, needed)
@@ -191,7 +196,7 @@ def needed_before(schemas: Schemas, steps: Sequence[Step], kept: frozenset[str])
 def build_stages(
     schemas: Schemas, steps: Sequence[Step], columns: Columns, kept: Columns
 ) -> tuple[Stage, ...]:
-    """Steps as stages, each select with only the columns that are used; at the end exactly `kept`."""
+    """Steps as stages with only the used columns; the output columns are exactly `kept`."""
     needed = names_of(kept)
     stages: list[Stage] = []
     for step in reversed(steps):
@@ -209,7 +214,7 @@ def build_stages(
 
 
 def arguments_of(schemas: Schemas, aggregate: str) -> list[str | None]:
-    """The column that each value of an aggregate is computed of: one that is there, or one made for it."""
+    """The argument column of each value of an aggregate: an existing one, or one made for it."""
     found: list[str | None] = []
     for place, (_, value) in enumerate(schemas.summed[aggregate]):
         name = None if value.argument is None else value.argument.text.strip("`")
@@ -219,7 +224,7 @@ def arguments_of(schemas: Schemas, aggregate: str) -> list[str | None]:
 
 
 def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
-    """Computes what the values of an aggregate are made of, where that is more than a column."""
+    """A stage that computes the arguments of an aggregate that are not plain columns."""
     made = {
         name: value.argument
         for (_, value), name in zip(schemas.summed[aggregate], arguments_of(schemas, aggregate), strict=True)
@@ -232,7 +237,7 @@ def argument_stage(schemas: Schemas, aggregate: str) -> tuple[Stage, ...]:
 
 
 def side_stage(side: int, sides: Sequence[Columns]) -> Stage:
-    """Gives the rows of one side of a join the columns of both, null where they are the other's."""
+    """A stage that adds the columns of the other side of a join, as nulls."""
     columns = [("side", str(side), "int")]
     for number, kept in enumerate(sides):
         for place, (name, kind) in enumerate(kept):
@@ -286,11 +291,11 @@ def _used(expressions: Iterable[Checked]) -> frozenset[str]:
     return frozenset().union(*(checked.columns for checked in expressions))
 
 
-# --- what runs per key -----------------------------------------------------------------------------------
+# --- stateful steps --------------------------------------------------------------------------------------
 
 
 def dead_letter_output(step: StatefulSteps, job: str, partitions: int) -> Iterator[Output]:
-    """The dead-letter category for records at which user code raises, if the job skips them."""
+    """The dead-letter category of a job that skips records for which user code raises."""
     if isinstance(step, ProcessStep) and ("poison", "skip") in step.settings:
         yield Output(
             stream=dead_stream(0),
@@ -310,7 +315,7 @@ def _key_texts(schemas: Schemas, edge: Edge) -> list[str]:
 def computation_json(
     step: StatefulSteps, schemas: Schemas, kept: Callable[[Step, Edge], Columns]
 ) -> dict[str, Any]:
-    """`computation` of a plan: what runs per key. `kept`: which columns of a stream it gets."""
+    """`computation` of a plan. `kept`: the columns of an input that it needs."""
     graph = schemas.graph
     if isinstance(step, ProcessStep):
         found: dict[str, Any] = {
@@ -409,7 +414,7 @@ class Cutter:
         for key in self._keys:
             if key.name not in self._cuts:
                 reason = (
-                    "nothing behind it needs the records of a key together: whoever writes them places them"
+                    "no later step needs the records of a key in one partition; the writer partitions them"
                 )
                 yield Rewrite(rule="drop shuffle", steps=(key.name,), reason=reason)
         for step in self._graph.steps:
@@ -425,7 +430,7 @@ class Cutter:
             }
             if unused := [name for name, _ in there if name not in used]:
                 doing = "decoded" if isinstance(step, SourceStep) else "written"
-                reason = f"nobody reads {', '.join(unused)}, so it is not {doing}"
+                reason = f"{', '.join(unused)} is not used, so it is not {doing}"
                 yield Rewrite(rule="prune columns", steps=(step.name,), reason=reason)
         for job in jobs:
             if len(job.steps) > 2:
@@ -520,12 +525,12 @@ class Cutter:
     def _side_by_side(
         self, step: ProcessStep, upstreams: Sequence[Upstream], inputs: Sequence[JobInput]
     ) -> tuple[Branch, ...]:
-        """One branch for each input of a computation: all columns of all inputs, null where it has none."""
+        """One branch per input of a computation, each with the columns of all inputs (others are null)."""
         if len(inputs) < len(upstreams):
             raise PipelineError(
                 f"{step.place}: two inputs of step {step.name!r} come from the same shuffle",
-                why="they are the same records under the same key, and could not be told apart",
-                fix="make one stream of them, with a column that tells them apart",
+                why="they are the same records with the same key, and could not be distinguished",
+                fix="use one input, with a column that distinguishes the records",
             )
         together = dict(column for upstream in upstreams for column in upstream.kept)
         found = []
@@ -545,7 +550,7 @@ class Cutter:
 
     def _upstream(self, edge: Edge, kept: Columns) -> Upstream:
         paths = list(self._paths(edge))
-        longest = paths[0].steps  # all share what is behind the last union
+        longest = paths[0].steps  # all paths share the steps after the last union
         unions = [number for number, step in enumerate(longest) if isinstance(step, UnionStep)]
         behind = len(longest) - unions[-1] - 1 if unions else 0
         crossed = {step.name for path in paths for step in path.steps}
@@ -571,7 +576,7 @@ class Cutter:
                 yield Path(origin=path.origin, stream=path.stream, steps=(*path.steps, step))
 
     def _with_last_key(self, upstream: Upstream) -> tuple[Upstream, str | None]:
-        """The key of a sink's records: computed at the end if its columns are there, else on the way."""
+        """The key of a sink's records: computed at the end if its columns are there, else in a stage."""
         steps = (*(upstream.paths[0].steps if len(upstream.paths) == 1 else ()), *upstream.common)
         keys = [number for number, step in enumerate(steps) if isinstance(step, KeyByStep)]
         if not keys:
@@ -583,7 +588,7 @@ class Cutter:
         return without_keys(upstream, except_for=last), None
 
     def _together(self, upstream: Upstream) -> Columns:
-        """The columns of a union that are used behind it."""
+        """The columns of a union that later steps use."""
         assert upstream.union is not None, "several paths come together in a union"
         there = self._schemas.columns[upstream.union, DEFAULT_STREAM]
         needed = needed_before(self._schemas, upstream.common, names_of(upstream.kept))
@@ -597,7 +602,7 @@ class Cutter:
         return Branch(input=number, stages=build_stages(self._schemas, (*path.steps, *common), start, kept))
 
     def _inputs(self, upstreams: Sequence[Upstream]) -> tuple[JobInput, ...]:
-        """Each category once, with the columns that any branch reads."""
+        """The inputs: each category once, with the columns that any branch reads."""
         found: dict[str, JobInput] = {}
         for upstream in upstreams:
             for path in upstream.paths:
@@ -641,7 +646,7 @@ class Cutter:
         return self._schemas.columns[path.origin.name, path.stream]
 
     def _category(self, path: Path) -> tuple[str, int]:
-        """Name and partitions of the category a path begins with."""
+        """Name and partitions of the category at the start of a path."""
         match path.origin:
             case SourceStep() as source:
                 return source.category, self._schemas.sources[source.name].partitions
@@ -651,10 +656,10 @@ class Cutter:
                 output = self._stateful_output(step, path.stream)
         return output.category, output.partitions
 
-    # --- what is written
+    # --- outputs
 
     def _needed_columns(self, end: Step, edge: Edge) -> Columns:
-        """What an end uses of a stream it reads."""
+        """The columns of an input that an end of a job uses."""
         there = self._schemas.at(edge)
         if isinstance(end, KeyByStep):
             return _own(self._shuffle_output(end))
@@ -670,7 +675,7 @@ class Cutter:
         return there
 
     def _shuffle_output(self, step: KeyByStep) -> Output:
-        """The internal category of a shuffle: the key's columns and what somebody behind it uses."""
+        """The internal category of a shuffle: the key's columns and those that later steps use."""
         if step.name in self._shuffles:
             return self._shuffles[step.name]
         key = self._schemas.keys[step.name]
@@ -694,7 +699,7 @@ class Cutter:
         return self._shuffles[step.name]
 
     def _needs_low_column(self, step: KeyByStep) -> bool:
-        """True if somebody behind this shuffle must know how late a late record is."""
+        """True if a reader of this shuffle must know how late a late record is."""
         for end in self._graph.steps:
             if isinstance(end, AggregateStep):
                 window = self._graph.step(self._graph.input_of(end.name).source)
@@ -712,13 +717,13 @@ class Cutter:
         return ((DEFAULT_STREAM, self._schemas.columns[step.name, DEFAULT_STREAM]),)
 
     def _stateful_output(self, step: StatefulSteps, stream: str) -> Output:
-        """A sink right behind a stream is its category; whoever else reads the stream reads it there."""
+        """The category of a stream: its first sink, if it has one; other readers read this category too."""
         for edge in self._graph.readers_of(step.name):
             reader = self._graph.step(edge.target)
             if edge.stream == stream and isinstance(reader, SinkStep):
                 return self._sink_output(reader, stream)
         meaning = f"stream {stream}"
-        if isinstance(step, DedupStep):  # who reads it may rely on the key that it leaves as it is
+        if isinstance(step, DedupStep):  # readers may rely on the key, which it does not change
             keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
             meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
         if (
@@ -728,7 +733,7 @@ class Cutter:
         return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 
     def _is_direct(self, step: Step) -> bool:
-        """True if a job with state writes this sink itself: the first right behind one of its streams."""
+        """True if a stateful job writes this sink itself: the first sink of one of its streams."""
         if not isinstance(step, SinkStep):
             return False
         edge = self._graph.input_of(step.name)
@@ -754,7 +759,7 @@ class Cutter:
         }
         for number, source in enumerate(inputs):
             if source.category in specs and has_dead_letters(specs[source.category]):
-                # As many partitions as the source: what a category is must not depend on who reads it.
+                # As many partitions as the source, because the category must not depend on its readers.
                 yield Output(
                     stream=dead_stream(number),
                     category=f"{source.category}.dead",
@@ -765,7 +770,7 @@ class Cutter:
 
     def _internal(self, step: Step, columns: Columns, key: str, stream: str) -> Output:
         partitions = self._graph.partitions
-        # What the bytes mean is part of the name: a change makes a new category, never mixes with the old.
+        # The name has a hash of the format, so that a change makes a new category instead of mixing records.
         meaning = json.dumps([partitions, columns, key, "typed"], separators=(",", ":"))
         name = f"{self._job_name(step)}.{hashlib.sha256(meaning.encode()).hexdigest()[:8]}"
         return Output(stream=stream, category=name, partitions=partitions, columns=columns, internal=True)
@@ -779,7 +784,7 @@ def _with_stage(branch: Branch, stage: Stage) -> Branch:
 
 
 def _own(output: Output) -> Columns:
-    """The columns that steps know of: not that of the lows, which is beside them."""
+    """The columns without that of the lows."""
     return tuple(column for column in output.columns if column != LOW_COLUMN)
 
 

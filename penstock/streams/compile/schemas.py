@@ -1,4 +1,4 @@
-"""What each stream of a pipeline looks like: every expression checked against what reaches it. Pure."""
+"""The columns of each stream of a pipeline; checks every expression against its input columns. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from penstock.streams.dsl.windows import PARTIAL_COLUMNS, RANK, WINDOW_END, WIND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """A graph whose names and types are known to fit."""
+    """A checked graph, with the columns of its streams and its parsed expressions."""
 
     graph: Graph
     columns: dict[tuple[str, str], Columns] = field(default_factory=dict)  # (step, stream) -> what comes out
@@ -55,27 +55,27 @@ class Schemas:
     selected: dict[str, tuple[tuple[str, Checked], ...]] = field(
         default_factory=dict
     )  # select -> its columns
-    generated: dict[str, Generated] = field(default_factory=dict)  # flat_map -> what it takes apart
+    generated: dict[str, Generated] = field(default_factory=dict)  # flat_map -> its array and new columns
     summed: dict[str, tuple[tuple[str, Summed], ...]] = field(default_factory=dict)  # aggregate -> its values
     keys: dict[str, Checked] = field(default_factory=dict)  # key_by -> its key
     key_parts: dict[str, tuple[Checked, ...]] = field(default_factory=dict)
     sources: dict[str, CategorySpec] = field(default_factory=dict)  # source -> what it reads
 
     def into(self, step: str) -> Columns:
-        """The columns that reach a step, from its first input."""
+        """The columns of a step's first input."""
         return self.at(self.graph.input_of(step))
 
     def at(self, edge: Edge) -> Columns:
-        """The columns of a stream that is read."""
+        """The columns of the stream of an edge."""
         return self.columns[edge.source, edge.stream]
 
     def passes(self, names: Iterable[str], steps: Iterable[Step]) -> bool:
-        """True if all these columns come through the steps as they are."""
+        """True if the steps do not change these columns."""
         wanted = set(names)
         return all(wanted <= self.unchanged(step) for step in steps if isinstance(step, SelectStep))
 
     def unchanged(self, step: SelectStep) -> set[str]:
-        """The columns that a select takes as they are."""
+        """The columns that a select does not change."""
         return {name for name, checked in self.selected[step.name] if is_column(checked, name)}
 
 
@@ -146,15 +146,16 @@ def _united(step: UnionStep, schemas: Schemas) -> Columns:
         if other != first:
             raise PipelineError(
                 f"{edges[0].source!r} and {edge.source!r} have different columns",
-                why=f"the first has {_listed(first)}, the other has {_listed(other)}; which belong together "
-                "is not guessed",
+                why=f"the first has {_listed(first)}, the other has "
+                f"{_listed(other)}; columns are not matched "
+                "automatically",
                 fix=f'select the same names, types and order before: .select("{first[0][0]}", …)',
             )
     return first
 
 
 def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
-    """The columns that are the key of a stream; PipelineError if a part of it is no column there."""
+    """The key columns of a stream; PipelineError if a part of the key is not a column."""
     keyed, between = schemas.graph.key_of(edge)
     assert keyed is not None, "checked before: it has a key"
     for part in schemas.key_parts[keyed.name]:
@@ -175,7 +176,7 @@ def key_columns(schemas: Schemas, edge: Edge) -> tuple[str, ...]:
 
 
 def window_edge(graph: Graph, step: AggregateStep) -> Edge:
-    """The stream of the window behind which an aggregate stands; of one in two phases, the first one's."""
+    """The edge from the window to its aggregate; for the second phase, the edge to the first one."""
     edge = graph.input_of(step.name)
     return graph.input_of(edge.source) if step.phase == "combine" else edge
 
@@ -230,20 +231,21 @@ def _topped(step: TopStep, schemas: Schemas) -> Columns:
     if not isinstance(before, AggregateStep) or not schemas.passes((WINDOW_START, WINDOW_END), between):
         raise PipelineError(
             "top(...) needs the results of an aggregate, with window_start and window_end as they are",
-            why="it takes the first of each window, when the window is over",
+            why="it emits the first results of each window when the window ends",
             fix='write .window(...).aggregate("count(*) AS n").top(3, by="n")',
         )
     window = graph.step(graph.input_of(before.name).source)
     if isinstance(window, WindowStep) and (window.spans.kind == "session" or not window.firing.is_plain):
         raise PipelineError(
             "top(...) needs windows that are the same for all keys and give one result",
-            why="sessions differ from key to key, and early results and updates would be counted as others",
+            why="sessions differ between keys, and early results and updates "
+            "would be counted as other results",
             fix='use .window(tumbling("1m")) or sliding(...), without early= and late=',
         )
     if step.by not in dict(columns):
         near = nearest(step.by, dict(columns))
         raise PipelineError(
-            f"there is no column {step.by!r} to go by",
+            f"there is no column {step.by!r} to order by",
             why=f"the results have {_listed(columns)}",
             fix=f"did you mean {near!r}?" if near else "name one of these",
         )
@@ -274,7 +276,7 @@ def _describe(category: str, catalogue: Catalogue) -> CategorySpec:
 
 
 def _check_existing(sink: SinkStep, schemas: Schemas, catalogue: Catalogue) -> None:
-    """A category that is there already is kept as it is: the sink must fit it."""
+    """Check a sink against its category, if it exists: a category is never changed."""
     try:
         there = catalogue.describe(sink.category)
     except NotFound:
@@ -296,7 +298,7 @@ def _check_existing(sink: SinkStep, schemas: Schemas, catalogue: Catalogue) -> N
     if there.partitions != partitions:
         raise PipelineError(
             f"category {sink.category!r} exists with {there.partitions} partitions, not {partitions}",
-            why="the partitions of a category never change: keys would move",
+            why="the number of partitions of a category never changes, because keys would move",
             fix=f'write .sink("{sink.category}", partitions={there.partitions}), or {another}',
         )
 

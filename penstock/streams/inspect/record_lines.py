@@ -1,8 +1,8 @@
-"""Records of the bus as lines of JSON, and back. Pure: bytes in, Arrow out; a bad line says why.
+"""Converts records of the bus to lines of JSON, and back. Pure: bytes in, Arrow out.
 
-Two forms. `value`: a line is a record's value, the JSON object that the category declares, whatever format it
-has on the bus; of a `bytes` category the line itself. `record`: a line is a whole record, {"key", "ts",
-"value", …}, as `penstock bus tail` prints it; bytes that are no JSON are `value_base64`.
+Two forms. `value`: a line is a record's value, the JSON object that the category declares, for any format on
+the bus; for a `bytes` category the line itself. `record`: a line is a whole record, {"key", "ts", "value",
+…}, as `penstock bus tail` prints it; bytes that are not JSON are in `value_base64`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LineRules:
     key_column: str = ""
     ts_column: str = ""
     now_ms: Millis = 0  # the event time of records that name none
-    checked: bool = True  # False: values are taken as they are, also such that nobody can read
+    checked: bool = True  # False: values are not checked, and may be unreadable
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.spec.columns]
@@ -69,7 +69,7 @@ class LineRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadLine:
-    """A line that is no record, and why."""
+    """A line that is not a valid record, and the reason."""
 
     number: int
     reason: str
@@ -102,7 +102,7 @@ _RECORDS = msgspec.json.Decoder(_Record)
 
 
 def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedLines:
-    """Lines with their numbers as records; the bad ones apart."""
+    """Parse numbered lines to records; bad lines are returned separately."""
     bad: dict[int, str] = {}
     drafts: dict[int, _Record] = {}
     for number, line in lines:
@@ -117,12 +117,12 @@ def parse_lines(lines: Sequence[tuple[int, bytes]], rules: LineRules) -> ParsedL
                 bad[number] = f"not a record: {error}"
             else:
                 if drafts[number].headers and not rules.spec.headers:
-                    bad[number] = "it has headers, and the category was created without"
+                    bad[number] = "it has headers, but the category was created without headers"
     numbers = sorted(drafts)
     values, unfit = _values([drafts[number] for number in numbers], rules.spec)
     decoded = decode_values(rules.spec.format, values, rules.spec.columns)
     unread = {numbers[index]: unfit.get(index, reason) for index, reason in decoded.bad}
-    # Unless it is checked, a value is kept as it is; only what has no bytes at all cannot be.
+    # An unchecked value is stored as it is, unless it has no bytes at all.
     if rules.checked or rules.spec.format == "typed":
         bad |= unread
     bad |= {numbers[index]: reason for index, reason in unfit.items()}

@@ -1,4 +1,4 @@
-"""Which logic a job's plan asks for. Pure."""
+"""Builds the step logic for a job's plan. Pure."""
 
 from __future__ import annotations
 
