@@ -67,8 +67,8 @@ class WorkersInTurn:
         self._turn += 1
         return self._of_turn().take(ref)
 
-    def give(self, ref: IntervalRef, known: CachedStates) -> None:
-        self._of_turn().give(ref, known)
+    def put_back(self, ref: IntervalRef, known: CachedStates) -> None:
+        self._of_turn().put_back(ref, known)
 
     def _of_turn(self) -> StateCache:
         return self._caches[self._turn % len(self._caches)]

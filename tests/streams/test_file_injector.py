@@ -129,7 +129,7 @@ def test_a_file_that_was_cut_is_refused_by_name(tmp_path: Path):
     write(path, 10, 20)
     injector(log).round([path], now_ms=1000)
     write(path, 30, mode="w")
-    with pytest.raises(ConfigError, match="shorter than what was sent"):
+    with pytest.raises(ConfigError, match="shorter than the part that was sent"):
         injector(log, epoch=2).round([path], now_ms=2000)
 
 

@@ -63,7 +63,7 @@ def test_an_injector_that_never_came_is_named():
     topology = two_stages(an_interval(0, LOW_MIN), source=injected(LOW_MIN, ("a", 90), ("b", LOW_MIN)))
     assert holder(topology).text == "held back by injector b, because it has not reported yet"
     empty = two_stages(an_interval(0, LOW_MIN), source=injected(LOW_MIN))
-    assert holder(empty).reason == "no injector has begun"
+    assert holder(empty).reason == "no injector has started"
 
 
 def test_an_interval_with_records_to_read_holds_what_its_input_has_passed():
@@ -118,18 +118,18 @@ def test_a_low_that_was_not_told_holds():
     found = find_holder(
         Topology(categories={**topology.categories, "out": early}, intervals=topology.intervals), "out"
     )
-    assert "has not said so" in found.reason
+    assert "has not reported it" in found.reason
 
 
 def test_a_producer_that_no_job_has_is_named():
     gone = a_category("out", 5, producers=(ProducerLow(name="x", low=5),))
     found = find_holder(Topology(categories={"out": gone}), "out")
-    assert found.holder == "producer x" and "no job that runs has it" in found.reason
+    assert found.holder == "producer x" and "belongs to no running job" in found.reason
 
 
 def test_nobody_holds_what_has_ended():
     assert find_holder(Topology(categories={"out": a_category("out", LOW_MAX)}), "out").text == (
-        "nobody: all has come"
+        "nothing holds it back: the input has ended"
     )
 
 

@@ -133,6 +133,6 @@ def test_all_that_is_lost_or_has_yet_to_come_is_told_with_its_number_and_what_to
     assert job.line == "a: 100 records read, 40 late, 36 dropped, 5 dead letters, 4 waiting"
     late, dead, waiting, windows, timers = notes_for([job], ["clicks"], is_kept=True)
     assert "36 of 100 records" in late and "lateness_ms" in late
-    assert "5 records are dead letters" in dead and "4 records are not read" in waiting
-    assert "2 keys" in windows and "clicks has not ended, as --folder keeps it" in windows
-    assert "3 timers of the clock" in timers and "--follow" in timers
+    assert "5 records are dead letters" in dead and "4 records are unread" in waiting
+    assert "2 keys" in windows and "clicks has not ended (with --folder it stays open" in windows
+    assert "3 wall timers" in timers and "--follow" in timers

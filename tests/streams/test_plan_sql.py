@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     ),
     "strange length": (
         "INSERT INTO out SELECT query, count(*) AS n FROM queries GROUP BY query, window(event_time, '3 moons')",
-        ["'3 moons' is no length of time"],
+        ["'3 moons' is not a duration"],
     ),
     "neither key nor value": (
         "INSERT INTO out SELECT lang, count(*) AS n FROM queries GROUP BY query, window(event_time, '10s')",

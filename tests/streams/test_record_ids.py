@@ -325,7 +325,7 @@ def test_a_damaged_index_or_chunk_is_named():
 
 def test_a_key_that_would_hit_the_rows_of_ids_is_refused():
     world = a_world([rec(f"{PREFIX}i", "1")])
-    with pytest.raises(ComputationFailed, match="cannot keep state for a key") as refused:
+    with pytest.raises(ComputationFailed, match="cannot store state for a key") as refused:
         world.live([1])
     assert refused.value.why and refused.value.fix
 
@@ -370,8 +370,8 @@ def test_a_plan_says_which_column_is_the_id_and_for_how_long(tmp_path: Path):
 @pytest.mark.parametrize(
     ("column", "slack", "said"),
     [
-        ("nope", "30m", "no column of ids"),
-        ("amount", "30m", "no column of ids"),
+        ("nope", "30m", "not an id column"),
+        ("amount", "30m", "not an id column"),
         ("not a name", "30m", "record_id"),
         ("sale", "soon", "soon"),
     ],

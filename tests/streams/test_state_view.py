@@ -166,7 +166,7 @@ def test_what_does_not_fit_the_plan_is_shown_as_bytes_with_the_reason():
     for plan in (COUNT, {**COUNT, "vectorised": True}, {"operator": "aggregate"}, {"operator": "join"}):
         found = decode_state(plan, "k", b"\xc1no msgpack")
         assert found["state"] == {"hex": b"\xc1no msgpack".hex(), "bytes": 11}
-        assert "not what the job's plan says" in found["problem"]
+        assert "does not match the job's plan" in found["problem"]
     nested = to_json_value({1: {b"x", 2}, "ext": msgspec.msgpack.Ext(5, b"\x01")})
     assert nested["ext"] == {"hex": "01", "bytes": 1, "extension": 5} and len(nested["1"]) == 2
     json.dumps(nested, allow_nan=False)
@@ -239,12 +239,12 @@ def test_a_windows_key_is_gathered_from_its_blocks():
 @pytest.mark.parametrize(
     ("ask", "error", "said"),
     [
-        (lambda kept: kept.view.get(kept.job, "nobody"), NotFound, "keeps nothing for the key 'nobody'"),
-        (lambda kept: kept.view.scan(kept.job, after="north"), ConfigError, "not a place to go on from"),
-        (lambda kept: kept.view.scan(kept.job, after='["0","a"]'), ConfigError, "not a place"),
-        (lambda kept: kept.view.timers(kept.job, after='[0,"a"]'), ConfigError, "not a place"),
+        (lambda kept: kept.view.get(kept.job, "nobody"), NotFound, "stores nothing for the key 'nobody'"),
+        (lambda kept: kept.view.scan(kept.job, after="north"), ConfigError, "not the position of a page"),
+        (lambda kept: kept.view.scan(kept.job, after='["0","a"]'), ConfigError, "not the position"),
+        (lambda kept: kept.view.timers(kept.job, after='[0,"a"]'), ConfigError, "not the position"),
         (lambda kept: list(kept.view.export(kept.job, 4)), NotFound, "has no partition 4"),
-        (lambda kept: kept.view.scan(Kept(kind="stateless").job), ConfigError, "keeps no state"),
+        (lambda kept: kept.view.scan(Kept(kind="stateless").job), ConfigError, "has no state"),
         (lambda kept: kept.view.scan(Kept(lineage=1).job), NotFound, "has no rows in partition 0"),
     ],
 )

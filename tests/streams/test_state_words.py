@@ -211,4 +211,4 @@ def test_rows_of_another_plan_are_bytes_with_the_reason(operator: str):
         b"\x91\x93\x01\x09\xc3",
     ):  # [1, [[1, 2, 3]]], [[1, 9, true]]
         found = decode_state(plan, "k", value, ["a"])
-        assert "not what the job's plan says" in found["problem"] and found["state"]["hex"] == value.hex()
+        assert "does not match the job's plan" in found["problem"] and found["state"]["hex"] == value.hex()

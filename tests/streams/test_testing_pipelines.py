@@ -142,14 +142,14 @@ def test_values_that_only_spark_computes_are_told() -> None:
     p = Pipeline("shops", partitions=1)
     p.source("returns").select("upper(shop) AS shop").sink("shops")
     run = testing.PipelineRun(p, RETURNS)
-    with pytest.raises(PipelineError, match="without Spark on these records"):
+    with pytest.raises(PipelineError, match="cannot process these records"):
         run.record("returns", 1, shop="é", amount=1.0)
 
 
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda run: run.record("sales", 1, shop="x"), "is not read here"),
+        (lambda run: run.record("sales", 1, shop="x"), "is not an input of this run"),
         (lambda run: run.record("returns", 1, price=1.0), "has no column 'price'"),
         (lambda run: run.outputs("so_far"), "has no sink 'so_far'"),
     ],

@@ -73,7 +73,7 @@ def test_one_of_several_injectors_that_never_came_is_named_at_the_sink():
 
 @pytest.mark.parametrize("subject", ["", "j", "p", "out"])
 def test_a_job_a_pipeline_and_nothing_lead_to_what_is_written(subject: str):
-    assert World().text(subject) == "held back by category in, because no injector has begun"
+    assert World().text(subject) == "held back by category in, because no injector has started"
 
 
 def test_an_interval_behind_is_named_with_what_it_has_to_read_and_why_it_does_not():
@@ -150,9 +150,9 @@ def test_what_has_ended_is_held_by_nobody():
     world.log.report_low("in", producer="a", epoch=1, low=LOW_MAX, now_ms=0)
     for partition in (0, 1):
         world.commit(partition, input_low=LOW_MAX)
-    assert world.text() == "nobody: all has come"
+    assert world.text() == "nothing holds it back: the input has ended"
 
 
 def test_a_name_that_nothing_has_is_not_found():
-    with pytest.raises(NotFound, match="nothing that has a watermark"):
+    with pytest.raises(NotFound, match="there is no category, job or pipeline"):
         World().text("nope")
