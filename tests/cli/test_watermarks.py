@@ -44,7 +44,9 @@ def test_a_job_is_explained_by_what_it_writes(world: World, run: Run):
 
 
 def test_a_name_that_nothing_has_is_refused(shared: World, run: Run):
-    assert "there is no category, job or pipeline" in run("watermark", "nope", "--folder", shared.folder).is_refused(3)
+    assert "there is no category, job or pipeline" in run(
+        "watermark", "nope", "--folder", shared.folder
+    ).is_refused(3)
 
 
 def test_without_jobs_there_is_nothing_to_hold(shared: World, run: Run):

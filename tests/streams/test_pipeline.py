@@ -167,9 +167,15 @@ MISTAKES = {
     "lambda": (lambda: _a().filter(lambda row: True), ["filter() needs Spark SQL text", "inside Spark"]),
     "empty select": (lambda: _a().select(), ["select() needs Spark SQL text"]),
     "empty key": (lambda: _a().key_by(), ["key_by() needs Spark SQL text"]),
-    "an object": (lambda: _a().key_by("a").process(Count()), ["process() needs a subclass of Computation", "the class itself"]),
+    "an object": (
+        lambda: _a().key_by("a").process(Count()),
+        ["process() needs a subclass of Computation", "the class itself"],
+    ),
     "a function": (lambda: _a().key_by("a").process(len), ["process() needs a subclass of Computation"]),
-    "another class": (lambda: _a().key_by("a").process(NotAComputation), ["process() needs a subclass of Computation"]),
+    "another class": (
+        lambda: _a().key_by("a").process(NotAComputation),
+        ["process() needs a subclass of Computation"],
+    ),
     "a nested class": (
         lambda: _a().key_by("a").process(_nested()),
         ["is defined inside _nested", "top level"],

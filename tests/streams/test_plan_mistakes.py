@@ -138,7 +138,12 @@ MISTAKES = {
     ),
     "union of different columns": (
         lambda p: p.source("queries").select("query").union(p.source("events").select("user")).sink("x"),
-        ["'select' and 'select_2' have different columns", "query string", "user string", "not matched automatically"],
+        [
+            "'select' and 'select_2' have different columns",
+            "query string",
+            "user string",
+            "not matched automatically",
+        ],
     ),
     "union of different types": (
         lambda p: p.source("queries").select("ts AS n").union(p.source("events").select("n")).sink("x"),

@@ -161,8 +161,16 @@ def a_row(**changes: Any) -> dict[str, pa.Table]:
         (making("Nothing", None), ComputationFailed, "NoneType where tables by stream belong"),
         (making("Row", {"out": {"n": 1}}), ProductionRefused, "given was dict"),
         (making("Elsewhere", {"other": a_row()["out"]}), ProductionRefused, "the streams out"),
-        (making("NoStamp", a_row(_ts=pa.array([None], pa.int64()))), ProductionRefused, "a timestamp is null"),
-        (making("NoKey", a_row(_key=pa.array([None], pa.string()))), ProductionRefused, "a timestamp is null"),
+        (
+            making("NoStamp", a_row(_ts=pa.array([None], pa.int64()))),
+            ProductionRefused,
+            "a timestamp is null",
+        ),
+        (
+            making("NoKey", a_row(_key=pa.array([None], pa.string()))),
+            ProductionRefused,
+            "a timestamp is null",
+        ),
         (making("Day", a_row(_ts=["monday"])), ProductionRefused, "monday"),
         (making("Word", a_row(n=["many"])), ProductionRefused, "many"),
         (Breaks, ComputationFailed, "RuntimeError: the model is gone"),
