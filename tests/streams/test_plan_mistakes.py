@@ -86,7 +86,7 @@ MISTAKES = {
     ),
     "clock": (
         lambda p: p.source("queries").select("now() AS t").sink("x"),
-        ["now() cannot be used", "repeated"],
+        ["now() cannot be used", "retried"],
     ),
     "column twice": (lambda p: p.source("queries").select("ts", "ts").sink("x"), ["two columns named 'ts'"]),
     "column twice but for case": (
@@ -114,11 +114,11 @@ MISTAKES = {
     "binary key": (lambda p: p.source("queries").key_by("unhex(query)").sink("x"), ["it is binary", "hex("]),
     "no array": (
         lambda p: p.source("queries").flat_map("explode(query) AS w").sink("x"),
-        ["'query' is no array: it is string", "split(query, ' ')"],
+        ["'query' is not an array: it is string", "split(query, ' ')"],
     ),
     "no generator": (
         lambda p: p.source("queries").flat_map("split(query, ' ') AS w").sink("x"),
-        ["does not make records of an array", 'write "explode(array) AS name"'],
+        ["is not a generator", 'write "explode(array) AS name"'],
     ),
     "unknown column in a generator": (
         lambda p: p.source("queries").flat_map("explode(split(qery, ' ')) AS w").sink("x"),

@@ -215,10 +215,10 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     ),
     "file": (
         "INSERT INTO out SELECT * FROM parquet.`/etc/x`",
-        ["'parquet./etc/x' is no category", "never files"],
+        ["'parquet./etc/x' is not a category", "not files"],
     ),
-    "file by name": ("INSERT INTO out SELECT * FROM json.data", ["is no category", "never files"]),
-    "path": ("INSERT INTO out SELECT * FROM `/etc/passwd`", ["is no category"]),
+    "file by name": ("INSERT INTO out SELECT * FROM json.data", ["is not a category", "not files"]),
+    "path": ("INSERT INTO out SELECT * FROM `/etc/passwd`", ["is not a category"]),
     "table function": ("INSERT INTO out SELECT * FROM range(10)", ["range() cannot be read"]),
     "read_files": ("INSERT INTO out SELECT * FROM read_files('/x')", ["read_files() cannot be read"]),
     "values": ("INSERT INTO out SELECT * FROM VALUES (1)", ["VALUES cannot be read"]),
@@ -228,14 +228,14 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     ),
     "reflect": (
         "INSERT INTO out SELECT reflect('java.lang.Runtime', 'x') AS y FROM queries",
-        ["reflect() cannot be used", "outside the record"],
+        ["reflect() cannot be used", "outside of the record"],
     ),
     "java_method": (
         "INSERT INTO out SELECT query FROM queries WHERE java_method('a', 'b') = 'x'",
         ["java_method() cannot be used"],
     ),
     "variables": ("INSERT INTO out SELECT '${env:HOME}' AS x FROM queries", ["cannot hold '${'"]),
-    "clock": ("INSERT INTO out SELECT now() AS x FROM queries", ["now() cannot be used", "repeated"]),
+    "clock": ("INSERT INTO out SELECT now() AS x FROM queries", ["now() cannot be used", "retried"]),
     "rand": ("INSERT INTO out SELECT query FROM queries WHERE rand() < 0.5", ["rand() cannot be used"]),
     "unknown function": ("INSERT INTO out SELECT lowr(query) AS x FROM queries", ["did you mean lower()"]),
     "unknown column": ("INSERT INTO out SELECT query FROM queries WHERE lnag = 'x'", ["did you mean 'lang'"]),
@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "scalar subquery": ("INSERT INTO out SELECT (SELECT 1) AS x FROM queries", ["a query cannot be used"]),
     "IN subquery": (
         "INSERT INTO out SELECT query FROM queries WHERE query IN (SELECT body FROM notes)",
-        ["a query cannot be used", "bring other data in as a stream"],
+        ["a query cannot be used", "read other data as a stream"],
     ),
     "EXISTS": (
         "INSERT INTO out SELECT query FROM queries WHERE EXISTS (SELECT 1)",
@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "CROSS JOIN": ("INSERT INTO out SELECT query FROM queries CROSS JOIN notes", ["CROSS cannot"]),
     "join without time": (
         "INSERT INTO out SELECT query FROM queries q JOIN notes n ON q.lang = n.tongue",
-        ["bounded time", "INTERVAL"],
+        ["a limit for the time", "INTERVAL"],
     ),
     "join on <": (
         "INSERT INTO out SELECT query FROM queries q JOIN notes n ON q.ts < n.at",
