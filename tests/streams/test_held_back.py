@@ -56,7 +56,7 @@ def test_the_slowest_injector_is_named_through_the_jobs_between():
     topology = two_stages(an_interval(0, 50), an_interval(1, 50), source=injected(50, ("a", 90), ("b", 50)))
     found = holder(topology)
     assert (found.holder, found.path) == ("injector b", ("out", "j[0]", "in"))
-    assert found.text == "held back by injector b, because it said 1970-01-01T00:00:00.050Z last"
+    assert found.text == "held back by injector b, because it last reported 1970-01-01T00:00:00.050Z"
 
 
 def test_an_injector_that_never_came_is_named():
@@ -105,7 +105,7 @@ def test_a_partition_without_newer_records_is_named():
 def test_a_partition_that_has_never_had_a_record_is_named():
     source = a_category("in", LOW_MIN, "event_time", partitions=(90, LOW_MIN), idle_after_ms=5)
     topology = two_stages(an_interval(0, 90), an_interval(1, LOW_MIN), source=source)
-    assert holder(topology).text == "held back by partition 1 of in, because nothing has come there yet"
+    assert holder(topology).text == "held back by partition 1 of in, because it has no records yet"
 
 
 def test_a_low_that_was_not_told_holds():
@@ -133,10 +133,10 @@ def test_nobody_holds_what_has_ended():
     )
 
 
-def test_a_circle_ends():
+def test_a_cycle_ends():
     loop = an_interval(0, 5, inputs=(InputLow(category="out", low=5, waiting=0),))
     topology = two_stages(loop, source=injected(9, ("a", 9)))
-    assert "circle" in holder(topology).reason
+    assert "cycle" in holder(topology).reason
 
 
 def test_upstream_is_the_category_and_all_it_depends_on_once():

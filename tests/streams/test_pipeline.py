@@ -161,7 +161,7 @@ MISTAKES = {
     "two keys": (_same_names, ["two steps named 'by_a'"]),
     "self feeding": (lambda: _a().sink("q"), ["both a source and a sink", "read its own output"]),
     "self feeding, reversed": (_sink_then_source, ["both a source and a sink"]),
-    "dead letters": (lambda: _a().sink("q.dead"), ["cannot be a sink", "do not parse"]),
+    "dead letters": (lambda: _a().sink("q.dead"), ["cannot be a sink", "dead-letter category"]),
     "written twice": (_twice_written, ["written twice", "step 'one'"]),
     "empty filter": (lambda: _a().filter(""), ["filter() needs Spark SQL text", "lang = 'en'"]),
     "lambda": (lambda: _a().filter(lambda row: True), ["filter() needs Spark SQL text", "inside Spark"]),

@@ -140,7 +140,7 @@ def _process(computation: type = Visits, **streams: Any) -> Any:
         (_process(clicks=lambda p: "clicks"), "input 'clicks' is not a stream"),
         (
             _process(clicks=lambda p: p.source("clicks").key_by("user")),
-            "declares 'clicks', 'orders', given are 'clicks'",
+            "declares 'clicks', 'orders', but process.* got 'clicks'",
         ),
         (
             _process(

@@ -281,11 +281,11 @@ def test_a_key_is_looked_for_under_the_text_that_the_stream_gives_it(
         (["n"], {"n": "bigint"}, "cats", "of type bigint"),
         (["n"], {"n": "boolean"}, "yes", "of type boolean"),
         (["a", "b"], {}, "north", "keyed by a, b"),
-        (["a", "b"], {}, '["north"]', "keyed by a, b, given are 1"),
+        (["a", "b"], {}, '["north"]', "keyed by a, b, but 1 values"),
         (["a", "b"], {"b": "bigint"}, '["north", "x"]', "of type bigint"),
     ],
 )
 def test_a_key_of_another_type_is_refused(names: list[str], types: dict[str, str], given: str, why: str):
-    with pytest.raises(ConfigError, match="is no key of job 'j'") as refused:
+    with pytest.raises(ConfigError, match="is not a key of job 'j'") as refused:
         key_text("j", names, types, given)
     assert why in refused.value.why and refused.value.fix

@@ -30,7 +30,7 @@ from tests.streams.step_world import REF, Event
 @pytest.mark.parametrize(
     ("record", "error", "said"),
     [
-        (lambda record, ctx: ctx.produce({"at": 1}, ts=record.ts - 1), ProductionRefused, "stamped 99"),
+        (lambda record, ctx: ctx.produce({"at": 1}, ts=record.ts - 1), ProductionRefused, "timestamp 99"),
         (lambda record, ctx: ctx.produce({"at": 1}, stream="none"), ProductionRefused, "'none'"),
         (lambda record, ctx: ctx.produce({"wrong": 1}), ProductionRefused, "wrong"),
         (lambda record, ctx: ctx.produce({"at": 1, "more": 1}), ProductionRefused, "more"),
