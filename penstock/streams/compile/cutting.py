@@ -90,9 +90,7 @@ def _aggregate(step: AggregateStep, schemas: Schemas) -> Shape:
     window = schemas.graph.step(edge.source)
     assert isinstance(window, WindowStep), "checked before: an aggregate reads a window"
     kinds, spans = dict(schemas.at(edge)), window.spans
-    if (
-        step.phase == "partial"
-    ):  # the first phase aggregates per slide; the second one combines them to windows
+    if step.phase == "partial":  # per slide; the second phase combines slides to windows
         spans = Spans(kind="tumbling", size_ms=spans.slide_ms or spans.size_ms)
     return {
         # A block stores keys as texts; their columns are converted by type.
@@ -109,10 +107,7 @@ def _value(value: Summed) -> str:
     if value.argument is None or value.function in ("count", "approx_percentile"):
         return f"({value.function})"
     kind = value.argument.type
-    if value.function in (
-        "sum",
-        "avg",
-    ):  # all integers have the same partial result, and so have all other types
+    if value.function in ("sum", "avg"):  # two forms of partial results: of integers, of others
         kind = "whole numbers" if kind in _WHOLE else "doubles"
     return f"({value.function} of {kind})"
 
@@ -726,9 +721,8 @@ class Cutter:
         if isinstance(step, DedupStep):  # readers may rely on the key, which it does not change
             keyed, _ = self._graph.key_of(self._graph.input_of(step.name))
             meaning += f" by {self._schemas.keys[keyed.name].normal}" if keyed else ""
-        if (
-            isinstance(step, AggregateStep) and step.phase == "partial"
-        ):  # its columns do not show what is in them
+        if isinstance(step, AggregateStep) and step.phase == "partial":
+            # Its columns are the same for all partial results.
             meaning += json.dumps(operator_shape(step, self._schemas))
         return self._internal(step, dict(self._streams(step))[stream], meaning, stream)
 

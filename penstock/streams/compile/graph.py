@@ -191,9 +191,8 @@ Step = (
     | TopStep
     | SinkStep
 )
-StatelessSteps = (
-    FilterStep | SelectStep | FlatMapStep | UnionStep
-)  # what a job does on the way; KeyBy too where nothing follows
+# Steps of a stateless job; also a KeyByStep without a shuffle.
+StatelessSteps = FilterStep | SelectStep | FlatMapStep | UnionStep
 # Steps that need all records of a key in one partition: each is a job of its own.
 StatefulSteps = ProcessStep | AggregateStep | JoinStep | DedupStep | TopStep
 

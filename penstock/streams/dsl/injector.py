@@ -240,8 +240,7 @@ class Injector:
             raise
         self._unheard = None
         taken = sum(published.trimmed.values())
-        # The bus client may have retried after a lost response; then its first attempt was written
-        # completely.
+        # The bus client may have retried after a lost response; its first attempt was complete then.
         is_own = published.retried and not any(published.appended.values())
         if taken and not is_repeat and not is_own:
             self._taken = SequencesTaken(self._category, self._name, self._epoch, taken)

@@ -291,9 +291,8 @@ class Pipeline:
         self.partitions = check_partitions(partitions, place=place)
         self.place = place
         self.computations: dict[str, type] = {}  # by class name
-        self.local_files: tuple[
-            Path, ...
-        ] = ()  # the user's own modules that the file imports; set by load_pipeline
+        # The user's own modules that the file imports; set by load_pipeline.
+        self.local_files: tuple[Path, ...] = ()
         self._steps: dict[str, Step] = {}
         self._edges: list[Edge] = []
 

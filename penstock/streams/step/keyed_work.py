@@ -339,9 +339,8 @@ class SetAside:
         self._partition = partition
         self.letters: list[Production] = []
         self.saved: dict[str, bytes | None] = {}  # key -> its state after the last good record
-        self.timers: list[
-            tuple[tuple[str, str], _Pending | None, bool]
-        ] = []  # changed by the current hook call
+        # Changed by the current hook call.
+        self.timers: list[tuple[tuple[str, str], _Pending | None, bool]] = []
 
     def put(self, record: Record, offset: int, why: str) -> None:
         """Add a dead letter: the reason, the record as JSON, partition and offset."""

@@ -59,8 +59,7 @@ class Chunk(NamedTuple):
 
 
 class IdFilters:
-    """Bloom filters over the ids of one interval, in one process: per slot, with the chunks that they
-    contain.
+    """Bloom filters over the ids of one interval in one process: per slot, with their chunks.
 
     A filter may contain ids that were not committed (false positives), but it always contains its chunks.
     """

@@ -39,8 +39,7 @@ def pending_intent(row: IntervalRow) -> Intent | None:
 class StatelessStep:
     """Runs the steps of one interval under one token and plan.
 
-    Sequences come from the offsets of an input, so each input has its own producer: `producers`, by input
-    birth.
+    Sequences come from the offsets of an input, so each input birth has its own producer in `producers`.
 
     `lateness`: birth -> lateness of event-time inputs; all other inputs follow their marks. `followed`:
     births of inputs whose idle partitions follow this one: the step reports its low to them.
@@ -278,9 +277,7 @@ class StatelessStep:
 
     def _by_partition(self, batch: pa.RecordBatch, output: OutputSpec) -> dict[int, pa.RecordBatch]:
         keys = batch.column("_key")
-        if keys.null_count == len(
-            keys
-        ):  # without keys: one partition; a single null key counts as the empty key
+        if keys.null_count == len(keys):  # records without keys stay in one partition
             return {self._ref.partition % output.partitions: batch}
         targets = partitions_of(keys, output.partitions)
         if (self._plan.get("plan") or {}).get("spread"):

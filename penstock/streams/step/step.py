@@ -120,9 +120,7 @@ class TaskDescriptor:
         return replace(self, spec=replace(self.spec, config={**self.spec.config, **changes}))
 
     def logic(self) -> dict[str, Any]:
-        """Everything that decides the output of a range. It is stored in an intent, so that a successor can
-        replay it.
-        """
+        """Everything that decides the output of a range; stored in an intent, for a replay."""
         return {
             "inputs": [_input_json(source) for source in self.inputs],
             "outputs": [asdict(output) for output in self.outputs],
