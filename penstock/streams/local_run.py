@@ -205,7 +205,7 @@ class LocalRun:
             rows=self._place.rows,
             package_folder=packages.folder_of,
             checkpoints=self._place.folder / "checkpoints",
-            die=_give_up,
+            die=_raise_not_stopping,
         )
         for name, config in self._configs.items():
             spec = single_task(name, self._place.birth(name), config.to_json())
@@ -329,5 +329,5 @@ def _is_through(metrics: Mapping[str, float], is_bounded: bool) -> bool:
     return not is_bounded or metrics["output_low"] >= LOW_MAX
 
 
-def _give_up(reason: str) -> None:
+def _raise_not_stopping(reason: str) -> None:
     raise ComputationFailed("a task does not stop", why=reason, fix="stop the command with Ctrl-C again")

@@ -658,9 +658,9 @@ class Cutter:
         there = self._schemas.at(edge)
         if isinstance(end, KeyByStep):
             return _own(self._shuffle_output(end))
-        if isinstance(end, ProcessStep) and end.wants:
+        if isinstance(end, ProcessStep) and end.required_columns:
             place = self._graph.inputs_of(end.name).index(edge)
-            wanted = dict(dict(end.wants)[end.inputs[place]])
+            wanted = dict(dict(end.required_columns)[end.inputs[place]])
             return tuple(column for column in there if column[0] in wanted)
         if isinstance(end, AggregateStep) and end.phase != "combine":
             used = set(key_columns(self._schemas, edge))

@@ -85,7 +85,9 @@ class ProcessStep:
     late: str = "drop"
     inputs: tuple[str, ...] = ("in",)  # names of the input streams, in order
     settings: tuple[tuple[str, str], ...] = ()  # of its job, where they differ from the defaults
-    wants: tuple[tuple[str, Columns], ...] = ()  # (input, the columns that the computation declares)
+    required_columns: tuple[
+        tuple[str, Columns], ...
+    ] = ()  # (input, the columns that the computation declares)
     vectorised: bool = False  # called once per batch, with tables
     state: Columns = ()  # state values per key, and their types
     ids: tuple[str, Millis] | None = None  # the column with the record id, and the slack

@@ -237,7 +237,7 @@ def snake_case(name: str) -> str:
 
 def check_process_inputs(step: ProcessStep, given: Sequence[Columns]) -> None:
     """Check that inputs have the declared columns, and that columns of the same name have the same type."""
-    wanted = dict(step.wants)
+    wanted = dict(step.required_columns)
     known: dict[str, tuple[str, str]] = {}
     for name, columns in zip(step.inputs, given, strict=True):
         for column, kind in wanted.get(name, ()):
@@ -538,7 +538,7 @@ class Stream:
             vectorised=hasattr(computation, "process_batch"),
             settings=settings_of(computation),
             inputs=tuple(streams),
-            wants=required_columns_of(computation, tuple(streams), place),
+            required_columns=required_columns_of(computation, tuple(streams), place),
             state=state_of(computation),
             ids=ids_of(computation, place),
         )
