@@ -277,7 +277,7 @@ class Run(Scripted):
             self._job.config["plan"]["computation"]["inputs"] = listed
 
     def _with_columns(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add the columns of the records, which the log in memory does not store; null if an input has none."""
+        """Add the columns of the records, which the log does not store; null for other inputs."""
         stream = self._streams[rows.column("_input")[0].as_py()]
         chosen = [self._values[stream][place] for place in rows.column("_offset").to_pylist()]
         own = {name: place for place, name in enumerate(self._columns[stream])}
