@@ -229,7 +229,7 @@ def test_bad_files_of_sql_are_refused(empty: World, run: Run, tmp_path: Path):
     cases = {
         "SET x = 1;": "bad.sql:1: SET cannot be used",
         "ADD JAR '/x.jar'": "ADD JAR cannot be used",
-        "INSERT INTO x SELECT * FROM parquet.`/x`": "is no category",
+        "INSERT INTO x SELECT * FROM parquet.`/x`": "is not a category",
         "INSERT INTO x SELECT reflect('a', 'b') AS y FROM queries": "reflect() cannot be used",
         WORDS_SQL + "SELECT 1": "SELECT cannot be used",
     }

@@ -80,7 +80,7 @@ def test_the_type_is_the_one_spark_gives(text, type_):
         ("Query AS q", ["no column 'Query'", "did you mean 'query'"]),
         ("query.x AS q", ["no column 'query.x'"]),
         ("_ts AS t", ["'_ts' cannot be used", "belong to Penstock"]),
-        ("query AS _q", ["cannot be named '_q'", "belong to Penstock"]),
+        ("query AS _q", ["cannot be named '_q'", "reserved for system columns"]),
         ("length(query)", ["has no name", 'write "length(query) AS name"']),
         ("*", ["'*' cannot be used", "must be listed"]),
         ("query AS (a, b)", ["has no name"]),

@@ -186,6 +186,6 @@ def test_a_job_that_stops_at_poison_publishes_nothing_of_the_step_and_goes_on_wh
 
 def test_poison_without_a_place_for_dead_letters_stops_the_task_in_any_case() -> None:
     world = a_world(has_dead_letters=False)
-    with pytest.raises(PoisonRecord, match="cannot be worked on") as caught:
+    with pytest.raises(PoisonRecord, match="cannot be processed") as caught:
         world.run(world.open().token, 0, 6)
     assert "has no dead-letter category" in caught.value.fix and world.position() == 0
