@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
         ),
         (
             *("poison_record", 0.95, "a record that cannot be worked on, and the job is to stop at such"),
-            r"a record of .* cannot be worked on",
+            r"a record of .* cannot be (?:processed|worked on)",
         ),
         (
             *("missing_category", 0.95, "a category that it reads or writes is not there"),
@@ -49,7 +49,8 @@ _KINDS: tuple[tuple[re.Pattern[str], FailureKind], ...] = tuple(
         (
             *("bad_package", 0.9, "its code cannot be loaded"),
             r"there is no module|ModuleNotFoundError|ImportError|the package (?:cannot be|is refused|is not)|"
-            r"there is no package|does not parse|SyntaxError|raised while importing",
+            r"there is no package|does not parse|SyntaxError|syntax error|"
+            r"raised (?:while importing|during the import)",
         ),
         (
             *("cannot_start", 0.9, "the command cannot be started"),

@@ -125,7 +125,8 @@ class Typer:
         if name.startswith("_"):
             raise PipelineError(
                 f"column {name!r} cannot be used",
-                why=f"names starting with '_' belong to Penstock; the columns here are {there}",
+                why="names that start with '_' are reserved for system columns; "
+                f"the columns here are {there}",
                 fix="use one of these columns",
             )
         near = nearest(name, self._columns)
