@@ -79,7 +79,7 @@ def test_the_type_is_the_one_spark_gives(text, type_):
         ("lower(qeury) AS q", ["no column 'qeury'", "query (string)", "did you mean 'query'"]),
         ("Query AS q", ["no column 'Query'", "did you mean 'query'"]),
         ("query.x AS q", ["no column 'query.x'"]),
-        ("_ts AS t", ["'_ts' cannot be used", "belong to Penstock"]),
+        ("_ts AS t", ["'_ts' cannot be used", "reserved for system columns"]),
         ("query AS _q", ["cannot be named '_q'", "reserved for system columns"]),
         ("length(query)", ["has no name", 'write "length(query) AS name"']),
         ("*", ["'*' cannot be used", "must be listed"]),
